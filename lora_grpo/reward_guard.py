@@ -110,7 +110,7 @@ def _shown(value: Any, characters: int = 80) -> str:
     return text if len(text) <= characters else text[:characters] + "…"
 
 
-def one_line(error: BaseException) -> str:
-    """Return an exception's type and message without line breaks."""
+def one_line(error: BaseException, characters: int = 300) -> str:
+    """Return an exception's type and the start of its message, without line breaks."""
     message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{type(error).__name__}: {message}"[:characters] if message else type(error).__name__

@@ -1,0 +1,189 @@
+import re
+
+import pytest
+
+from lora_grpo import rewards
+
+XML = "<reasoning>\n16 - 3 = 13\nand 13 - 4 = 9\n</reasoning>\n<answer>\n18\n</answer>"
+XML_ON_ONE_LINE = "<reasoning>r</reasoning> <answer>18</answer>"
+THOUGHT = "sixteen minus three\nminus four, doubled"
+
+
+def chat(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("name", rewards.PLAIN_REWARDS)
+@pytest.mark.parametrize("text", ["", XML, XML_ON_ONE_LINE, "#### 18"])
+def test_strings_and_conversations_are_worth_the_same_from_0_to_1(name, text):
+    columns = {"answer": ["18"], "prompts": ["?"], "completion_ids": [[1]], "trainer_state": object()}
+    (reward,) = rewards.PLAIN_REWARDS[name]([text], **columns)
+    assert 0 <= reward <= 1
+    assert rewards.PLAIN_REWARDS[name]([chat(text)], **columns) == [reward]
+
+
+@pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant", "content": None}], ["text"]])
+def test_a_completion_that_is_no_text_raises(completion):
+    with pytest.raises(TypeError, match="expected a completion's text or messages"):
+        rewards.completion_text(completion)
+
+
+def test_correct_answer_is_the_graders_verdict_row_by_row():
+    columns = {"answer": ["18", "19", None], "prompt_style": ["xml", "xml", "xml"]}
+    assert rewards.correct_answer([XML, XML, XML], **columns) == [1.0, 0.0, None]
+
+
+def test_correct_answer_asks_the_rows_own_task(monkeypatch):
+    asked = []
+
+    class Passes:
+        def grade(self, completion, row):
+            asked.append((completion, row["id"]))
+            return type("Verdict", (), {"passed": True})
+
+    tasks = {"gsm8k": rewards.get_task("gsm8k"), "other": Passes()}
+    monkeypatch.setattr(rewards, "get_task", tasks.__getitem__)
+    columns = {"answer": ["1", "1"], "task": ["other", None], "id": ["a", "b"]}
+    assert rewards.correct_answer(["x", "x"], **columns) == [1.0, 0.0]
+    assert asked == [("x", "a")]
+
+
+def test_correct_answer_without_an_answer_column():
+    with pytest.raises(ValueError, match="needs an 'answer' column"):
+        rewards.correct_answer([XML])
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (XML, 1),
+        ("<answer>-1,800</answer>", 1),
+        ("#### 7", 1),
+        ("<answer>18.0</answer>", 0),
+        ("<answer>18 dollars</answer>", 0),
+        ("<answer>1,8</answer>", 0),
+        ("<answer>²</answer>", 0),
+        ("<answer>18", 0),
+        ("18", 0),
+    ],
+)
+def test_integer_answer(text, reward):
+    assert rewards.integer_answer([text]) == [reward]
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "soft"),
+    [
+        (XML, 1, 1),
+        (XML + "\n", 1, 1),
+        (XML_ON_ONE_LINE, 0, 1),
+        ("Well. " + XML + " Done.", 0, 1),
+        (XML + XML, 0, 1),
+        (XML.replace("</reasoning>\n", "</reasoning>\n\n"), 0, 1),
+        (XML.replace("</reasoning>", "</reasoning> so"), 0, 0),
+        (XML.removesuffix("</answer>"), 0, 0),
+        (XML.replace("reasoning", "think"), 0, 0),
+        ("<answer>18</answer><reasoning>r</reasoning>", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_strict_and_soft_xml_format(text, strict, soft):
+    assert rewards.strict_xml_format([text]) == [strict]
+    assert rewards.soft_xml_format([text]) == [soft]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (XML, 1),
+        (XML_ON_ONE_LINE, 1),
+        ("<reasoning>", 0.25),
+        ("<reasoning><reasoning>", 0),
+        ("</answer>", 0.25),
+        (XML + "\n" * 500, 1),
+        (XML + "x" * 25, 0.95),
+        (XML + "x" * 125, 0.75),
+        (XML + "x" * 10_000, 0.75),
+        ("</answer>" + "x" * 10_000, 0),
+        ("", 0),
+    ],
+)
+def test_xml_tag_count(text, reward):
+    assert rewards.xml_tag_count([text]) == [pytest.approx(reward)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (f"<think>{THOUGHT}</think><answer>18</answer>", 1),
+        (f"\n<think>\n{THOUGHT}\n</think>\n<answer>\n18\n</answer>\n", 1),
+        (f"<think>{'x' * 21}</think><answer>18</answer>", 1),
+        (f"<think>{'x' * 20}</think><answer>18</answer>", 0.5),
+        (f"<think>{' ' * 99}</think><answer>18</answer>", 0.5),
+        (f"<think>{THOUGHT}</think><answer> </answer>", 0.5),
+        (f"Well: <think>{THOUGHT}</think><answer>18</answer>", 0.5),
+        (f"<think>{THOUGHT}</think><answer>18</answer> Done.", 0.5),
+        (f"<think>{THOUGHT}</think> so <answer>18</answer>", 0),
+        (f"<think>{THOUGHT}</think><answer>18", 0),
+        (f"<think>{THOUGHT}<answer>18</answer>", 0),
+        (f"<answer>18</answer><think>{THOUGHT}</think>", 0),
+        (XML, 0),
+    ],
+)
+def test_think_answer_format(text, reward):
+    assert rewards.think_answer_format([text]) == [reward]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "reward"),
+    [
+        (r"^\d+$", "18", 1),
+        (r"^\d+$", "x\n18", 0),
+        (r"(?m)^\d+$", "x\n18\ny", 1),
+        ("<a>.*</a>", "so <a>1\n2</a>", 1),
+        ("(?-s:a.*b)", "a\nb", 0),
+    ],
+)
+def test_matches_pattern(pattern, text, reward):
+    assert rewards.matches_pattern(pattern)([text]) == [reward]
+
+
+def test_matches_pattern_refuses_what_is_no_pattern():
+    with pytest.raises(re.error):
+        rewards.matches_pattern("(")
+
+
+def test_longer_is_better_stops_at_its_cap():
+    assert rewards.longer_is_better(4)(["", "ab", "abcd", "abcdefgh"]) == [0, 0.5, 1, 1]
+
+
+def test_near_length_falls_evenly_on_both_sides():
+    texts = ["x" * n for n in (0, 5, 10, 15, 20, 99)]
+    assert rewards.near_length(10)(texts) == [0, 0.5, 1, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize("factory", [rewards.longer_is_better, rewards.near_length])
+def test_a_length_in_tokens_is_the_trainers(factory):
+    reward = factory(4, "tokens")
+    assert reward(["a long text", "x"], completion_ids=[[1, 2], [1, 2, 3, 4]]) == [0.5, 1]
+    with pytest.raises(ValueError, match="completion_ids"):
+        reward(["x"])
+
+
+def test_the_scales_are_the_demos():
+    assert rewards.SCALES == {
+        "correct_answer": 2.0,
+        "integer_answer": 0.5,
+        "strict_xml_format": 0.5,
+        "soft_xml_format": 0.5,
+        "xml_tag_count": 0.5,
+    }
+    (tag,) = rewards.xml_tag_count(["<answer>"])
+    assert tag * rewards.SCALES["xml_tag_count"] == 0.125
+
+
+@pytest.mark.parametrize("unit", ["<reasoning>", "</reasoning>", "</reasoning><answer>", "</think> ", "</answer>", " "])
+def test_formats_read_long_hostile_texts(unit):
+    text = "<reasoning>\n<think>" + unit * 20_000
+    for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format"):
+        assert rewards.PLAIN_REWARDS[name]([text])[0] < 1
