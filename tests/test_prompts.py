@@ -114,6 +114,8 @@ def test_white_space_does_not_matter(style, text):
         ("xml", "<reasoning>r<answer>18</answer></reasoning>"),
         ("xml", "<reasoning>r</reasoning></answer>18<answer>"),
         ("xml", "<reasoning>r</reasoning><answer>17</answer><answer>18</answer>"),
+        ("xml", "<reasoning>r</reasoning><answer><answer>18</answer>"),
+        ("xml", "<reasoning><reasoning>r</reasoning><answer>18</answer>"),
         ("xml", "<think>r</think><answer>18</answer>"),
         ("think", "<reasoning>r</reasoning><answer>18</answer>"),
         ("hashes", "r\n####18"),
