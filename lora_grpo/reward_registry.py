@@ -1,7 +1,8 @@
 """From `--rewards` to functions: reads reward specs and checks them before anything heavy loads.
 
-A spec is `NAME` or `NAME=SCALE`; the scale is what full marks are worth, by default `rewards.SCALES`, else 1. It multiplies
-what the function returns: 0 to 1 for the kit's own, whatever range they have for TRL's and the user's. A NAME is
+A spec is `NAME` or `NAME=SCALE`; the scale is what full marks are worth, by default `rewards.SCALES`, else 1. It
+multiplies what the function returns: 0 to 1 for the kit's own, whatever range they have for TRL's and the user's.
+A NAME is
 
 | NAME                                              | the reward                                      |
 |---------------------------------------------------|-------------------------------------------------|
