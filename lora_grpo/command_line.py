@@ -1,0 +1,231 @@
+"""From arguments to a checked configuration: preset, then `--config` file, then flags, each over the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lora_grpo.config import Invocation, RunConfig, check, flag
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.hardware import choose_preset
+
+Overrides = Mapping[str, Any]
+"""Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    how: Annotated[Invocation, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Invocation)
+    config: str | None = None
+    """YAML or JSON file of settings (a run.json too); flags go over it."""
+
+
+def parse(
+    arguments: Sequence[str], *, recipe: str, description: str, presets: Mapping[str, Overrides]
+) -> tuple[RunConfig, Invocation]:
+    """Read the command line of a recipe and return a configuration that passed every check.
+
+    Args:
+        arguments: the arguments after the program's name.
+        recipe: the recipe's name; the default output folder is `outputs/<recipe>`.
+        description: text above the list of flags in `--help`.
+        presets: what each preset changes in the defaults of `RunConfig`.
+
+    Raises:
+        UserError: anything the user can fix; nothing has been imported or written.
+        SystemExit: `--help` was asked for.
+    """
+    arguments = list(arguments)
+    if {"-h", "--help"} & set(arguments):
+        defaults = replace(RunConfig(output_dir=f"outputs/{recipe}"), presets["starter"])
+        # tyro writes its help and raises SystemExit(0).
+        tyro.cli(_Arguments, args=["--help"], default=_Arguments(defaults), prog=f"{recipe}.py", description=description)
+    path = _last_value(arguments, "--config")
+    file_arguments = _read_file(Path(path)) if path is not None else []
+    wanted = _last_value([*file_arguments, *arguments], "--preset") or "auto"
+    preset, reason = choose_preset(wanted, presets)
+    defaults = replace(RunConfig(output_dir=f"outputs/{recipe}"), presets[preset])
+    if path is not None:
+        _parse_flags(file_arguments, defaults, where=f"{path}: ")
+    parsed = _parse_flags([*file_arguments, *arguments], defaults)
+    config = dataclasses.replace(parsed.run, preset=preset)
+    if not config.output_dir:
+        raise UserError("--output-dir is empty; give the folder of the run")
+    check(config)
+    if parsed.how.resume and parsed.how.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite deletes it; pass one of them")
+    print(reason, file=sys.stderr)
+    return config, parsed.how
+
+
+def replace(config: Any, changes: Overrides) -> Any:
+    """Return a nested frozen dataclass with nested changes made.
+
+    Raises:
+        UserError: a key that the dataclass does not have; the nearest one is offered.
+    """
+    names = [entry.name for entry in dataclasses.fields(config)]
+    for key in changes:
+        if key not in names:
+            raise UserError(_unknown(key, names))
+    return dataclasses.replace(
+        config,
+        **{
+            key: replace(getattr(config, key), value) if dataclasses.is_dataclass(getattr(config, key)) else value
+            for key, value in changes.items()
+        },
+    )
+
+
+def run_command(main: Callable[[], None]) -> int:
+    """Run a recipe or script and turn its two kinds of error into one line and an exit code.
+
+    Returns:
+        0, 2 for a mistake of the user's, 1 for a failed run, 128 + signal for an interrupted one.
+    """
+    with contextlib.suppress(ValueError):  # signals can be set in the main thread alone
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        main()
+    except (UserError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Interrupted as interrupted:
+        print(interrupted, file=sys.stderr)
+        return 128 + interrupted.signal_number
+    except KeyboardInterrupt:
+        print("interrupted; the same command with --resume goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+class Interrupted(Exception):
+    """SIGTERM or Ctrl-C stopped the run after it saved; the message says how to go on."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def _terminate(signal_number: int, frame: object) -> None:
+    raise Interrupted("terminated; the same command with --resume goes on", signal_number)
+
+
+def _parse_flags(arguments: list[str], defaults: RunConfig, where: str = "") -> _Arguments:
+    """Let tyro read the flags, with its boxed messages brought down to one line."""
+    known = flag_names()
+    for argument in arguments:
+        name = argument.split("=", 1)[0].replace("_", "-")
+        if name.startswith("--") and name not in known:
+            raise UserError(where + _unknown(name, known))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(_Arguments, args=arguments, default=_Arguments(defaults))
+    except SystemExit:
+        lines = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
+        body = [line for line in lines[1:] if line]
+        text = " ".join(body).split("For full helptext")[0].split("Argument helptext")[0].strip() or "the arguments cannot be read"
+        raise UserError(where + text) from None
+
+
+def flag_names() -> list[str]:
+    """Return every flag, with the `no-` forms of switches."""
+    names = ["--config"]
+    for group, prefix in ((Invocation, ""), (RunConfig, "")):
+        for path, is_switch in _leaves(group, prefix):
+            names.append(flag(path))
+            if is_switch:
+                head, _, tail = path.rpartition(".")
+                names.append(flag(f"{head}.no-{tail}" if head else f"no-{tail}"))
+    return names
+
+
+def _leaves(cls: Any, prefix: str) -> list[tuple[str, bool]]:
+    found: list[tuple[str, bool]] = []
+    for entry in dataclasses.fields(cls):
+        factory = entry.default_factory
+        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            found += _leaves(factory, f"{prefix}{entry.name}.")
+        else:
+            found.append((prefix + entry.name, isinstance(entry.default, bool)))
+    return found
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    kind = "flag" if name.startswith("--") else "key"
+    return f"unknown {kind} {name}; " + (f"did you mean {near[0]}?" if near else "--help lists them")
+
+
+def _last_value(arguments: Sequence[str], name: str) -> str | None:
+    """Return the value of the last `name VALUE` or `name=VALUE`."""
+    value = None
+    for position, argument in enumerate(arguments):
+        if argument == name:
+            if position + 1 == len(arguments):
+                raise UserError(f"{name} needs a value")
+            value = arguments[position + 1]
+        elif argument.startswith(name + "="):
+            value = argument.split("=", 1)[1]
+    return value
+
+
+def _read_file(path: Path) -> list[str]:
+    """Write a settings file out as flags, so that files and flags are read and refused by the same code."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"--config {path} cannot be read: {reason}") from None
+    try:
+        # JSON first: YAML reads `1e-05`, which json.dump writes, as text.
+        settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
+    if isinstance(settings, dict) and "config" in settings and "lora_grpo_run" in settings:
+        settings = settings["config"]
+    if not isinstance(settings, dict):
+        raise UserError(f"--config {path} holds {type(settings).__name__}; expected a mapping such as `train: {{…}}`")
+    arguments = _flags_of(settings, "", str(path))
+    return arguments
+
+
+def _flags_of(settings: Mapping[str, Any], prefix: str, where: str) -> list[str]:
+    switches = dict(_leaves(RunConfig, ""))
+    sections = {path.rsplit(".", 1)[0] for path in switches if "." in path}
+    arguments: list[str] = []
+    for key, value in settings.items():
+        path = prefix + str(key).replace("-", "_")
+        if path in sections:
+            if not isinstance(value, dict):
+                raise UserError(f"{where}: {path} holds {type(value).__name__}; expected a mapping of settings")
+            arguments += _flags_of(value, f"{path}.", where)
+        elif path not in switches:
+            raise UserError(f"{where}: {_unknown(path, [*switches, *sections])}")
+        elif switches[path]:
+            if not isinstance(value, bool):
+                raise UserError(f"{where}: {path} is {value!r}; expected true or false")
+            head, _, tail = path.rpartition(".")
+            arguments.append(flag(path) if value else flag(f"{head}.no-{tail}" if head else f"no-{tail}"))
+        elif isinstance(value, dict):
+            arguments += [flag(path), *(f"{name}={json.dumps(entry)}" for name, entry in value.items())]
+        elif isinstance(value, list):
+            arguments += [flag(path), *map(str, value)]
+        else:
+            arguments += [flag(path), str(value)]
+    return arguments

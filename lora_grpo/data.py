@@ -1,0 +1,108 @@
+"""The rows of a run: loaded, kept apart, asked as prompts, fingerprinted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.prompts import add_prompts
+from lora_grpo.tasks import Row, get_task
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training and held-out rows, each with `prompt`, `prompt_style` and `task`."""
+
+    train: list[Row]
+    eval: list[Row]
+    record: dict[str, Any]
+    """What run.json says of them: source, number of rows, fingerprint."""
+
+
+def load_data(config: RunConfig) -> Data:
+    """Load both splits and write their prompts.
+
+    A training row whose question is also held out is left out of training, and the number is said.
+
+    Raises:
+        UserError: a source is missing, malformed or empty, or too small for one step.
+    """
+    task, asked = get_task(config.data.task), config.data
+    train = task.load("train", asked.train, asked.train_limit, config.seed)
+    held_out = task.load("eval", asked.eval, asked.eval_limit, config.seed)
+    questions = {row["question"] for row in held_out}
+    apart = [row for row in train if row["question"] not in questions]
+    if len(apart) < len(train):
+        print(f"left {len(train) - len(apart)} training rows out: their questions are held out too", file=sys.stderr)
+    shots, train = apart[: asked.few_shot], apart[asked.few_shot :]
+    if len(train) < config.train.prompts_per_step:
+        raise UserError(
+            f"{len(train)} training rows are left, fewer than --train.prompts-per-step "
+            f"{config.train.prompts_per_step}; give more rows with --data.train or lower it"
+        )
+    record = {
+        "task": asked.task,
+        "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint(train)},
+        "eval": {"source": asked.eval, "rows": len(held_out), "sha256": fingerprint(held_out)},
+    }
+
+    def ask(rows: Sequence[Row]) -> list[Row]:
+        prompted = add_prompts(rows, asked.prompt_style, shots, gold_completion=task.gold_completion)
+        return [{**row, "task": asked.task} for row in prompted]
+
+    return Data(train=ask(train), eval=ask(held_out), record=record)
+
+
+def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
+    """Leave out rows whose prompt and longest completion exceed the context, and say how many.
+
+    Raises:
+        UserError: too few rows are left.
+    """
+    from lora_grpo.prompts import render
+
+    room = config.model.max_sequence_tokens - config.sampling.max_completion_tokens
+    lengths = [len(tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"]) for row in rows]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= room]
+    if len(kept) < len(rows):
+        print(
+            f"left {len(rows) - len(kept)} of {len(rows)} {split} rows out: their prompts have more than {room} tokens "
+            "(--model.max-sequence-tokens less --sampling.max-completion-tokens)",
+            file=sys.stderr,
+        )
+    if len(kept) < (config.train.prompts_per_step if split == "train" else 1):
+        raise UserError(
+            f"{len(kept)} of {len(rows)} {split} rows have prompts of at most {room} tokens (the longest has "
+            f"{max(lengths)}); raise --model.max-sequence-tokens"
+        )
+    return kept
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """Return the SHA-256 of the rows' content, in order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
+    """Return which row is asked at each of `num_prompts` places: one seeded shuffle of all rows after another.
+
+    The order is fixed before training and a longer run begins like a shorter one, so that a run can be resumed, or
+    extended, in the middle of any pass over the data.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    order: list[int] = []
+    while len(order) < num_prompts:
+        order += generator.permutation(num_rows).tolist()
+    return order[:num_prompts]

@@ -1,0 +1,133 @@
+"""`--grpo KEY=VALUE`: every field of TRL's GRPOConfig, checked against the installed source without importing it.
+
+Importing TRL takes seconds and loads torch; its field names and annotations stand in three source files, which `ast`
+reads in milliseconds. Unsloth's patched GRPOConfig drops unknown keys with a warning, so the check has to be ours.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError
+
+OWNED_FIELDS: dict[str, str] = {
+    "output_dir": "--output-dir",
+    "overwrite_output_dir": "--overwrite",
+    "resume_from_checkpoint": "--resume",
+    "seed": "--seed",
+    "data_seed": "--seed",
+    "max_steps": "--train.max-steps",
+    "num_train_epochs": "--train.max-steps",
+    "per_device_train_batch_size": "--train.micro-batch-size",
+    "gradient_accumulation_steps": "--train.prompts-per-step",
+    "steps_per_generation": "--train.prompts-per-step",
+    "generation_batch_size": "--train.prompts-per-step",
+    "num_generations": "--sampling.num-generations",
+    "max_completion_length": "--sampling.max-completion-tokens",
+    "temperature": "--sampling.temperature",
+    "top_p": "--sampling.top-p",
+    "learning_rate": "--train.learning-rate",
+    "lr_scheduler_type": "--train.lr-scheduler",
+    "warmup_steps": "--train.warmup-steps",
+    "beta": "--train.beta",
+    "max_grad_norm": "--train.max-grad-norm",
+    "optim": "--train.optimizer",
+    "gradient_checkpointing": "--train.gradient-checkpointing",
+    "save_steps": "--train.checkpoint-steps",
+    "save_total_limit": "--train.keep-checkpoints",
+    "report_to": "--train.report-to",
+    "reward_weights": "--rewards",
+    "save_strategy": "--train.checkpoint-steps",
+    "save_only_model": "--train.checkpoint-steps",
+    "logging_steps": "metrics.jsonl, which has every step",
+    "shuffle_dataset": "--seed, which fixes the order of prompts",
+}
+"""GRPOConfig field -> where the kit sets it. Two ways to set one thing would disagree one day."""
+
+_SOURCES = (
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+)
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
+
+
+@functools.cache
+def grpo_fields() -> dict[str, str]:
+    """Return every field of the installed GRPOConfig and its annotation as written.
+
+    Raises:
+        UserError: trl or transformers is not installed.
+    """
+    fields: dict[str, str] = {}
+    for package, relative, class_name in _SOURCES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise UserError(f"{package} is not installed; run `pip install -e .` in the project's folder")
+        tree = ast.parse((Path(spec.origin).parent / relative).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
+                for statement in node.body:
+                    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                        fields[statement.target.id] = ast.unparse(statement.annotation)
+    return fields
+
+
+def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """Turn `["loss_type=dr_grpo", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
+
+    Args:
+        items: KEY=VALUE strings; the value is read as YAML (numbers, true/false, null, lists, mappings, else text).
+
+    Raises:
+        UserError: no `=`, an unknown key (the nearest one is offered), a key the kit sets elsewhere, or a wrong type.
+    """
+    overrides: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise UserError(f"--grpo {item!r} is not KEY=VALUE, e.g. --grpo epsilon_high=0.28")
+        fields = grpo_fields()
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see TRL's GRPOConfig for its fields"
+            raise UserError(f"--grpo {key!r} is not a field of the installed GRPOConfig; {hint}")
+        if key in OWNED_FIELDS:
+            raise UserError(f"--grpo {key} is set by {OWNED_FIELDS[key]}; use that")
+        if key in overrides:
+            raise UserError(f"--grpo {key} is given twice")
+        overrides[key] = _value(key, text, fields[key])
+    return overrides
+
+
+def _value(key: str, text: str, annotation: str) -> Any:
+    """Read one value and hold it against the field's annotation where that is made of plain types."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--grpo {key}={text} cannot be read: {str(error).splitlines()[0]}") from None
+    names = [name.strip() for name in annotation.replace('"', "").replace("'", "").split("|")]
+    if isinstance(value, str) and any(name in ("float", "int") for name in names):
+        # YAML 1.1 reads 1e-5 as text; people write it for a number.
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if all(name in _TYPES or name == "None" for name in names):
+        accepted = tuple(kind for name in names for kind in _TYPES.get(name, (type(None),)))
+        wrong_bool = isinstance(value, bool) and "bool" not in names
+        if not isinstance(value, accepted) or wrong_bool:
+            raise UserError(f"--grpo {key}={text} is {type(value).__name__}; GRPOConfig expects {annotation}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"--grpo {key}={text} is not a finite number")
+    return value

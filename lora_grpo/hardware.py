@@ -1,0 +1,101 @@
+"""What this machine has, found without importing torch: the preset and its error message depend on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lora_grpo.errors import UserError
+
+STARTER_PRESET = "starter"
+_USABLE_SHARE = 0.9
+"""A "16 GB" card reports 15 to 16 GiB; a preset fits a card with at least this share of its name."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_gib: float
+
+
+def nvidia_gpus() -> tuple[list[Gpu], str]:
+    """Ask `nvidia-smi` for the GPUs that a CUDA program would see.
+
+    Returns:
+        The GPUs, and the reason in words when there is none.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return [], "CUDA_VISIBLE_DEVICES hides every GPU"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return [], "nvidia-smi is not on the PATH"
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"nvidia-smi did not answer ({type(error).__name__})"
+    if answer.returncode != 0:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        return [], f"nvidia-smi failed: {said[0] if said else f'exit code {answer.returncode}'}"
+    gpus = []
+    for line in answer.stdout.splitlines():
+        name, _, mebibytes = line.rpartition(",")
+        if mebibytes.strip().isdigit():
+            gpus.append(Gpu(name.strip(), int(mebibytes) / 1024))
+    return gpus, "" if gpus else "nvidia-smi lists no GPU"
+
+
+def preset_gigabytes(preset: str) -> int | None:
+    """Return the card size that a preset is named after, e.g. 16 for `16gb`; None for `starter`."""
+    return int(preset.removesuffix("gb")) if preset.removesuffix("gb").isdigit() else None
+
+
+def choose_preset(wanted: str, presets: Iterable[str]) -> tuple[str, str]:
+    """Settle the preset on the hardware at hand.
+
+    Args:
+        wanted: a preset's name, or `auto`.
+        presets: the recipe's presets: `starter`, and sizes such as `16gb`.
+
+    Returns:
+        The preset, and one line that says why.
+
+    Raises:
+        UserError: the preset does not exist, or this machine cannot run it.
+    """
+    names = list(presets)
+    sizes = sorted((size, name) for name in names if (size := preset_gigabytes(name)) is not None)
+    if wanted not in names and wanted != "auto":
+        raise UserError(f"unknown preset {wanted!r}; expected auto, {', '.join(names)}")
+    if preset_gigabytes(wanted) is None and wanted != "auto":
+        return wanted, f"preset {wanted} (asked for)"
+
+    gpus, why_none = nvidia_gpus()
+    if wanted == "auto":
+        if not gpus:
+            return STARTER_PRESET, f"preset {STARTER_PRESET}: no NVIDIA GPU ({why_none})"
+        fitting = [name for size, name in sizes if gpus[0].memory_gib >= size * _USABLE_SHARE]
+        if not fitting:
+            return STARTER_PRESET, f"preset {STARTER_PRESET}: {_describe(gpus[0])} is smaller than every GPU preset needs"
+        return fitting[-1], f"preset {fitting[-1]}: {_describe(gpus[0])}"
+
+    size = preset_gigabytes(wanted) or 0
+    if not gpus:
+        raise UserError(
+            f"preset {wanted} needs an NVIDIA GPU with {size} GB and found none ({why_none}); "
+            f"pass --preset {STARTER_PRESET} for the CPU"
+        )
+    if gpus[0].memory_gib < size * _USABLE_SHARE:
+        fitting = [name for other, name in sizes if gpus[0].memory_gib >= other * _USABLE_SHARE]
+        raise UserError(
+            f"preset {wanted} needs a GPU with {size} GB, got {_describe(gpus[0])}; "
+            f"pass --preset {fitting[-1] if fitting else STARTER_PRESET}"
+        )
+    return wanted, f"preset {wanted} (asked for) on {_describe(gpus[0])}"
+
+
+def _describe(gpu: Gpu) -> str:
+    return f"{gpu.name} with {gpu.memory_gib:.0f} GiB"

@@ -1,0 +1,64 @@
+"""What a person sees while something runs: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+_PLAIN_LINES = 10
+"""Lines that a whole run prints where there is no terminal to redraw."""
+
+
+class Progress:
+    """Progress with a few numbers beside it.
+
+    Args:
+        total: steps in all.
+        title: what is going on.
+    """
+
+    def __init__(self, total: int, title: str = "GRPO") -> None:
+        self.total, self.title = total, title
+        self._started: tuple[float, int] | None = None
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = (
+                TextColumn(title),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._bar = RichProgress(*columns, console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task(title, total=total, note="")
+
+    def step(self, done: int, logs: dict[str, Any]) -> None:
+        """Show that `done` steps are done, with the reward of the last one."""
+        self.show(done, f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}")
+
+    def show(self, done: int, note: str) -> None:
+        """Show that `done` of the total are done, with a note."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, note=note)
+            return
+        now = time.monotonic()
+        if self._started is None:
+            self._started = (now, done)
+        every = max(1, self.total // _PLAIN_LINES)
+        if done % every == 0 or done >= self.total or self._started[1] == done:
+            since, first = self._started
+            left = (now - since) / max(1, done - first) * (self.total - done)
+            eta = f", {left:.0f} s left" if done > first and done < self.total else ""
+            print(f"{self.title} {done}/{self.total}  {note}{eta}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,227 @@
+"""A run's folder and its run.json: what was asked, on what, with what, and how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import atomic
+from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.errors import UserError
+
+FORMAT = 1
+_PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
+_ENTRIES = ("adapter", "checkpoints", "completions", "evaluation", "metrics.jsonl", "run.json")
+_MAY_CHANGE = ("output_dir", "train.max_steps", "train.checkpoint_steps", "train.keep_checkpoints", "train.report_to")
+"""Settings a resumed run may have other values of: none changes a step that is already done."""
+
+
+@dataclass
+class Run:
+    """An open run folder. Everything that lasts is written through it."""
+
+    folder: Path
+    config: RunConfig
+    record: dict[str, Any] = field(default_factory=dict)
+    @property
+    def adapter(self) -> Path:
+        """The trained adapter; there only when training is finished."""
+        return self.folder / "adapter"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def completions(self) -> Path:
+        return self.folder / "completions"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def begin(self, policy_record: dict[str, Any]) -> None:
+        """Write the first run.json, now that everything that can be refused was loaded; a new run deletes the old one.
+
+        Raises:
+            UserError: a resumed run's base model is no longer the one it began with.
+        """
+        if "policy" not in self.record:
+            for name in _ENTRIES:
+                _delete(self.folder / name)
+        else:
+            for name in ("base_model", "revision", "fingerprint", "engine", "bits"):
+                if self.record["policy"][name] != policy_record[name]:
+                    raise UserError(
+                        f"the run in {self.folder} began with {name} {self.record['policy'][name]!r}, now it is "
+                        f"{policy_record[name]!r}; restore it, or give another --output-dir"
+                    )
+        self.update(status="running", policy=policy_record, seed=self.config.seed)
+
+    def update(self, **entries: Any) -> None:
+        """Add entries to run.json and write it."""
+        self.record.update(entries)
+        atomic.write_json(self.folder / "run.json", self.record)
+
+
+def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[str, Any]) -> Run:
+    """Create the run's folder, or go on in it.
+
+    Args:
+        config: the checked configuration.
+        how: resume, overwrite, or neither.
+        recipe: the recipe's name.
+        data_record: what is known of the rows, `Data.record`.
+
+    Raises:
+        UserError: the folder holds a run (or anything else) and neither flag was given; a resumed run was asked for
+            something else; another process works in the folder.
+    """
+    folder = config.folder
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output-dir {folder} is a file; give a folder")
+    held = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock") if folder.is_dir() else []
+    is_run = (folder / "run.json").is_file()
+    if is_run and not (how.resume or how.overwrite):
+        raise UserError(
+            f"{folder} already holds a run; pass --resume to go on with it, --overwrite to delete it, or another "
+            "--output-dir"
+        )
+    # What a kill before the first run.json leaves is ours: dot-files of the atomic writer.
+    foreign = [name for name in held if name not in _ENTRIES and not name.startswith(".")]
+    if not is_run and foreign:
+        raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); give an empty or new --output-dir")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
+    except OSError as error:
+        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror}") from None
+
+    if how.resume and not is_run:
+        print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
+    run = Run(folder, config)
+    if how.resume and is_run:
+        run.record = read_record(folder)
+        _compare(run, data_record)
+        run.record.update(config=config.to_dict(), resumed=[*run.record.get("resumed", []), now()])
+    else:
+        run.record = dict(
+            lora_grpo_run=FORMAT,
+            recipe=recipe,
+            started=now(),
+            command=sys.argv,
+            config=config.to_dict(),
+            data=data_record,
+            versions=versions(),
+            git_revision=git_revision(),
+            machine={"platform": platform.platform(), "cores": os.cpu_count()},
+        )
+    return run
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the run.json of a run's folder.
+
+    Raises:
+        UserError: it is missing or is not a record that this version reads.
+    """
+    path = folder / "run.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the folder of a run") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(record, dict) or record.get("lora_grpo_run") != FORMAT:
+        raise UserError(f"{path} is not a run record of format {FORMAT}")
+    return record
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of every package that takes part and is installed."""
+    found = {"python": platform.python_version(), "lora_grpo": metadata.version("lora-grpo")}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_revision() -> str | None:
+    """Return the commit of the checkout this package runs from, with `+changes` where the tree differs from it."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False).stdout
+
+    return (git("rev-parse", "HEAD").strip() + ("+changes" if git("status", "--porcelain", "-uno").strip() else "")) or None
+
+
+def _compare(run: Run, data_record: dict[str, Any]) -> None:
+    """Refuse to go on with another run's settings or rows."""
+    before, after = _flat(run.record["config"]), _flat(json.loads(json.dumps(run.config.to_dict())))
+    for name in sorted(before.keys() | after.keys()):
+        if name not in _MAY_CHANGE and before.get(name) != after.get(name):
+            raise UserError(
+                f"the run in {run.folder} has {name}={before.get(name)!r}, this command asks for {after.get(name)!r}; "
+                "leave the flag out to go on, or give another --output-dir"
+            )
+    for split in ("train", "eval"):
+        if run.record["data"][split]["sha256"] != data_record[split]["sha256"]:
+            raise UserError(
+                f"the {split} rows are no longer those that the run in {run.folder} began with; "
+                "restore the file, or give another --output-dir"
+            )
+    changed = [f"{name} {old} -> {versions().get(name)}" for name, old in run.record["versions"].items()
+               if versions().get(name) != old]
+    if changed:
+        print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat
+
+
+def _lock(folder: Path) -> None:
+    """Hold the folder for as long as this process lives; the kernel lets go of it whatever ends the process."""
+    handle = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process works in {folder}; wait for it or give another --output-dir") from None
+    _held.append(handle)
+
+
+_held: list[Any] = []
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,340 @@
+"""GRPO: TRL's trainer put together from a configuration, a policy, rows and rewards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import atomic
+from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
+from lora_grpo.command_line import Interrupted
+from lora_grpo.completion_log import CompletionLog
+from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.data import prompt_order
+from lora_grpo.errors import UserError
+from lora_grpo.grpo_fields import parse_grpo_overrides
+from lora_grpo.policy import Policy, compute_dtype
+from lora_grpo.progress import Progress
+from lora_grpo.prompts import render
+from lora_grpo.reward_registry import parse_reward_specs, resolve
+from lora_grpo.rollouts import Sampler
+from lora_grpo.run_record import Run, now
+from lora_grpo.tasks import Row
+
+
+def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler | None = None) -> None:
+    """Train the policy's adapter with GRPO and leave it in the run's `adapter/`.
+
+    A finished run returns at once with the adapter loaded; one that was killed goes on from its newest complete
+    checkpoint.
+
+    Args:
+        run: the open run; metrics, checkpoints and completions are written into its folder.
+        policy: model, tokenizer and adapter; trained in place.
+        rows: training rows with `prompt`; asked in a seeded order.
+        sampler: draws the rollouts from a copy of the policy; None leaves generation to TRL and the engine.
+
+    Raises:
+        Interrupted: SIGTERM or Ctrl-C came; a checkpoint was saved first.
+        UserError: a setting that only TRL can judge is refused.
+        RewardError: a reward function failed.
+    """
+    config = run.config
+    if run.adapter.is_dir() and run.record.get("trained_steps") == config.train.max_steps:
+        _load_adapter(policy, run.adapter)
+        return
+    trainer, log = _build(run, policy, rows, sampler)
+    found = newest_complete(run.checkpoints)
+    done = found[1] if found else 0
+    _forget_after(run, done)
+    if found:
+        print(f"resuming from {found[0]}", file=sys.stderr)
+        log.resumed_at(done)
+    if found and done >= config.train.max_steps:
+        # Killed between the last checkpoint and the adapter.
+        _load_adapter(policy, found[0])
+    else:
+        _train(run, trainer, str(found[0]) if found else None)
+    save_adapter(policy, run.adapter)
+    run.update(trained_steps=config.train.max_steps)
+
+
+def save_adapter(policy: Policy, path: Path) -> None:
+    """Write the adapter, its configuration and the tokenizer, all or nothing."""
+    with atomic.new_folder(path) as folder:
+        policy.model.save_pretrained(folder, selected_adapters=["default"])
+        policy.tokenizer.save_pretrained(folder)
+        # PEFT writes this set in the order of string hashes, which differs between two runs.
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        if isinstance(settings["target_modules"], list):
+            settings["target_modules"].sort()
+        atomic.write_json(folder / "adapter_config.json", settings)
+
+
+def resume_command(run: Run) -> str:
+    """Return the command that goes on with the run."""
+    return f"python {sys.argv[0]} --resume --output-dir {run.folder}"
+
+
+def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:
+    """Return every GRPOConfig argument the run relies on.
+
+    All are given: TRL's defaults change between versions, and Unsloth's patched GRPOConfig has others (learning rate
+    5e-5, 8-bit AdamW, importance-sampling correction off).
+    """
+    import torch
+
+    shape, dtype, on_gpu = batch_shape(config), compute_dtype(), torch.cuda.is_available()
+    settings, sampling = config.train, config.sampling
+    return {
+        "output_dir": str(folder),
+        "max_steps": settings.max_steps,
+        "per_device_train_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": shape.accumulation_steps,
+        "steps_per_generation": shape.accumulation_steps,
+        "num_generations": sampling.num_generations,
+        "max_completion_length": sampling.max_completion_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": settings.lr_scheduler,
+        "warmup_steps": settings.warmup_steps,
+        "weight_decay": 0.0,
+        "optim": settings.optimizer,
+        "max_grad_norm": settings.max_grad_norm,
+        "beta": settings.beta,
+        "loss_type": settings.loss_type,
+        "epsilon": 0.2,
+        "num_iterations": 1,
+        "scale_rewards": "group",
+        "importance_sampling_level": "token",
+        "vllm_importance_sampling_correction": True,
+        "mask_truncated_completions": False,
+        "reward_weights": reward_weights,
+        # The order of rows is decided by prompt_order; see there.
+        "shuffle_dataset": False,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "bf16": on_gpu and dtype == torch.bfloat16,
+        "fp16": on_gpu and dtype == torch.float16,
+        "use_cpu": not on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "seed": config.seed,
+        "save_strategy": "steps",
+        "save_steps": settings.checkpoint_steps,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "log_completions": False,
+        "report_to": list(settings.report_to),
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        **parse_grpo_overrides(config.grpo),
+    }
+
+
+def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
+    """Run the trainer to its end, or to a signal."""
+    last = run.config.train.max_steps
+    with _StopOnSignal() as stop:
+        trainer.add_callback(_callback(on_step_end=lambda state, control: stop.obey(control)))
+        started = time.monotonic()
+        trainer.train(resume_from_checkpoint=checkpoint)
+    steps = trainer.state.global_step
+    run.update(
+        seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),
+        peak_memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 2),
+    )
+    if stop.caught and steps < last:
+        run.update(status="interrupted", ended=now())
+        raise Interrupted(
+            f"stopped after step {steps} of {last}, saved; go on with: {resume_command(run)}", stop.caught
+        )
+
+
+def _build(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler | None
+) -> tuple[Any, CompletionLog]:
+    """Put the trainer together; nothing is trained or written yet."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    config = run.config
+    rewards = resolve(parse_reward_specs(config.rewards))
+    log = CompletionLog(run.completions, config.train.completions_steps, {r.name: r.weight for r in rewards})
+    arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
+    try:
+        settings = GRPOConfig(**arguments)
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"TRL refuses the configuration: {' '.join(str(error).split())}") from error
+
+    order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
+    columns = [dict(row, prompt=_prompt(policy.tokenizer, row)) for row in rows]
+    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, GRPOTrainer))
+    try:
+        trainer = trainer_class(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            args=settings,
+            train_dataset=Dataset.from_list(columns).select(order),
+            reward_funcs=[log.watch(reward.function) for reward in rewards],
+            rollout_func=_rollout_function(config, policy, sampler) if sampler else None,
+        )
+    except ValueError as error:
+        raise UserError(f"TRL refuses the configuration: {' '.join(str(error).split())}") from error
+    trainer.keep_checkpoints = config.train.keep_checkpoints
+    # TRL 1.14 rounds a quantised model's adapter to bfloat16, whose steps are larger than most GRPO updates, while a
+    # resumed run would get it back in float32. Full precision here costs a few megabytes and makes both runs one.
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    # TRL adds a frozen copy of the adapter as the KL reference. A fresh adapter is zero: the base serves as well.
+    if "ref" in policy.model.peft_config:
+        policy.model.delete_adapter("ref")
+        policy.model.set_adapter("default")
+    metrics = run.metrics.open("a", encoding="utf-8")
+    progress = Progress(config.train.max_steps)
+
+    def on_log(state: Any, logs: dict[str, Any]) -> None:
+        if "reward" in logs:
+            metrics.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+            metrics.flush()
+            progress.step(state.global_step, logs)
+
+    trainer.add_callback(
+        _callback(
+            on_log=on_log,
+            on_step_end=lambda state, control: log.write(state.global_step),
+            on_train_end=lambda state, control: progress.close(),
+        )
+    )
+    # Its only use is to print every log as a dictionary.
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    return trainer, log
+
+
+def _prompt(tokenizer: Any, row: Row) -> Any:
+    """Return chat messages, or plain text for a base model, whose tokenizer has no chat template."""
+    return row["prompt"] if getattr(tokenizer, "chat_template", None) else render(tokenizer, row["prompt"])
+
+
+def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
+    """Return TRL's `rollout_func`: one call draws all completions of a step from the adapter as it is now."""
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rendered = [prompt if isinstance(prompt, str) else render(policy.tokenizer, prompt) for prompt in prompts]
+        group = config.sampling.num_generations
+        heads = rendered[::group]
+        if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
+            heads, group = rendered, 1
+        sampler.refresh(adapter=True)
+        step = trainer.state.global_step
+        drawn = sampler.rollouts(
+            heads,
+            group,
+            max_tokens=config.sampling.max_completion_tokens,
+            temperature=config.sampling.temperature,
+            top_p=config.sampling.top_p,
+            seed=(config.seed * 1_000_003 + step) * 1_009 + trainer.accelerator.process_index,
+        )
+        prompt_ids = sampler.encode(heads)
+        return {
+            "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],
+            "completion_ids": [rollout.token_ids for rollout in itertools.chain(*drawn)],
+            # The copy is the policy to within float32 rounding, so there is no mismatch to correct for.
+            "logprobs": None,
+        }
+
+    return rollout
+
+
+def _load_adapter(policy: Policy, path: Path) -> None:
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
+
+
+def _forget_after(run: Run, step: int) -> None:
+    """Drop what came after the checkpoint that the run goes on from: those steps come again, and with them a new adapter."""
+    shutil.rmtree(run.adapter, ignore_errors=True)
+    (run.evaluation / "trained.samples.jsonl").unlink(missing_ok=True)
+    run.checkpoints.mkdir(exist_ok=True)
+    run.completions.mkdir(exist_ok=True)
+    for leftover in (*run.checkpoints.glob(".*"), *run.completions.glob(".*")):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    if run.metrics.exists():
+        kept = []
+        for line in run.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except ValueError:  # the line that was being written when the process was killed
+                break
+        atomic.write_text(run.metrics, "".join(line + "\n" for line in kept))
+    for path in run.completions.glob("step-*.jsonl"):
+        if int(path.stem.removeprefix("step-")) > step:
+            path.unlink()
+
+
+class _StopOnSignal:
+    """While it is entered, the first SIGINT or SIGTERM asks for a checkpoint and a stop, the second ends at once."""
+
+    caught = 0
+
+    def __enter__(self) -> _StopOnSignal:
+        self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _catch(self, number: int, frame: object) -> None:
+        if self.caught:
+            raise KeyboardInterrupt
+        self.caught = number
+        print("stopping after this step; once more stops at once", file=sys.stderr)
+
+    def obey(self, control: Any) -> None:
+        if self.caught:
+            control.should_save = control.should_training_stop = True
+
+
+def _callback(
+    on_log: Callable[[Any, dict[str, Any]], None] | None = None,
+    on_step_end: Callable[[Any, Any], None] | None = None,
+    on_train_end: Callable[[Any, Any], None] | None = None,
+) -> Any:
+    """Make a TrainerCallback of functions of (state, logs) and (state, control)."""
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if on_log and logs:
+                on_log(state, logs)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if on_step_end:
+                on_step_end(state, control)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if on_train_end:
+                on_train_end(state, control)
+
+    return Callback()
