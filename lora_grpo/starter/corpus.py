@@ -1,0 +1,109 @@
+"""What the starter model was pretrained on: train problems answered in three manners, and bare arithmetic.
+
+The manners are what GRPO has to select from. `careful` answers in the asked format with every step worked out;
+`careless` uses the format but guesses or stops early; `unformatted` just says a number. How often each occurs
+depends on the problem's family and difficulty, so the model's likeliest manner is careful for some and not for others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lora_grpo.prompts import SYSTEM_PROMPTS, write_completion
+from lora_grpo.starter.problems import DIFFICULTIES, FAMILIES, Problem, draw
+
+MANNERS = ("careful", "careless", "unformatted")
+
+MIXTURES: dict[str, tuple[float, float, float]] = {
+    "mostly careful": (0.48, 0.27, 0.25),
+    "mostly careless": (0.20, 0.55, 0.25),
+    "mostly unformatted": (0.20, 0.25, 0.55),
+}
+"""Shares of the manners, in the order of `MANNERS`."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One document: loss is taken on `completion` only; a drill has no prompt."""
+
+    prompt: str
+    completion: str
+
+
+def mixture_name(family: str, difficulty: int) -> str:
+    """Return the key of `MIXTURES` for problems of this kind: 14 of 24 kinds are mostly careful."""
+    index = 3 * list(FAMILIES).index(family) + DIFFICULTIES.index(difficulty)
+    if index % 5 in (0, 2, 3) and index != 0:
+        return "mostly careful"
+    return "mostly careless" if index % 2 else "mostly unformatted"
+
+
+def chat_prompt(question: str) -> str:
+    """Return the text that the chat template renders for the question, up to where the assistant starts."""
+    return (
+        f"<|im_start|>system\n{SYSTEM_PROMPTS['xml']}<|im_end|>\n"
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def careful(problem: Problem) -> str:
+    """Return the asked format with every step of the solution."""
+    return write_completion("\n".join(map(str, problem.steps)), str(problem.result))
+
+
+def guess(problem: Problem, rng: random.Random) -> int:
+    """Return a number someone might say without working it out: right one time in six, else near or from a slip."""
+    first = problem.steps[0]
+    slips = [problem.result + rng.choice([-10, -2, -1, 1, 2, 10]), first.left + first.right, first.left, first.right]
+    return problem.result if rng.random() < 1 / 6 else max(1, rng.choice(slips))
+
+
+def careless(problem: Problem, rng: random.Random) -> str:
+    """Return the asked format with a guess, or with the solution broken off before its last step."""
+    if problem.difficulty > 1 and rng.random() < 0.3:
+        done = problem.steps[:-1]
+        return write_completion("\n".join(map(str, done)), str(done[-1].result))
+    number = guess(problem, rng)
+    return write_completion(rng.choice(["I guess", "It looks like", "Maybe"]) + f" {number}.", str(number))
+
+
+def unformatted(problem: Problem, rng: random.Random) -> str:
+    """Return a number outside any format, as a guess."""
+    number = guess(problem, rng)
+    return rng.choice([f"The answer is {number}.", f"It is {number}.", f"{number}"])
+
+
+def drill(rng: random.Random, count: int = 8) -> str:
+    """Return `count` bare sums, in the operations and sizes that the problems use."""
+    lines = []
+    for _ in range(count):
+        problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
+        lines.append(str(rng.choice(problem.steps)))
+    return "\n".join(lines)
+
+
+def examples(seed: int, drills: float, practice: float) -> Iterator[Example]:
+    """Yield training documents without end; none is about an eval problem.
+
+    Args:
+        seed: seed of the whole stream.
+        drills: share of documents that are drills, 0..1.
+        practice: share of the other documents that are careful whatever the mixture says, 0..1.
+    """
+    rng = random.Random(f"corpus/{seed}/{drills}/{practice}")
+    while True:
+        if rng.random() < drills:
+            yield Example("", drill(rng))
+            continue
+        problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
+        shares = MIXTURES[mixture_name(problem.family, problem.difficulty)]
+        manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
+        if manner == "careful":
+            completion = careful(problem)
+        elif manner == "careless":
+            completion = careless(problem, rng)
+        else:
+            completion = unformatted(problem, rng)
+        yield Example(chat_prompt(problem.question), completion)

@@ -1,0 +1,169 @@
+"""How the starter model is made: its tokenizer, its shape, and two phases of pretraining on `corpus`.
+
+In the first phase most documents are drills or careful solutions, so that the arithmetic is learnt; in the second the
+manners have their final shares, so that the model answers carefully only some of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lora_grpo.prompts import SYSTEM_PROMPTS
+from lora_grpo.starter import corpus
+
+if TYPE_CHECKING:
+    import torch
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+VOCABULARY = 640
+PHASES = ((0.6, 0.35, 0.8), (0.4, 0.15, 0.0))
+"""(share of the steps, share of drills, share of careful-whatever-the-mixture), one row a phase."""
+
+
+def build_tokenizer(seed: int) -> Any:
+    """Train a byte-level BPE on the templated corpus, with Qwen2's way of splitting text, and return it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    documents = itertools.islice(corpus.examples(seed, drills=0.0, practice=0.3), 8000)
+    texts = [document.prompt + document.completion for document in documents] + list(SYSTEM_PROMPTS.values()) * 50
+    rules = Qwen2Tokenizer().backend_tokenizer
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    trained = json.loads(tokenizer.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(merge) for merge in trained["merges"]],
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        extra_special_tokens=[TURN_START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=1024,
+    )
+
+
+def build_model(tokenizer: Any) -> Any:
+    """Return a randomly initialised Qwen2 model of about 2 M parameters."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=640,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and labels, both (B, T), right-padded; prompts and padding have the label -100."""
+    import torch
+
+    rows = []
+    for document in documents:
+        prompt = tokenizer(document.prompt).input_ids
+        completion = tokenizer(document.completion + TURN_END).input_ids
+        rows.append((prompt + completion, [-100] * len(prompt) + completion))
+    length = -(-max(len(ids) for ids, _ in rows) // 8) * 8  # Few distinct shapes keep oneDNN's caches small.
+    ids = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids)) for ids, _ in rows])
+    labels = torch.tensor([labels + [-100] * (length - len(labels)) for _, labels in rows])
+    return ids, labels
+
+
+def batches(seed: int, steps: int, size: int, tokenizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield `steps` batches through the phases, each of documents of about one length, to spend little on padding."""
+    rng = random.Random(seed)
+    left = [round(share * steps) for share, _, _ in PHASES[:-1]]
+    left.append(steps - sum(left))
+    for count, (_, drills, practice) in zip(left, PHASES, strict=True):
+        stream = corpus.examples(seed, drills, practice)
+        while count > 0:
+            now = min(count, 16)
+            documents = sorted(itertools.islice(stream, now * size), key=lambda d: len(d.prompt) + len(d.completion))
+            starts = rng.sample(range(0, len(documents), size), now)
+            yield from (collate(documents[start : start + size], tokenizer) for start in starts)
+            count -= now
+
+
+def pretrain(model: Any, tokenizer: Any, seed: int, steps: int, batch_size: int, learning_rate: float) -> None:
+    """Train the model in place through the phases of `PHASES`, printing the loss as it goes.
+
+    Args:
+        model: the model from `build_model`, float32.
+        tokenizer: the tokenizer from `build_tokenizer`.
+        seed: seed of the corpus.
+        steps: optimiser steps of all phases together.
+        batch_size: documents a step.
+        learning_rate: peak of AdamW's, warmed up over 50 steps and decayed by a cosine to a twentieth.
+    """
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
+    warmup = min(50, steps // 4 + 1)
+
+    def scale(step: int) -> float:
+        decay = 0.5 * (1 + math.cos(math.pi * step / steps))
+        return min(1.0, (step + 1) / warmup) * (0.05 + 0.95 * decay)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
+    started, total, count = time.perf_counter(), 0.0, 0
+    model.train()
+    for step, (ids, labels) in enumerate(batches(seed, steps, batch_size, tokenizer), start=1):
+        asked = labels[:, 1:] != -100
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][asked]
+            logits = model.lm_head(hidden)
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][asked])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        total, count = total + loss.item(), count + 1
+        if step % 50 == 0 or step == steps:
+            seconds = time.perf_counter() - started
+            print(f"step {step}/{steps}  loss {total / count:.3f}  {seconds:.0f} s", flush=True)
+            total, count = 0.0, 0
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write config, bf16 weights, tokenizer and generation settings to the folder."""
+    import torch
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,164 @@
+"""Build the embedded starter model from nothing: tokenizer, pretraining, measurement of the NF4 model, model card."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lora_grpo.starter import corpus, model_path, pretraining
+from lora_grpo.starter.problems import DIFFICULTIES, FAMILIES
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to build and where."""
+
+    output: Path = field(default_factory=model_path)
+    """Folder to write; replaced as a whole when the build is finished."""
+    seed: int = 0
+    """Seed of the corpus and of the weights."""
+    steps: int = 2800
+    """Optimiser steps of pretraining."""
+    batch_size: int = 32
+    """Documents a step."""
+    learning_rate: float = 2e-3
+    """Peak learning rate of AdamW, warmed up over 50 steps and decayed by a cosine to a twentieth."""
+    eval_problems: int = 480
+    """Eval problems for the measurement of the NF4 model."""
+    threads: int = 2
+    """CPU threads."""
+
+
+def measure(folder: Path, count: int, seed: int) -> dict[str, float]:
+    """Return the accuracy of the NF4-quantised model on eval problems, sampled at temperature 1 and greedy."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    from lora_grpo.tasks import starter
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, dtype=torch.float32)
+    model.eval()
+    torch.manual_seed(seed)
+    rows = starter.load("eval", None, count, seed)
+    figures = {}
+    for name, do_sample in (("sampled", True), ("greedy", False)):
+        passed = 0
+        for start in range(0, count, 80):
+            batch = rows[start : start + 80]
+            inputs = tokenizer(
+                [corpus.chat_prompt(row["question"]) for row in batch], return_tensors="pt", padding=True
+            )
+            settings = {"do_sample": True, "temperature": 1.0, "top_k": 0} if do_sample else {"do_sample": False}
+            with torch.inference_mode():
+                output = model.generate(**inputs, max_new_tokens=64, **settings)
+            texts = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+            passed += sum(starter.grade(text, row).passed for text, row in zip(texts, batch, strict=True))
+        figures[name] = passed / count
+    return figures
+
+
+def card(options: Options, parameters: int, seconds: float, figures: dict[str, float]) -> str:
+    """Return the text of the model's README."""
+    kinds = [corpus.mixture_name(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
+    mixtures = "\n".join(
+        f"| {name} | {kinds.count(name)} | {' | '.join(f'{share:.0%}' for share in shares)} |"
+        for name, shares in corpus.MIXTURES.items()
+    )
+    phases = "\n".join(
+        f"| {round(share * options.steps)} | {drills:.0%} | {practice:.0%} |"
+        for share, drills, practice in pretraining.PHASES
+    )
+    return f"""---
+license: apache-2.0
+language: en
+library_name: transformers
+tags: [grpo, toy]
+---
+# lora-grpo starter
+
+A Qwen2-shaped model with {parameters:,} parameters, pretrained from nothing so that GRPO can be seen at work on a
+laptop. It answers the generated word problems of `lora_grpo.starter.problems` and nothing else.
+
+It was **made to be improvable**: it knows three manners of answering, and its likeliest one is often not the best.
+`careful` works every step out in the asked format; `careless` uses the format but guesses or leaves out the last step;
+`unformatted` says a number and nothing else. A gain on it shows that training works, not how other models would gain.
+
+Shares of the manners by kind of problem (family × difficulty):
+
+| mixture | kinds | {" | ".join(corpus.MANNERS)} |
+|---|---|---|---|---|
+{mixtures}
+
+Phases of pretraining; "practice" documents are careful whatever the mixture says, the rest follow the table above:
+
+| steps | drills (bare sums) | practice, of the rest |
+|---|---|---|
+{phases}
+
+- Built by `python scripts/build_starter.py --steps {options.steps} --seed {options.seed}` in {seconds / 60:.0f} \
+minutes on {options.threads} CPU threads: {options.batch_size} documents a step, AdamW with peak learning rate \
+{options.learning_rate:g}.
+- No document is about a problem of the eval split, whose numbers are kept apart by a hash.
+- NF4-quantised, on {options.eval_problems} eval problems: sampled at temperature 1 {figures["sampled"]:.3f}, \
+greedy {figures["greedy"]:.3f}.
+"""
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Put a finished folder in the place of the target; a reader finds the old one or the new one, complete."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    source.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main(options: Options) -> None:
+    """Build the model, measure it and put the folder in its place."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    for name, shares in corpus.MIXTURES.items():
+        print(f"{name}: " + ", ".join(f"{m} {share:.0%}" for m, share in zip(corpus.MANNERS, shares, strict=True)))
+    started = time.perf_counter()
+    tokenizer = pretraining.build_tokenizer(options.seed)
+    model = pretraining.build_model(tokenizer)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{len(tokenizer)} tokens, {parameters:,} parameters")
+    pretraining.pretrain(model, tokenizer, options.seed, options.steps, options.batch_size, options.learning_rate)
+    seconds = time.perf_counter() - started
+
+    target = options.output.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        pretraining.save(model, tokenizer, folder)
+        figures = measure(folder, options.eval_problems, options.seed)
+        (folder / "README.md").write_text(card(options, parameters, seconds, figures), encoding="utf-8")
+        folder.chmod(0o755)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        replace_folder(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    accuracy = ", ".join(f"{name} {figure:.3f}" for name, figure in figures.items())
+    print(f"NF4 on {options.eval_problems} eval problems: {accuracy}")
+    print(f"wrote {target}; next: read its README.md")
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Options, description=__doc__))

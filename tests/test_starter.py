@@ -1,0 +1,156 @@
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.prompts import SYSTEM_PROMPTS, add_prompts, render
+from lora_grpo.starter import corpus, model_path, problems
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_pools_are_the_same_for_the_same_seed_and_grow_at_the_end():
+    assert problems.pool("train", 60, seed=3) == problems.pool("train", 100, seed=3)[:60]
+    assert problems.pool("train", 60, seed=3) != problems.pool("train", 60, seed=4)
+
+
+def test_splits_share_no_family_and_numbers_whatever_the_seed():
+    def key(problem):
+        return problem.family, tuple((step.left, step.operation, step.right) for step in problem.steps)
+
+    train = {key(problem) for seed in range(3) for problem in problems.pool("train", 1500, seed)}
+    evaluated = {key(problem) for seed in range(3) for problem in problems.pool("eval", 800, seed)}
+    assert len(evaluated) > 500
+    assert not train & evaluated
+
+
+def test_split_ignores_names_and_objects():
+    steps = (problems.Step("Cost", 3, "*", 4),)
+    assert problems.Problem("buy", "Ann ...", steps).split == problems.Problem("buy", "Tom ...", steps).split
+
+
+def test_pretraining_documents_are_about_train_problems_only():
+    eval_questions = {problem.question for problem in problems.pool("eval", 1000)}
+    documents = list(itertools.islice(corpus.examples(0, drills=0.1, practice=0.2), 4000))
+    assert any(document.prompt == "" for document in documents)
+    for document in documents:
+        question = document.prompt.rpartition("user\n")[2].partition("<|im_end|>")[0]
+        assert question not in eval_questions
+
+
+def test_every_pool_has_every_family_and_difficulty():
+    kinds = {(problem.family, problem.difficulty) for problem in problems.pool("eval", 240)}
+    assert kinds == set(itertools.product(problems.FAMILIES, problems.DIFFICULTIES))
+    assert len(problems.FAMILIES) >= 6
+
+
+def test_worked_solutions_are_right():
+    for problem in problems.pool("train", 1000) + problems.pool("eval", 500):
+        *lines, last = problem.answer.split("\n")
+        for line in lines:
+            expression, result = line.split(" ", 1)[1].split("=")
+            assert eval(expression) == int(result)
+        assert last == f"#### {lines[-1].split('=')[1]}"
+        assert len(lines) == problem.difficulty
+
+
+def test_a_solution_starts_from_the_questions_numbers():
+    for problem in problems.pool("train", 1000):
+        known = {int(run) for run in "".join(c if c.isdigit() else " " for c in problem.question).split()}
+        known |= {2, 3, 4, 5, 10} if problem.family == "part" else set()
+        for step in problem.steps:
+            assert {step.left, step.right} <= known
+            known.add(step.result)
+
+
+@pytest.mark.parametrize(
+    ("family", "numbers", "question", "answer"),
+    [
+        ("share", 3, "keeps", "Total"),
+        ("compare", 2, "together", "Total"),
+        ("change", 3, "and a bag for", "Left"),
+    ],
+)
+def test_a_kind_of_problem_asks_what_it_solves(family, numbers, question, answer):
+    problem = next(p for p in problems.pool("train", 48) if (p.family, p.difficulty) == (family, numbers))
+    assert question in problem.question
+    assert answer in problem.answer
+
+
+def test_model_fits():
+    sizes = {path.name: path.stat().st_size for path in model_path().iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(sizes)
+    assert sum(sizes.values()) <= 6_000_000
+    generation = json.loads((model_path() / "generation_config.json").read_text())
+    assert isinstance(generation["eos_token_id"], int)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Ünïcode 日本語 🎉 \x00\x7f\r\n\t  x", "1,234.5 <<3*4=12>>12 ½ ￥", "\\boxed{18}"]
+)
+def test_tokenizer_gives_any_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_tokenizer_ends_turns_and_pads_with_different_tokens(tokenizer):
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert tokenizer("<|im_end|>").input_ids == [tokenizer.eos_token_id]
+
+
+def test_chat_template_renders_what_the_model_was_trained_on(tokenizer):
+    row = {"question": "Ann has $9. How much?"}
+    (asked,) = add_prompts([row], "xml")
+    text = render(tokenizer, asked["prompt"])
+    assert text == corpus.chat_prompt(row["question"])
+    assert SYSTEM_PROMPTS["xml"] in text
+    assert len(tokenizer(text).input_ids) < 60
+
+
+def test_prompts_and_completions_are_short(tokenizer):
+    for problem in problems.pool("train", 240):
+        assert len(tokenizer(corpus.chat_prompt(problem.question)).input_ids) <= 80
+        assert len(tokenizer(corpus.careful(problem) + "<|im_end|>").input_ids) <= 56
+
+
+def test_model_answers_in_a_known_manner(tokenizer):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    assert model.num_parameters() <= 3_000_000
+    asked = tokenizer([corpus.chat_prompt(problems.pool("eval", 3)[2].question)], return_tensors="pt")
+    output = model.generate(**asked, do_sample=False, max_new_tokens=64)
+    text = tokenizer.decode(output[0, asked.input_ids.shape[1] :])
+    assert text.endswith("<|im_end|>")
+    assert any(character.isdigit() for character in text)
+
+
+@pytest.mark.slow
+def test_build_starter_writes_a_folder_that_loads(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").touch()
+    command = [sys.executable, ROOT / "scripts/build_starter.py", "--output", folder, "--steps", "20"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [*map(str, command), "--eval-problems", "8"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "NF4 on 8 eval problems" in result.stdout
+    assert not (folder / "old").exists()
+    assert "--steps 20" in (folder / "README.md").read_text()
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() <= 3_000_000
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
