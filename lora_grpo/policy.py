@@ -65,6 +65,9 @@ def load_policy(config: RunConfig) -> Policy:
     Raises:
         UserError: the model cannot be found or read, or the engine is not installed.
     """
+    # OpenMP's threads spin while they wait, unless told otherwise before torch loads it. On cores that something else
+    # wants too, spinning is many times slower; on idle ones it gains next to nothing (docs/benchmarks.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     engine = config.model.engine
     if engine == "auto":
         import importlib.util
@@ -77,6 +80,7 @@ def load_policy(config: RunConfig) -> Policy:
 
     import torch
 
+    _quieten()
     _make_repeatable(config.seed)
     path = str(starter.model_path()) if config.model.name == STARTER else os.path.expanduser(config.model.name)
     try:
@@ -227,6 +231,17 @@ def _load_unsloth(config: RunConfig, path: str) -> tuple[Any, Any]:
         random_state=config.seed,
     )
     return model, tokenizer
+
+
+def _quieten() -> None:
+    """Drop the libraries' start-up chatter; what they warn of later still shows."""
+    import logging
+
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    # "Failed to load CPU gemm_4bit_forward": about an optional kernel that only inference uses.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def _make_repeatable(seed: int) -> None:

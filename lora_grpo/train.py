@@ -205,13 +205,12 @@ def _build(
     if "ref" in policy.model.peft_config:
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
-    metrics = run.metrics.open("a", encoding="utf-8")
     progress = Progress(config.train.max_steps)
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
         if "reward" in logs:
-            metrics.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-            metrics.flush()
+            with run.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
             progress.step(state.global_step, logs)
 
     trainer.add_callback(

@@ -1,0 +1,40 @@
+# Everything runs in .venv, which the first target that needs it makes. Override: make demo ARGS="--train.max-steps 20"
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# The gpu extra where an NVIDIA GPU answers, no CUDA-only package elsewhere.
+EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
+
+.PHONY: install demo test test-all check engines clean
+
+demo: $(VENV)/installed
+	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(VENV)/installed engines
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(VENV)/installed
+
+# Without a GPU, PyTorch's CPU build is asked for by its own name first: a plain version number takes the CUDA build
+# wherever both are on offer.
+$(VENV)/installed: pyproject.toml scripts/install.sh
+	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
+
+# Unsloth's CPU backend, for a machine without a GPU (a GPU has Unsloth from the gpu extra).
+engines: $(VENV)/engines
+
+$(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt
+	$(if $(EXTRA),,$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt)
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache
