@@ -54,11 +54,16 @@ def parse(
         tyro.cli(_Arguments, args=["--help"], default=_Arguments(defaults), prog=f"{recipe}.py", description=description)
     path = _last_value(arguments, "--config")
     file_arguments = _read_file(Path(path)) if path is not None else []
+    if "--resume" in arguments:
+        folder = Path(_last_value([*file_arguments, *arguments], "--output-dir") or f"outputs/{recipe}")
+        if (folder / "run.json").is_file():
+            # What the run was asked for stands under what this command asks for; only the folder may have moved.
+            file_arguments = [*_read_file(folder / "run.json"), *file_arguments, "--output-dir", str(folder)]
     wanted = _last_value([*file_arguments, *arguments], "--preset") or "auto"
     preset, reason = choose_preset(wanted, presets)
     defaults = replace(RunConfig(output_dir=f"outputs/{recipe}"), presets[preset])
     if path is not None:
-        _parse_flags(file_arguments, defaults, where=f"{path}: ")
+        _parse_flags(file_arguments, defaults, where=f"--config {path}: ")
     parsed = _parse_flags([*file_arguments, *arguments], defaults)
     config = dataclasses.replace(parsed.run, preset=preset)
     if not config.output_dir:

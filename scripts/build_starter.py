@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_grpo.starter import corpus, model_path, pretraining
-from lora_grpo.starter.problems import DIFFICULTIES, FAMILIES
+from lora_grpo.starter.families import FAMILIES
+from lora_grpo.starter.problems import DIFFICULTIES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.prompts import SYSTEM_PROMPTS, add_prompts, render
-from lora_grpo.starter import corpus, model_path, problems
+from lora_grpo.starter import corpus, families, model_path, problems
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,8 +44,8 @@ def test_pretraining_documents_are_about_train_problems_only():
 
 def test_every_pool_has_every_family_and_difficulty():
     kinds = {(problem.family, problem.difficulty) for problem in problems.pool("eval", 240)}
-    assert kinds == set(itertools.product(problems.FAMILIES, problems.DIFFICULTIES))
-    assert len(problems.FAMILIES) >= 6
+    assert kinds == set(itertools.product(families.FAMILIES, problems.DIFFICULTIES))
+    assert len(families.FAMILIES) >= 6
 
 
 def test_worked_solutions_are_right():

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lora_grpo.prompts import SYSTEM_PROMPTS, write_completion
-from lora_grpo.starter.problems import DIFFICULTIES, FAMILIES, Problem, draw
+from lora_grpo.starter.families import FAMILIES
+from lora_grpo.starter.problems import DIFFICULTIES, Problem, draw
 
 MANNERS = ("careful", "careless", "unformatted")
 
