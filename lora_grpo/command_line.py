@@ -51,7 +51,9 @@ def parse(
     if {"-h", "--help"} & set(arguments):
         defaults = replace(RunConfig(output_dir=f"outputs/{recipe}"), presets["starter"])
         # tyro writes its help and raises SystemExit(0).
-        tyro.cli(_Arguments, args=["--help"], default=_Arguments(defaults), prog=f"{recipe}.py", description=description)
+        tyro.cli(
+            _Arguments, args=["--help"], default=_Arguments(defaults), prog=f"{recipe}.py", description=description
+        )
     path = _last_value(arguments, "--config")
     file_arguments = _read_file(Path(path)) if path is not None else []
     if "--resume" in arguments:
@@ -65,7 +67,7 @@ def parse(
     if path is not None:
         _parse_flags(file_arguments, defaults, where=f"--config {path}: ")
     parsed = _parse_flags([*file_arguments, *arguments], defaults)
-    config = dataclasses.replace(parsed.run, preset=preset)
+    config = _settle_task(dataclasses.replace(parsed.run, preset=preset))
     if not config.output_dir:
         raise UserError("--output-dir is empty; give the folder of the run")
     check(config)
@@ -92,6 +94,19 @@ def replace(config: Any, changes: Overrides) -> Any:
             for key, value in changes.items()
         },
     )
+
+
+def _settle_task(config: RunConfig) -> RunConfig:
+    """Read files that are given over the starter's own problems as GSM8K is read: `question` and `answer`."""
+    given = [name for name in ("train", "eval") if getattr(config.data, name)]
+    if config.data.task != "starter" or not given:
+        return config
+    if len(given) == 1:
+        other = "eval" if given == ["train"] else "train"
+        raise UserError(
+            f"--data.{given[0]} is given and --data.{other} is not; the starter's problems do not go with it"
+        )
+    return replace(config, {"data": {"task": "gsm8k"}})
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -142,7 +157,10 @@ def _parse_flags(arguments: list[str], defaults: RunConfig, where: str = "") -> 
     except SystemExit:
         lines = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
         body = [line for line in lines[1:] if line]
-        text = " ".join(body).split("For full helptext")[0].split("Argument helptext")[0].strip() or "the arguments cannot be read"
+        text = (
+            " ".join(body).split("For full helptext")[0].split("Argument helptext")[0].strip()
+            or "the arguments cannot be read"
+        )
         raise UserError(where + text) from None
 
 

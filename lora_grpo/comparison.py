@@ -12,7 +12,7 @@ import numpy as np
 from lora_grpo import atomic, passk
 from lora_grpo.config import EvalConfig
 from lora_grpo.evaluate import Sample
-from lora_grpo.run_record import Run, now
+from lora_grpo.run_record import Run
 
 
 def compare(before: Sequence[Sample], after: Sequence[Sample], settings: EvalConfig, seed: int) -> list[dict[str, Any]]:
@@ -71,10 +71,9 @@ def conclude(run: Run, before: Sequence[Sample], after: Sequence[Sample]) -> Non
     markdown = _markdown(table, protocol)
     atomic.write_text(run.evaluation / "report.md", markdown)
     reward = reward_curve(run)
-    run.update(status="complete", ended=now(), results={"table": table, "reward": reward})
+    run.finish({"table": table, "reward": reward})
     print_table(table, protocol)
-    if reward:
-        print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
+    print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     print(
         f"\nadapter   {run.adapter}\nreport    {run.evaluation / 'report.md'}\n"
         f"curves    {run.metrics}\nsamples   {run.evaluation}/*.samples.jsonl\n\n"
@@ -83,11 +82,9 @@ def conclude(run: Run, before: Sequence[Sample], after: Sequence[Sample]) -> Non
     )
 
 
-def reward_curve(run: Run) -> dict[str, float] | None:
-    """Return the first and last reward of metrics.jsonl, and the number of steps."""
+def reward_curve(run: Run) -> dict[str, float]:
+    """Return the mean reward of the first and of the last step, and the number of steps."""
     lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
-    if not lines:
-        return None
     return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}
 
 

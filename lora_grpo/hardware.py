@@ -79,7 +79,10 @@ def choose_preset(wanted: str, presets: Iterable[str]) -> tuple[str, str]:
             return STARTER_PRESET, f"preset {STARTER_PRESET}: no NVIDIA GPU ({why_none})"
         fitting = [name for size, name in sizes if gpus[0].memory_gib >= size * _USABLE_SHARE]
         if not fitting:
-            return STARTER_PRESET, f"preset {STARTER_PRESET}: {_describe(gpus[0])} is smaller than every GPU preset needs"
+            return (
+                STARTER_PRESET,
+                f"preset {STARTER_PRESET}: {_describe(gpus[0])} is smaller than every GPU preset needs",
+            )
         return fitting[-1], f"preset {fitting[-1]}: {_describe(gpus[0])}"
 
     size = preset_gigabytes(wanted) or 0

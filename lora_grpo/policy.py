@@ -12,7 +12,7 @@ from lora_grpo import starter
 from lora_grpo.config import STARTER, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.optional import require
-from lora_grpo.rollouts import MergedCopySampler, Sampler
+from lora_grpo.rollouts import MergedCopySampler, Sampler, SharedVllmSampler
 
 
 @dataclass
@@ -30,7 +30,12 @@ class Policy:
     """What run.json says of it: base model, commit or fingerprint, engine, precision, device."""
 
     def sampler(self) -> Sampler:
-        """Return what draws completions from this policy: on a CPU from an unpacked copy, else from the model."""
+        """Return what draws completions from this policy.
+
+        Unsloth's shared vLLM engine where there is one; on a CPU an unpacked copy; else the model itself.
+        """
+        if getattr(self.model, "vllm_engine", None) is not None:
+            return SharedVllmSampler(self.model, self.tokenizer, self.eos_token_ids)
         device = next(self.model.parameters()).device.type
         if device == "cpu" and not self.model.peft_config["default"].use_dora:
             return MergedCopySampler(self.model, self.tokenizer, self.eos_token_ids)
@@ -55,8 +60,10 @@ def check_model(config: RunConfig) -> None:
         if not list(folder.glob("*.safetensors")):
             raise UserError(f"--model.name {name} holds no .safetensors weights; pickled weights are not loaded")
     if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
-        raise UserError("--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
-                        "(on a CPU: `make engines`), or pass --model.engine peft")
+        raise UserError(
+            "--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
+            "(on a CPU: `make engines`), or pass --model.engine peft"
+        )
 
 
 def load_policy(config: RunConfig) -> Policy:
@@ -129,9 +136,9 @@ def load_tokenizer(config: RunConfig) -> Any:
 
 def weights_fingerprint(folder: Path) -> str:
     """Return one SHA-256 over the names and bytes of a folder's safetensors files."""
-    from lora_grpo.atomic import sha256
-
     import hashlib
+
+    from lora_grpo.atomic import sha256
 
     files = {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -37,6 +37,9 @@ class Sampler:
         eos_token_ids: the tokens that end a completion.
     """
 
+    serves_training = True
+    """False where the engine draws training rollouts itself and this sampler serves evaluation alone."""
+
     def __init__(self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
 
@@ -85,9 +88,7 @@ class Sampler:
             self.model.train(was_training)
         ends = set(self.eos_token_ids)
         texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
-        flat = [
-            Rollout(ids, text, truncated=ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)
-        ]
+        flat = [Rollout(ids, text, truncated=ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)]
         return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
 
     def _decode(
@@ -208,6 +209,57 @@ class MergedCopySampler(Sampler):
                     weight.add_(layer.get_delta_weight("default").to(weight.dtype))
 
 
+class SharedVllmSampler(Sampler):
+    """Samples from the vLLM engine that Unsloth's `fast_inference` runs on the training model's own weights.
+
+    Unsloth's trainer draws its rollouts from that engine too, so this one serves evaluation. The adapter is handed over
+    as a LoRA request, never merged.
+    """
+
+    serves_training = False
+
+    def refresh(self, *, adapter: bool) -> None:
+        """Save the adapter as it is now and ask for it, or for none."""
+        import tempfile
+
+        engine = self.model.vllm_engine
+        if engine.llm_engine.is_sleeping():
+            engine.wake_up()
+        self._request = None
+        if adapter:
+            self._folder = tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-")
+            self.model.save_lora(self._folder.name)
+            self._request = self.model.load_lora(self._folder.name)
+
+    def _decode(
+        self,
+        prompts: list[list[int]],
+        num_samples: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+    ) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        wanted = SamplingParams(
+            n=num_samples,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed % 2**31,
+            stop_token_ids=self.eos_token_ids,
+        )
+        # One seed for all prompts would give equal prompts equal samples; a seed each keeps groups apart.
+        each = [wanted.clone() for _ in prompts]
+        for place, parameters in enumerate(each):
+            parameters.seed = (seed + 7919 * place) % 2**31
+        results = self.model.fast_generate(
+            [{"prompt_token_ids": ids} for ids in prompts], each, use_tqdm=False, lora_request=self._request
+        )
+        return [list(output.token_ids) for result in results for output in result.outputs]
+
+
 def plain_copy(policy_model: Any) -> Any:
     """Return the frozen base of a PEFT model as a new, unquantised float32 model.
 
@@ -225,7 +277,10 @@ def plain_copy(policy_model: Any) -> Any:
     plain.generation_config = copy.deepcopy(base.generation_config)
     targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
     with torch.no_grad():
-        for name, tensor in {**dict(base.named_parameters(remove_duplicate=False)), **dict(base.named_buffers())}.items():
+        for name, tensor in {
+            **dict(base.named_parameters(remove_duplicate=False)),
+            **dict(base.named_buffers()),
+        }.items():
             if ".lora_" in name:
                 continue
             targets[name.replace(".base_layer.", ".")].copy_(dequantised(tensor))

@@ -33,6 +33,7 @@ class Run:
     folder: Path
     config: RunConfig
     record: dict[str, Any] = field(default_factory=dict)
+
     @property
     def adapter(self) -> Path:
         """The trained adapter; there only when training is finished."""
@@ -71,6 +72,11 @@ class Run:
                         f"{policy_record[name]!r}; restore it, or give another --output-dir"
                     )
         self.update(status="running", policy=policy_record, seed=self.config.seed)
+
+    def finish(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Close run.json with what came out, and return it."""
+        self.update(status="complete", ended=now(), results=results)
+        return results
 
     def update(self, **entries: Any) -> None:
         """Add entries to run.json and write it."""
@@ -176,7 +182,9 @@ def git_revision() -> str | None:
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False).stdout
 
-    return (git("rev-parse", "HEAD").strip() + ("+changes" if git("status", "--porcelain", "-uno").strip() else "")) or None
+    return (
+        git("rev-parse", "HEAD").strip() + ("+changes" if git("status", "--porcelain", "-uno").strip() else "")
+    ) or None
 
 
 def _compare(run: Run, data_record: dict[str, Any]) -> None:
@@ -194,8 +202,11 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
                 f"the {split} rows are no longer those that the run in {run.folder} began with; "
                 "restore the file, or give another --output-dir"
             )
-    changed = [f"{name} {old} -> {versions().get(name)}" for name, old in run.record["versions"].items()
-               if versions().get(name) != old]
+    changed = [
+        f"{name} {old} -> {versions().get(name)}"
+        for name, old in run.record["versions"].items()
+        if versions().get(name) != old
+    ]
     if changed:
         print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
 

@@ -32,7 +32,7 @@ from lora_grpo.run_record import Run, now
 from lora_grpo.tasks import Row
 
 
-def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler | None = None) -> None:
+def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> None:
     """Train the policy's adapter with GRPO and leave it in the run's `adapter/`.
 
     A finished run returns at once with the adapter loaded; one that was killed goes on from its newest complete
@@ -42,7 +42,7 @@ def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler | None
         run: the open run; metrics, checkpoints and completions are written into its folder.
         policy: model, tokenizer and adapter; trained in place.
         rows: training rows with `prompt`; asked in a seeded order.
-        sampler: draws the rollouts from a copy of the policy; None leaves generation to TRL and the engine.
+        sampler: draws the rollouts, where the engine does not do so itself.
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C came; a checkpoint was saved first.
@@ -122,6 +122,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "scale_rewards": "group",
         "importance_sampling_level": "token",
         "vllm_importance_sampling_correction": True,
+        "vllm_mode": "colocate",
         "mask_truncated_completions": False,
         "reward_weights": reward_weights,
         # The order of rows is decided by prompt_order; see there.
@@ -163,9 +164,7 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
         )
 
 
-def _build(
-    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler | None
-) -> tuple[Any, CompletionLog]:
+def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> tuple[Any, CompletionLog]:
     """Put the trainer together; nothing is trained or written yet."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
     import torch
@@ -176,6 +175,7 @@ def _build(
     rewards = resolve(parse_reward_specs(config.rewards))
     log = CompletionLog(run.completions, config.train.completions_steps, {r.name: r.weight for r in rewards})
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
+    arguments["use_vllm"] = not sampler.serves_training
     try:
         settings = GRPOConfig(**arguments)
     except (ValueError, TypeError, ImportError) as error:
@@ -191,7 +191,7 @@ def _build(
             args=settings,
             train_dataset=Dataset.from_list(columns).select(order),
             reward_funcs=[log.watch(reward.function) for reward in rewards],
-            rollout_func=_rollout_function(config, policy, sampler) if sampler else None,
+            rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
         )
     except ValueError as error:
         raise UserError(f"TRL refuses the configuration: {' '.join(str(error).split())}") from error

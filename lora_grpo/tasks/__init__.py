@@ -16,7 +16,7 @@ from lora_grpo.errors import UserError
 
 Row = dict[str, Any]
 
-TASK_NAMES = ("gsm8k", "starter")
+TASK_NAMES = ("gsm8k", "prompts", "starter")
 
 
 @dataclass(frozen=True)
