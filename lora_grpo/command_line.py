@@ -19,6 +19,7 @@ import tyro
 from lora_grpo.config import Invocation, RunConfig, check, flag
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.hardware import choose_preset
+from lora_grpo.policy import check_model
 
 Overrides = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
@@ -49,11 +50,9 @@ def parse(
     """
     arguments = list(arguments)
     if {"-h", "--help"} & set(arguments):
-        defaults = replace(RunConfig(output_dir=f"outputs/{recipe}"), presets["starter"])
+        shown = _Arguments(replace(RunConfig(output_dir=f"outputs/{recipe}"), presets["starter"]))
         # tyro writes its help and raises SystemExit(0).
-        tyro.cli(
-            _Arguments, args=["--help"], default=_Arguments(defaults), prog=f"{recipe}.py", description=description
-        )
+        tyro.cli(_Arguments, args=["--help"], default=shown, prog=f"{recipe}.py", description=description)
     path = _last_value(arguments, "--config")
     file_arguments = _read_file(Path(path)) if path is not None else []
     if "--resume" in arguments:
@@ -71,6 +70,7 @@ def parse(
     if not config.output_dir:
         raise UserError("--output-dir is empty; give the folder of the run")
     check(config)
+    check_model(config)
     if parsed.how.resume and parsed.how.overwrite:
         raise UserError("--resume goes on with a run and --overwrite deletes it; pass one of them")
     print(reason, file=sys.stderr)

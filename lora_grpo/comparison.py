@@ -37,7 +37,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], settings: EvalCon
             passk.wilson_interval(int(count.sum()), len(ids)) if n == 1 else passk.bootstrap_interval(value, seed=seed)
             for count, value in zip(counts, values, strict=True)
         ]
-        p_value = passk.paired_permutation(*values, seed=seed)
+        p_value = passk.paired_permutation(values[0], values[1], seed=seed)
         table.append(_row(f"pass@{k}", values, intervals, p_value, seed))
     greedy = [
         np.array([by_id[task] for task in ids])

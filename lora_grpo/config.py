@@ -232,17 +232,17 @@ def check(config: RunConfig) -> None:
     Raises:
         UserError: names the flag, what it got, what was expected and the fix.
     """
-    shape = batch_shape(config)
+    batch_shape(config)
     get_task(config.data.task)
     check_style(config.data.prompt_style)
     parse_reward_specs(config.rewards)
     overrides = parse_grpo_overrides(config.grpo)
-    if iterations := overrides.get("num_iterations", 1):
-        if config.train.checkpoint_steps % iterations:
-            raise UserError(
-                f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
-                f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
-            )
+    iterations = overrides.get("num_iterations", 1)
+    if iterations > 1 and config.train.checkpoint_steps % iterations:
+        raise UserError(
+            f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
+            f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
+        )
     for name, value, low in (
         ("model.max_sequence_tokens", config.model.max_sequence_tokens, 2),
         ("lora.rank", config.lora.rank, 1),
@@ -293,7 +293,6 @@ def check(config: RunConfig) -> None:
             f"--data.train-limit {config.data.train_limit} is fewer than --train.prompts-per-step "
             f"{config.train.prompts_per_step}; lower the second"
         )
-    del shape
 
 
 def flag(name: str) -> str:

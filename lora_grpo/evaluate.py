@@ -19,7 +19,7 @@ from lora_grpo.run_record import Run
 from lora_grpo.tasks import Row, get_task
 
 Sample = dict[str, Any]
-"""One graded completion: id, draw ("greedy" or the sample's number), completion, passed, reason, extracted, rules, ..."""
+"""One graded completion: id, draw ("greedy" or the sample's number), completion, passed, reason, ..."""
 
 
 BASE = "base"

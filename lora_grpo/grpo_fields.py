@@ -7,6 +7,7 @@ reads in milliseconds. Unsloth's patched GRPOConfig drops unknown keys with a wa
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import importlib.util
@@ -119,10 +120,8 @@ def _value(key: str, text: str, annotation: str) -> Any:
     names = [name.strip() for name in annotation.replace('"', "").replace("'", "").split("|")]
     if isinstance(value, str) and any(name in ("float", "int") for name in names):
         # YAML 1.1 reads 1e-5 as text; people write it for a number.
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     if all(name in _TYPES or name == "None" for name in names):
         accepted = tuple(kind for name in names for kind in _TYPES.get(name, (type(None),)))
         wrong_bool = isinstance(value, bool) and "bool" not in names

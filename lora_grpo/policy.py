@@ -89,7 +89,7 @@ def load_policy(config: RunConfig) -> Policy:
 
     _quieten()
     _make_repeatable(config.seed)
-    path = str(starter.model_path()) if config.model.name == STARTER else os.path.expanduser(config.model.name)
+    path = _source(config)
     try:
         model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config, path)
     except (OSError, ValueError) as error:
@@ -125,7 +125,7 @@ def load_tokenizer(config: RunConfig) -> Any:
     """
     from transformers import AutoTokenizer
 
-    path = str(starter.model_path()) if config.model.name == STARTER else os.path.expanduser(config.model.name)
+    path = _source(config)
     try:
         return AutoTokenizer.from_pretrained(
             path, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
@@ -272,6 +272,14 @@ def _keep_base_frozen(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def _source(config: RunConfig) -> str:
+    """Return what `from_pretrained` is given: a folder, or a Hub id."""
+    name = config.model.name
+    if name == STARTER:
+        return str(starter.model_path())
+    return str(Path(name).expanduser()) if _is_folder_name(name) else name
 
 
 def _is_folder_name(name: str) -> bool:

@@ -48,7 +48,7 @@ class Sampler:
         (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of rendered prompts. A chat template writes the special tokens; plain text needs them."""
+        """Return the token ids of rendered prompts; plain text gets the special tokens that a chat template writes."""
         plain = not getattr(self.tokenizer, "chat_template", None)
         ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
         return ids

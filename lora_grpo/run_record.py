@@ -125,17 +125,17 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
         _compare(run, data_record)
         run.record.update(config=config.to_dict(), resumed=[*run.record.get("resumed", []), now()])
     else:
-        run.record = dict(
-            lora_grpo_run=FORMAT,
-            recipe=recipe,
-            started=now(),
-            command=sys.argv,
-            config=config.to_dict(),
-            data=data_record,
-            versions=versions(),
-            git_revision=git_revision(),
-            machine={"platform": platform.platform(), "cores": os.cpu_count()},
-        )
+        run.record = {
+            "lora_grpo_run": FORMAT,
+            "recipe": recipe,
+            "started": now(),
+            "command": sys.argv,
+            "config": config.to_dict(),
+            "data": data_record,
+            "versions": versions(),
+            "git_revision": git_revision(),
+            "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        }
     return run
 
 

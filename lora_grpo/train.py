@@ -270,7 +270,7 @@ def _load_adapter(policy: Policy, path: Path) -> None:
 
 
 def _forget_after(run: Run, step: int) -> None:
-    """Drop what came after the checkpoint that the run goes on from: those steps come again, and with them a new adapter."""
+    """Drop what came after the checkpoint that the run goes on from; those steps and the adapter come again."""
     shutil.rmtree(run.adapter, ignore_errors=True)
     (run.evaluation / "trained.samples.jsonl").unlink(missing_ok=True)
     run.checkpoints.mkdir(exist_ok=True)

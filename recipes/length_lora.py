@@ -44,9 +44,8 @@ def main() -> None:
     run.begin(policy.record)
     train(run, policy, fit_to_context(data.train, policy.tokenizer, config, "train"), policy.sampler())
     curve = run.finish(reward_curve(run))
-    print(
-        f"reward: {curve['first']:.2f} in step 1, {curve['last']:.2f} in step {curve['steps']}; adapter in {run.adapter}"
-    )
+    print(f"reward: {curve['first']:.2f} in step 1, {curve['last']:.2f} in step {curve['steps']}")
+    print(f"adapter: {run.adapter}")
 
 
 if __name__ == "__main__":
