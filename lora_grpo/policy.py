@@ -86,13 +86,14 @@ def load_policy(config: RunConfig) -> Policy:
         _import_unsloth()
 
     import torch
+    from safetensors import SafetensorError
 
     _quieten()
     _make_repeatable(config.seed)
     path = _source(config)
     try:
         model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config, path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"--model.name {config.model.name} cannot be loaded: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

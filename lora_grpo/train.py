@@ -193,7 +193,7 @@ def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> t
             reward_funcs=[log.watch(reward.function) for reward in rewards],
             rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
         )
-    except ValueError as error:
+    except (ValueError, ImportError, NotImplementedError) as error:
         raise UserError(f"TRL refuses the configuration: {' '.join(str(error).split())}") from error
     trainer.keep_checkpoints = config.train.keep_checkpoints
     # TRL 1.14 rounds a quantised model's adapter to bfloat16, whose steps are larger than most GRPO updates, while a

@@ -1,0 +1,158 @@
+"""The real stack on the embedded model: NF4 base, PEFT, TRL's GRPOTrainer. A few steps each."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lora_grpo.command_line import replace
+from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.data import load_data
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.policy import load_policy
+from lora_grpo.run_record import open_run
+from lora_grpo.train import grpo_arguments, train
+
+TINY = {
+    "model": {"engine": "peft"},
+    "lora": {"rank": 4, "alpha": 8},
+    "data": {"task": "starter", "train_limit": 8, "eval_limit": 4},
+    "sampling": {"num_generations": 4, "max_completion_tokens": 32},
+    "rewards": ("xml_tag_count=0.5", "near_length:60"),
+    "train": {
+        "max_steps": 3,
+        "prompts_per_step": 2,
+        "micro_batch_size": 4,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "checkpoint_steps": 2,
+        "completions_steps": 2,
+    },
+}
+
+
+def run_tiny(folder, how=None, **changes):
+    config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
+    data = load_data(config)
+    run = open_run(config, how or Invocation(), "test", data.record)
+    policy = load_policy(config)
+    run.begin(policy.record)
+    train(run, policy, data.train, policy.sampler())
+    return run, policy
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("run") / "out")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_adapter_learns_and_is_kept_in_full_precision(finished):
+    run, policy = finished
+    saved = load_file(run.adapter / "adapter_model.safetensors")
+    assert all(tensor.dtype == torch.float32 for tensor in saved.values())
+    moved = [name for name, tensor in saved.items() if "lora_B" in name and tensor.abs().max() > 0]
+    assert len(moved) == len(saved) // 2
+    live = {n.replace(".default", ""): p for n, p in policy.model.named_parameters() if p.requires_grad}
+    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+
+
+def test_every_step_is_in_the_metrics(finished):
+    run, _ = finished
+    steps = lines(run.metrics)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    wanted = {"reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio"}
+    wanted |= {"entropy", "grad_norm", "learning_rate", "step_time", "num_tokens", "rewards/near_length/mean"}
+    assert wanted <= steps[0].keys()
+    for step in steps:
+        total = 0.5 * step["rewards/xml_tag_count/mean"] + step["rewards/near_length/mean"]
+        assert step["reward"] == pytest.approx(total, abs=1e-4)
+
+
+def test_completions_carry_their_rewards(finished):
+    run, _ = finished
+    assert sorted(path.name for path in run.completions.iterdir()) == ["step-00001.jsonl", "step-00002.jsonl"]
+    logged, steps = lines(run.completions / "step-00002.jsonl"), lines(run.metrics)
+    assert len(logged) == 8
+    for line in logged:
+        assert line["reward"] == pytest.approx(0.5 * line["rewards"]["xml_tag_count"] + line["rewards"]["near_length"])
+    assert sum(line["reward"] for line in logged) / 8 == pytest.approx(steps[1]["reward"], abs=1e-4)
+    assert {line["id"] for line in logged} <= {f"starter/train/{n:05d}" for n in range(4000)}
+
+
+def test_checkpoints_are_whole_and_old_ones_go(finished):
+    run, _ = finished
+    names = sorted(path.name for path in run.checkpoints.iterdir())
+    assert names == ["checkpoint-2", "checkpoint-3"]
+    assert (run.checkpoints / "checkpoint-3" / "manifest.json").is_file()
+
+
+def test_a_finished_run_is_not_trained_again(finished):
+    run, policy = finished
+    before = (run.adapter / "adapter_model.safetensors").read_bytes()
+    metrics = run.metrics.read_bytes()
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:
+            parameter.data.zero_()
+    train(run, policy, [], policy.sampler())
+    assert (run.adapter / "adapter_model.safetensors").read_bytes() == before
+    assert run.metrics.read_bytes() == metrics
+    assert any(p.abs().max() > 0 for n, p in policy.model.named_parameters() if "lora_B" in n)
+
+
+def test_the_kl_reference_is_the_base(tmp_path):
+    run, policy = run_tiny(tmp_path / "out", train={"beta": 0.1, "max_steps": 2})
+    first, second = (step["kl"] for step in lines(run.metrics))
+    assert first == pytest.approx(0, abs=1e-6)  # a fresh adapter is the base
+    assert second > 1e-6
+    assert set(policy.model.peft_config) == {"default"}
+    assert not (run.adapter / "ref").exists()
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path):
+    """8 completions in one pass or in four: the same rollouts, the same adapter to within rounding."""
+    whole, _ = run_tiny(tmp_path / "whole", train={"micro_batch_size": 8, "max_steps": 1})
+    parts, _ = run_tiny(tmp_path / "parts", train={"micro_batch_size": 2, "max_steps": 1})
+    a, b = (load_file(run.adapter / "adapter_model.safetensors") for run in (whole, parts))
+    (one,), (two,) = lines(whole.metrics), lines(parts.metrics)
+    assert one["reward"] == two["reward"] and one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-3)
+    assert all((a[name] - b[name]).abs().max() < 2e-4 for name in a)
+
+
+def test_any_grpo_field_reaches_the_trainer(tmp_path):
+    from trl import GRPOConfig
+
+    config = replace(replace(RunConfig(), TINY), {"grpo": ("epsilon_high=0.28", "scale_rewards=none", "epsilon=1e-1")})
+    settings = GRPOConfig(**grpo_arguments(config, tmp_path, [1.0, 1.0]))
+    assert (settings.epsilon_high, settings.scale_rewards, settings.epsilon) == (0.28, "none", 0.1)
+
+
+def test_what_only_trl_can_judge_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="TRL refuses the configuration") as caught:
+        run_tiny(tmp_path / "out", grpo=("delta=0.1", "use_liger_kernel=true"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_reward_that_fails_stops_the_run_and_names_the_row(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, **columns):\n    return [float('nan') for _ in completions]\n"
+    )
+    with pytest.raises(RunError, match=r"reward 'mine' returned nan.*row starter/train/.*completion"):
+        run_tiny(tmp_path / "out", rewards=(f"{tmp_path}/mine.py:mine",))
+    assert not (tmp_path / "out" / "adapter").exists()
+
+
+def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
+    import shutil
+
+    from lora_grpo import starter
+
+    folder = shutil.copytree(starter.model_path(), tmp_path / "plain")
+    (folder / "chat_template.jinja").unlink()
+    run, _ = run_tiny(tmp_path / "out", model={"name": str(folder)}, train={"max_steps": 1})
+    assert "Question:" not in lines(run.completions / "step-00001.jsonl")[0]["completion"]
+    assert run.adapter.is_dir()
