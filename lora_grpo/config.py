@@ -196,7 +196,11 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     Raises:
         UserError: a count is not positive, or completions per step cannot be cut into micro-batches.
     """
-    world_size = world_size or int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size is None:
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if not launched.isdecimal() or int(launched) < 1:
+            raise UserError(f"the environment has WORLD_SIZE={launched!r}; expected a number of processes, or unset it")
+        world_size = int(launched)
     group, prompts, micro = (
         config.sampling.num_generations,
         config.train.prompts_per_step,
@@ -274,8 +278,10 @@ def check(config: RunConfig) -> None:
             raise UserError(f"{flag(name)} is {number}; expected a number above {low_open:g} and at most {high:g}")
     if not 0 <= config.lora.dropout < 1:
         raise UserError(f"--lora.dropout is {config.lora.dropout}; expected a number from 0 to below 1")
-    if config.train.beta < 0 or config.train.beta != config.train.beta:
+    if not 0 <= config.train.beta < float("inf"):
         raise UserError(f"--train.beta is {config.train.beta}; expected 0 (no KL penalty) or more")
+    if not config.lora.targets:
+        raise UserError("--lora.targets is empty; pass all-linear, or names of modules such as q_proj v_proj")
     if config.sampling.max_completion_tokens >= config.model.max_sequence_tokens:
         raise UserError(
             f"--sampling.max-completion-tokens {config.sampling.max_completion_tokens} leaves no room for a prompt in "

@@ -20,7 +20,6 @@ from lora_grpo.errors import UserError
 
 OWNED_FIELDS: dict[str, str] = {
     "output_dir": "--output-dir",
-    "overwrite_output_dir": "--overwrite",
     "resume_from_checkpoint": "--resume",
     "seed": "--seed",
     "data_seed": "--seed",
@@ -38,6 +37,7 @@ OWNED_FIELDS: dict[str, str] = {
     "lr_scheduler_type": "--train.lr-scheduler",
     "warmup_steps": "--train.warmup-steps",
     "beta": "--train.beta",
+    "loss_type": "--train.loss-type",
     "max_grad_norm": "--train.max-grad-norm",
     "optim": "--train.optimizer",
     "gradient_checkpointing": "--train.gradient-checkpointing",
@@ -47,6 +47,8 @@ OWNED_FIELDS: dict[str, str] = {
     "reward_weights": "--rewards",
     "save_strategy": "--train.checkpoint-steps",
     "save_only_model": "--train.checkpoint-steps",
+    "use_vllm": "--model.engine",
+    "logging_strategy": "metrics.jsonl, which has every step",
     "logging_steps": "metrics.jsonl, which has every step",
     "shuffle_dataset": "--seed, which fixes the order of prompts",
 }
@@ -82,7 +84,7 @@ def grpo_fields() -> dict[str, str]:
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Turn `["loss_type=dr_grpo", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
+    """Turn `["num_iterations=2", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
 
     Args:
         items: KEY=VALUE strings; the value is read as YAML (numbers, true/false, null, lists, mappings, else text).
@@ -118,6 +120,8 @@ def _value(key: str, text: str, annotation: str) -> Any:
     except yaml.YAMLError as error:
         raise UserError(f"--grpo {key}={text} cannot be read: {str(error).splitlines()[0]}") from None
     names = [name.strip() for name in annotation.replace('"', "").replace("'", "").split("|")]
+    if set(names) <= {"str", "None"} and value is not None:
+        value = value if isinstance(value, str) else text.strip()  # run_name=2026-11-21 is a name, not a date
     if isinstance(value, str) and any(name in ("float", "int") for name in names):
         # YAML 1.1 reads 1e-5 as text; people write it for a number.
         with contextlib.suppress(ValueError):

@@ -27,12 +27,13 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     Returns:
         The GPUs, and the reason in words when there is none.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    if visible in ("", "-1"):
         return [], "CUDA_VISIBLE_DEVICES hides every GPU"
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return [], "nvidia-smi is not on the PATH"
-    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -40,12 +41,22 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     if answer.returncode != 0:
         said = (answer.stderr or answer.stdout).strip().splitlines()
         return [], f"nvidia-smi failed: {said[0] if said else f'exit code {answer.returncode}'}"
-    gpus = []
+    found: list[tuple[str, str, Gpu]] = []
     for line in answer.stdout.splitlines():
-        name, _, mebibytes = line.rpartition(",")
-        if mebibytes.strip().isdigit():
-            gpus.append(Gpu(name.strip(), int(mebibytes) / 1024))
-    return gpus, "" if gpus else "nvidia-smi lists no GPU"
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) >= 4 and parts[-1].isdigit():
+            found.append((parts[0], parts[1], Gpu(", ".join(parts[2:-1]), int(parts[-1]) / 1024)))
+    if not found:
+        return [], "nvidia-smi lists no GPU"
+    if visible == "all" or "MIG-" in visible:  # a MIG slice is listed under its card alone
+        return [gpu for *_, gpu in found], ""
+    gpus = []
+    for wanted in map(str.strip, visible.split(",")):
+        fitting = [gpu for index, uuid, gpu in found if wanted == index or (wanted[:4] == "GPU-" and wanted in uuid)]
+        if not fitting:  # CUDA, too, stops at the first that does not exist
+            break
+        gpus += fitting
+    return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} names none of the {len(found)} that are there"
 
 
 def preset_gigabytes(preset: str) -> int | None:
