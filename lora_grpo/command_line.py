@@ -6,9 +6,12 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import json
+import operator
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +52,7 @@ def parse(
         SystemExit: `--help` was asked for.
     """
     arguments = list(arguments)
+    _refuse_split_lists(arguments)
     if {"-h", "--help"} & set(arguments):
         shown = _Arguments(replace(RunConfig(output_dir=f"outputs/{recipe}"), presets["starter"]))
         # tyro writes its help and raises SystemExit(0).
@@ -193,16 +197,24 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     return f"unknown {kind} {name}; " + (f"did you mean {near[0]}?" if near else "--help lists them")
 
 
+def _refuse_split_lists(arguments: Sequence[str]) -> None:
+    """Refuse a flag of several values that is given twice: the second would silently replace the first."""
+    given = Counter(argument.partition("=")[0].replace("_", "-") for argument in arguments)
+    for path, _ in _leaves(RunConfig, ""):
+        if given[flag(path)] > 1 and isinstance(operator.attrgetter(path)(RunConfig()), tuple):
+            raise UserError(f"{flag(path)} is given {given[flag(path)]} times; give all its values after one")
+
+
 def _last_value(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of the last `name VALUE` or `name=VALUE`."""
+    """Return the value of the last `name VALUE` or `name=VALUE`, spelled with dashes or underscores."""
     value = None
     for position, argument in enumerate(arguments):
-        if argument == name:
-            if position + 1 == len(arguments):
-                raise UserError(f"{name} needs a value")
-            value = arguments[position + 1]
-        elif argument.startswith(name + "="):
-            value = argument.split("=", 1)[1]
+        given, equals, text = argument.partition("=")
+        if given.replace("_", "-") != name:
+            continue
+        if not equals and position + 1 == len(arguments):
+            raise UserError(f"{name} needs a value")
+        value = text if equals else arguments[position + 1]
     return value
 
 
@@ -222,10 +234,11 @@ def _read_file(path: Path) -> list[str]:
         raise UserError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
     if isinstance(settings, dict) and "config" in settings and "lora_grpo_run" in settings:
         settings = settings["config"]
+    if settings is None and not text.strip():
+        raise UserError(f"--config {path} is empty; expected settings such as `train: {{max_steps: 60}}`")
     if not isinstance(settings, dict):
         raise UserError(f"--config {path} holds {type(settings).__name__}; expected a mapping such as `train: {{…}}`")
-    arguments = _flags_of(settings, "", str(path))
-    return arguments
+    return _flags_of(settings, "", str(path))
 
 
 def _flags_of(settings: Mapping[str, Any], prefix: str, where: str) -> list[str]:
@@ -246,9 +259,19 @@ def _flags_of(settings: Mapping[str, Any], prefix: str, where: str) -> list[str]
             head, _, tail = path.rpartition(".")
             arguments.append(flag(path) if value else flag(f"{head}.no-{tail}" if head else f"no-{tail}"))
         elif isinstance(value, dict):
-            arguments += [flag(path), *(f"{name}={json.dumps(entry)}" for name, entry in value.items())]
+            arguments += [flag(path), *_pairs(path, value)]
         elif isinstance(value, list):
-            arguments += [flag(path), *map(str, value)]
+            # `- correct_answer: 2.0` is YAML for a mapping of one.
+            texts = (_pairs(path, entry) if isinstance(entry, dict) else [str(entry)] for entry in value)
+            arguments += [flag(path), *itertools.chain.from_iterable(texts)]
         else:
-            arguments += [flag(path), str(value)]
+            arguments.append(f"{flag(path)}={value}")  # in one word: the value may begin with a dash
     return arguments
+
+
+def _pairs(path: str, values: Mapping[str, Any]) -> list[str]:
+    """Write a mapping as NAME=VALUE words; a reward without a scale has the usual one."""
+    return [
+        str(name) if entry is None and path == "rewards" else f"{name}={json.dumps(entry)}"
+        for name, entry in values.items()
+    ]
