@@ -1,0 +1,130 @@
+"""Time a training step of the default run against a plain GRPOTrainer script that does the same work.
+
+Both sides: the embedded model in NF4, the same adapter, prompts in the same order, rewards, loss and batch. The plain
+side is TRL as its documentation uses it: `peft_config`, and generation by the trainer. Each side runs in a process of
+its own, in turn, so that whatever else the machine does hits both. Compared is TRL's own `step_time`, its first two
+steps left out.
+
+    python scripts/benchmark_step.py --steps 8 --rounds 3
+"""
+
+import argparse
+import json
+import os
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WARM_UP = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8, help="steps a process, the first two not counted")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
+    parser.add_argument("--side", choices=("kit", "plain"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.steps <= WARM_UP or arguments.rounds < 1:
+        parser.error(f"--steps must be above {WARM_UP} and --rounds at least 1")
+    if arguments.side:
+        print(json.dumps({"kit": kit, "plain": plain}[arguments.side](arguments.steps)[WARM_UP:]))
+        return
+    times: dict[str, list[float]] = {"kit": [], "plain": []}
+    environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    for number in range(arguments.rounds):
+        for side in ("kit", "plain") if number % 2 == 0 else ("plain", "kit"):
+            command = [sys.executable, __file__, "--side", side, "--steps", str(arguments.steps)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+            new = json.loads(done.stdout.splitlines()[-1])
+            times[side] += new
+            print(f"round {number + 1}, {side:5}: median {statistics.median(new):.2f} s a step", flush=True)
+    kit_median, plain_median = (statistics.median(times[side]) for side in ("kit", "plain"))
+    print(
+        f"kit {kit_median:.2f} s, plain GRPOTrainer {plain_median:.2f} s a step (medians of {len(times['kit'])}): "
+        f"kit / plain = {kit_median / plain_median:.2f}"
+    )
+
+
+def kit(steps: int) -> list[float]:
+    """Run the recipe with its default settings and return the time of each step in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.argv = [
+            "gsm8k_lora.py",
+            *("--preset", "starter", "--output-dir", f"{folder}/run", "--train.max-steps", str(steps)),
+            *("--data.eval-limit", "1", "--eval.num-samples", "0"),
+        ]
+        runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["main"]()
+        return [json.loads(line)["step_time"] for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+
+
+def plain(steps: int) -> list[float]:
+    """Do the same with TRL alone and return the time of each step in seconds."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from trl import GRPOConfig, GRPOTrainer
+
+    from lora_grpo import starter
+    from lora_grpo.command_line import parse
+    from lora_grpo.data import load_data, prompt_order
+    from lora_grpo.reward_registry import parse_reward_specs, resolve
+
+    presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
+    config, _ = parse(["--preset", "starter"], recipe="gsm8k_lora", description="", presets=presets)
+    rows = load_data(config).train
+    rewards = resolve(parse_reward_specs(config.rewards))
+    order = prompt_order(len(rows), steps * config.train.prompts_per_step, config.seed)
+    quantisation = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        starter.model_path(), quantization_config=quantisation, dtype=torch.float32
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        settings = GRPOConfig(
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=config.train.micro_batch_size,
+            num_generations=config.sampling.num_generations,
+            max_completion_length=config.sampling.max_completion_tokens,
+            learning_rate=config.train.learning_rate,
+            lr_scheduler_type=config.train.lr_scheduler,
+            max_grad_norm=config.train.max_grad_norm,
+            loss_type=config.train.loss_type,
+            beta=config.train.beta,
+            optim=config.train.optimizer,
+            reward_weights=[reward.weight for reward in rewards],
+            shuffle_dataset=False,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=config.seed,
+        )
+        trainer = GRPOTrainer(
+            model=model,
+            processing_class=AutoTokenizer.from_pretrained(starter.model_path()),
+            args=settings,
+            train_dataset=Dataset.from_list(rows).select(order),
+            reward_funcs=[reward.function for reward in rewards],
+            peft_config=LoraConfig(
+                task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
+            ),
+        )
+        trainer.train()
+    return [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]
+
+
+if __name__ == "__main__":
+    main()
