@@ -50,7 +50,7 @@ def publish(staging: Path, path: Path) -> None:
     """Flush every file of `staging`, list them with their SHA-256 in a manifest, and rename the folder to `path`."""
     digests = {}
     for file in sorted(staging.rglob("*")):
-        if file.is_file() and file.name != MANIFEST:
+        if file.is_file() and file != staging / MANIFEST:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
             digests[file.relative_to(staging).as_posix()] = sha256(file)
@@ -64,8 +64,8 @@ def publish(staging: Path, path: Path) -> None:
 def damage(folder: Path) -> str | None:
     """Say what is wrong with a published folder, or None where every file is as it was written."""
     try:
-        digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError):
+        digests = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
         return f"no readable {MANIFEST}"
     for name, digest in digests.items():
         if not (folder / name).is_file():

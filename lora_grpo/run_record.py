@@ -107,8 +107,9 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
             f"{folder} already holds a run; pass --resume to go on with it, --overwrite to delete it, or another "
             "--output-dir"
         )
-    # What a kill before the first run.json leaves is ours: dot-files of the atomic writer.
-    foreign = [name for name in held if name not in _ENTRIES and not name.startswith(".")]
+    # Without a run.json nothing here is ours, a folder called `adapter` neither: `begin` deletes the old run.json last
+    # and writes the new one first. What a kill in between leaves are dot-files of the atomic writer.
+    foreign = [name for name in held if not name.startswith(".")]
     if not is_run and foreign:
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); give an empty or new --output-dir")
     try:
@@ -152,7 +153,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} does not exist; give the folder of a run") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.get("lora_grpo_run") != FORMAT:
+    needed = {"config", "data", "policy", "versions"}
+    if not isinstance(record, dict) or record.get("lora_grpo_run") != FORMAT or needed - record.keys():
         raise UserError(f"{path} is not a run record of format {FORMAT}")
     return record
 

@@ -364,6 +364,10 @@ def test_a_run_folder_that_was_moved_is_resumed_where_it_is():
     Path("old").rename("moved")
     made = config("--resume", "--output-dir", "moved")
     assert (made.seed, made.output_dir) == (5, "moved")
+    Path("outputs").mkdir()
+    Path("moved").rename("outputs/gsm8k_lora")
+    made = config("--resume")
+    assert (made.seed, made.output_dir) == (5, "outputs/gsm8k_lora")
 
 
 def test_resuming_what_is_not_there_is_a_new_run():
