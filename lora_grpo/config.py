@@ -7,6 +7,7 @@ line and `{"train": {"max_steps": ...}}` in a file.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,6 +242,9 @@ def check(config: RunConfig) -> None:
     check_style(config.data.prompt_style)
     parse_reward_specs(config.rewards)
     overrides = parse_grpo_overrides(config.grpo)
+    for dashboard in config.train.report_to:
+        if importlib.util.find_spec(dashboard) is None:
+            raise UserError(f"--train.report-to {dashboard} needs that package; run `pip install {dashboard}`")
     iterations = overrides.get("num_iterations", 1)
     if iterations > 1 and config.train.checkpoint_steps % iterations:
         raise UserError(

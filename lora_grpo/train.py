@@ -167,6 +167,8 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
 def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> tuple[Any, CompletionLog]:
     """Put the trainer together; nothing is trained or written yet."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
+    # transformers has no argument for it; without it the events would land among the checkpoints.
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+RECIPE = str(Path(__file__).resolve().parent.parent / "recipes" / "gsm8k_lora.py")
 
 
 @pytest.mark.slow
@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_default_run_raises_accuracy_by_30_points(tmp_path, seed):
     folder = tmp_path / "run"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "recipes" / "gsm8k_lora.py"), "--preset", "starter"]
-        + ["--seed", str(seed), "--output-dir", str(folder)],
+        [sys.executable, RECIPE, "--preset", "starter", "--seed", str(seed), "--output-dir", str(folder)],
         capture_output=True,
         text=True,
         check=False,

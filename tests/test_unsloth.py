@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+RECIPE = str(Path(__file__).resolve().parent.parent / "recipes" / "gsm8k_lora.py")
+SHORT = """--model.engine unsloth --train.max-steps 12 --train.prompts-per-step 4 --train.micro-batch-size 32
+    --data.eval-limit 20 --eval.num-samples 2 --eval.k 1"""
 
 pytestmark = [
     pytest.mark.engines,
@@ -32,9 +34,7 @@ def test_the_recipe_trains_with_unsloth(tmp_path):
     """A fresh process, because Unsloth patches what it finds; 12 steps, long enough for the reward to be drawn on."""
     folder = tmp_path / "run"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "recipes" / "gsm8k_lora.py"), "--model.engine", "unsloth"]
-        + ["--train.max-steps", "12", "--train.prompts-per-step", "4", "--train.micro-batch-size", "32"]
-        + ["--data.eval-limit", "20", "--eval.num-samples", "2", "--eval.k", "1", "--output-dir", str(folder)],
+        [sys.executable, RECIPE, *SHORT.split(), "--output-dir", str(folder)],
         capture_output=True,
         text=True,
         check=False,
