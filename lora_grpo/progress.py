@@ -21,6 +21,7 @@ class Progress:
     def __init__(self, total: int, title: str = "GRPO") -> None:
         self.total, self.title = total, title
         self._started: tuple[float, int] | None = None
+        self._next = 0
         self._bar: Any = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -50,8 +51,9 @@ class Progress:
         now = time.monotonic()
         if self._started is None:
             self._started = (now, done)
-        every = max(1, self.total // _PLAIN_LINES)
-        if done % every == 0 or done >= self.total or self._started[1] == done:
+        if done >= self._next or done >= self.total:
+            every = max(1, self.total // _PLAIN_LINES)
+            self._next = (done // every + 1) * every
             since, first = self._started
             left = (now - since) / max(1, done - first) * (self.total - done)
             eta = f", {left:.0f} s left" if done > first and done < self.total else ""

@@ -25,7 +25,8 @@ def load(split: str, source: str | None, limit: int | None, seed: int) -> list[R
         return starter.load(split, None, limit, seed)
     path = Path(source).expanduser()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a prompt may hold U+2028, which it takes for a line's end.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"{source} cannot be read: {reason}; expected a .jsonl or text file of prompts") from None

@@ -1,0 +1,65 @@
+import re
+
+import pytest
+
+from lora_grpo.progress import Progress
+
+
+@pytest.fixture
+def shown(capsys):
+    """Return a function that shows each number done and returns the lines on stderr."""
+
+    def show(total, done, title="GRPO"):
+        progress = Progress(total, title)
+        for number in done:
+            progress.show(number, f"note {number}")
+        progress.close()
+        said = capsys.readouterr()
+        assert said.out == ""
+        return said.err.splitlines()
+
+    return show
+
+
+def counts(lines):
+    return [int(re.search(r"(\d+)/", line)[1]) for line in lines]
+
+
+def test_a_long_run_has_about_ten_plain_lines(shown):
+    lines = shown(200, range(1, 201))
+    assert counts(lines) == [1, *range(20, 201, 20)]
+    assert "\r" not in "".join(lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_line_has_the_title_the_count_the_note_and_the_time_left(shown):
+    first, *_, middle, last = shown(4, range(1, 5), "evaluating base")
+    assert first == "evaluating base 1/4  note 1"
+    assert re.fullmatch(r"evaluating base 3/4  note 3, \d+ s left", middle)
+    assert last == "evaluating base 4/4  note 4"
+
+
+def test_steps_that_skip_the_tenths_are_shown_too(shown):
+    assert counts(shown(2000, range(256, 2048, 256))) == [256, 512, 768, 1024, 1280, 1536, 1792]
+    assert counts(shown(1000, range(30, 1001, 30)))[:4] == [30, 120, 210, 300]
+    assert len(shown(1000, range(7, 1001, 7))) <= 12
+
+
+def test_a_resumed_run_shows_where_it_goes_on(shown):
+    assert counts(shown(200, range(151, 201))) == [151, 160, 180, 200]
+
+
+def test_a_short_run_shows_every_step(shown):
+    assert counts(shown(3, [1, 2, 3])) == [1, 2, 3]
+    assert counts(shown(1, [1])) == [1]
+
+
+def test_a_step_shows_the_reward(capsys):
+    Progress(1).step(1, {"reward": 1.234, "reward_std": 0.5})
+    assert capsys.readouterr().err == "GRPO 1/1  reward 1.23 ± 0.50\n"
+
+
+def test_closing_twice_does_no_harm():
+    progress = Progress(3)
+    progress.close()
+    progress.close()
