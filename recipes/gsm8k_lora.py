@@ -80,9 +80,9 @@ def main() -> None:
 
     run = open_run(config, how, "gsm8k_lora", data.record)
     policy = load_policy(config)
-    run.begin(policy.record)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
+    run.begin(policy.record)
 
     sampler = policy.sampler()
     before = evaluate(run, sampler, eval_rows, "base")

@@ -41,8 +41,9 @@ def main() -> None:
 
     run = open_run(config, how, "length_lora", data.record)
     policy = load_policy(config)
+    rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     run.begin(policy.record)
-    train(run, policy, fit_to_context(data.train, policy.tokenizer, config, "train"), policy.sampler())
+    train(run, policy, rows, policy.sampler())
     curve = run.finish(reward_curve(run))
     print(f"reward: {curve['first']:.2f} in step 1, {curve['last']:.2f} in step {curve['steps']}")
     print(f"adapter: {run.adapter}")

@@ -51,6 +51,7 @@ def test_a_resumed_run_shows_where_it_goes_on(shown):
 
 def test_a_short_run_shows_every_step(shown):
     assert counts(shown(3, [1, 2, 3])) == [1, 2, 3]
+    assert counts(shown(23, range(1, 24)))[-2:] == [22, 23]
     assert counts(shown(1, [1])) == [1]
 
 

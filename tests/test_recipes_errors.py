@@ -1,0 +1,182 @@
+"""What a person sees who makes a mistake: one line, exit code 2, and nothing left behind."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lora_grpo.command_line import parse
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+ROW = '{"question": "What is 2 + 3?", "answer": "#### 5"}\n'
+OTHER = '{"question": "What is 2 + 4?", "answer": "#### 6"}\n'
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Return a function that runs a recipe in an empty folder, on a machine without a GPU."""
+    (tmp_path / "train.jsonl").write_text(ROW * 8)
+    (tmp_path / "eval.jsonl").write_text(OTHER)
+
+    def run(*arguments, name="gsm8k_lora", **environment):
+        return subprocess.run(
+            [sys.executable, RECIPES / f"{name}.py", *arguments],
+            cwd=tmp_path,
+            env={
+                **{name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
+                "CUDA_VISIBLE_DEVICES": "",
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def refused(result):
+    """Check how a mistake is told, and return what is said of it."""
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    *before, last = result.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert all(line.startswith(("preset ", "left ")) for line in before), before
+    return last.removeprefix("error: ")
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--train.max-step", "3"], "unknown flag --train.max-step; did you mean --train.max-steps?"),
+        (["--model.bits", "8"], "invalid choice '8'"),
+        (["--config", "missing.yaml"], "--config missing.yaml cannot be read: No such file or directory"),
+        (["--train.micro-batch-size", "7"], "128 completions, which micro-batches of 7 do not divide"),
+        (["--eval.k", "9"], "pass --eval.num-samples 9"),
+        (["--preset", "16gb"], "needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES hides every GPU)"),
+        (["--rewards", "corect_answer"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
+        (["--rewards", "mine.py:f"], "mine.py: no such file"),
+        (["--grpo", "epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
+        (["--model.name", "./missing"], "--model.name ./missing does not exist"),
+        (["--model.name", "."], "holds no config.json"),
+        (["--data.train", "train.jsonl"], "--data.train is given and --data.eval is not"),
+        (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl: no such file"),
+        ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
+        (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
+        (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
+        (["--resume", "--overwrite"], "pass one of them"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe(*arguments))
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "bad.jsonl: no rows"),
+        (f"{ROW}\n{{broken\n", "bad.jsonl:3: not JSON"),
+        (f'{ROW}{{"question": "What?"}}\n', "bad.jsonl:2: 'answer' is missing"),
+        (f'{ROW}{ROW}{{"question": "What?", "answer": "some"}}\n', "bad.jsonl:3: no readable number"),
+    ],
+)
+def test_a_wrong_row_is_named_by_its_line(recipe, tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe("--data.train", "bad.jsonl", "--data.eval", "eval.jsonl"))
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Hi"}\n')
+    result = recipe("--data.train", "mine.jsonl", name="length_lora")
+    assert "mine.jsonl:2: none of prompt, question, text holds text" in refused(result)
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
+def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path):
+    assert "needs the package unsloth; run `pip install" in refused(recipe("--model.engine", "unsloth"))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_launcher_that_sets_nonsense(recipe, tmp_path):
+    assert "WORLD_SIZE='two'" in refused(recipe(WORLD_SIZE="two"))
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run as it was left, of these settings."""
+    folder = tmp_path / "outputs" / "gsm8k_lora"
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "run.json").write_text(json.dumps({"lora_grpo_run": 1, "config": {"preset": "starter"}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "outputs/gsm8k_lora already holds a run; pass --resume"),
+        (["--resume"], "outputs/gsm8k_lora/run.json is not a run record"),
+        (["--resume", "--seed", "x"], "Error parsing --seed"),
+        (["--overwrite", "--train.micro-batch-size", "7"], "do not divide"),
+    ],
+)
+def test_a_run_that_is_there_stays_as_it_is(recipe, run_folder, arguments, message):
+    before = files(run_folder)
+    assert message in refused(recipe(*arguments))
+    assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
+
+
+def test_a_broken_run_json_is_one_line(recipe, run_folder):
+    (run_folder / "run.json").write_text("{")
+    before = files(run_folder)
+    assert "outputs/gsm8k_lora/run.json cannot be read" in refused(recipe("--resume"))
+    assert files(run_folder) == before
+
+
+def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(recipe, run_folder):
+    before = files(run_folder)
+    result = recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
+    assert "raise --model.max-sequence-tokens" in refused(result)
+    assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
+
+
+def test_a_dry_run_writes_nothing_and_prints_settings_that_read_back(recipe, tmp_path, monkeypatch):
+    arguments = [*FILES, "--seed", "7", "--train.learning-rate", "1e-5", "--grpo", "epsilon_high=0.28", "--lora.rslora"]
+    before = files(tmp_path)
+    result = recipe(*arguments, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert files(tmp_path) == before
+    assert not (tmp_path / "outputs").exists()
+
+    printed, prompt, rest = result.stdout.partition("--- prompt of train/0\n")
+    assert prompt
+    for text in ("What is 2 + 3?", "--- gold answer", "correct_answer", "nothing was trained"):
+        assert text in rest
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    Path("printed.yaml").write_text(printed)
+    presets = {"starter": {}}  # the file says everything, so the preset need not
+    asked, _ = parse(["--config", "printed.yaml"], recipe="gsm8k_lora", description="", presets=presets)
+    assert (asked.seed, asked.train.learning_rate, asked.lora.rslora) == (7, 1e-5, True)
+    assert json.loads(json.dumps(asked.to_dict())) == yaml.safe_load(printed)

@@ -1,0 +1,211 @@
+"""How the house is built: who may import whom, what stays unloaded, what files may be called."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "lora_grpo"
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "vllm", "unsloth", "accelerate")
+
+# Room -> the rooms it may import. `tasks` and `starter` are one room each; a room may import itself.
+MAY_IMPORT = {
+    "__init__": set(),
+    # Ground floor: no idea what a run is.
+    "errors": set(),
+    "atomic": set(),
+    "progress": set(),
+    "optional": {"errors"},
+    "hardware": {"errors"},
+    "grpo_fields": {"errors"},
+    "passk": {"errors"},
+    "prompts": {"errors"},
+    "starter": {"prompts"},
+    # Tasks and rewards: one grader for both.
+    "tasks": {"errors", "prompts", "starter"},
+    "rewards": {"prompts", "tasks"},
+    "reward_guard": {"errors", "rewards"},
+    "reward_files": {"errors", "reward_guard", "rewards"},
+    "reward_registry": {"errors", "reward_files", "reward_guard", "rewards"},
+    # What is asked for, and its record.
+    "config": {"errors", "grpo_fields", "prompts", "reward_registry", "tasks"},
+    "run_record": {"atomic", "config", "errors"},
+    "data": {"config", "errors", "prompts", "tasks"},
+    # The model.
+    "rollouts": {"config", "errors", "optional", "prompts"},
+    "policy": {"atomic", "config", "errors", "hardware", "optional", "rollouts", "starter"},
+    "command_line": {"config", "errors", "hardware", "policy"},
+    # The arrows of the flow.
+    "checkpoints": {"atomic"},
+    "completion_log": {"atomic", "rewards"},
+    "train": {
+        "atomic", "checkpoints", "command_line", "completion_log", "config", "data", "errors", "grpo_fields",
+        "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "tasks",
+    },
+    "evaluate": {"config", "errors", "progress", "prompts", "rollouts", "run_record", "tasks"},
+    "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
+    "dry_run": {"config", "data", "policy", "prompts", "reward_registry", "tasks"},
+}  # fmt: skip
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """Every module that a file imports, anywhere in it, in full: `lora_grpo.config`, `torch`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno} has a relative import; write lora_grpo. in full"
+            inside = node.module == "lora_grpo"
+            found |= {f"lora_grpo.{alias.name}" for alias in node.names} if inside else {node.module}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("import_module", "__import__", "require"):
+                found.add(str(node.args[0].value))
+    return found
+
+
+def rooms_imported(path):
+    names = {name.split(".")[1] for name in imported(path) if name.startswith("lora_grpo.")}
+    return names - {room(path), "__version__"}
+
+
+def reachable(start):
+    """The rooms that importing a room may load, directly or not."""
+    found, open_rooms = set(), {start}
+    while open_rooms:
+        near = MAY_IMPORT[open_rooms.pop()]
+        open_rooms |= near - found
+        found |= near
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_module_imports_only_rooms_below_it(path):
+    assert room(path) in MAY_IMPORT, f"give {room(path)} a line in MAY_IMPORT"
+    assert rooms_imported(path) <= MAY_IMPORT[room(path)]
+
+
+def test_no_two_rooms_need_each_other():
+    assert [name for name in MAY_IMPORT if name in reachable(name)] == []
+
+
+def test_the_table_speaks_of_rooms_that_exist():
+    assert set(MAY_IMPORT) == {room(path) for path in FILES}
+    assert set().union(*MAY_IMPORT.values()) <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "comparison", "run_record", "passk", "tasks", "rewards"])
+def test_nothing_that_measures_depends_on_training_or_the_policy(name):
+    assert not {"policy", "train"} & reachable(name)
+
+
+def test_only_the_policy_imports_unsloth():
+    importers = {room(path) for path in FILES if any(name.split(".")[0] == "unsloth" for name in imported(path))}
+    assert importers == {"policy"}
+
+
+def test_the_package_imports_nothing_around_it():
+    for path in (*FILES, *RECIPES):
+        assert not {name.split(".")[0] for name in imported(path)} & {"recipes", "scripts", "tests"}, path.name
+
+
+# What stays unloaded
+
+
+def run(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+def test_the_package_alone_loads_nothing_of_its_own():
+    result = run("import sys, lora_grpo; print([name for name in sys.modules if name.startswith('lora_grpo.')])")
+    assert result.stdout.strip() == "[]"
+
+
+def test_no_module_loads_a_heavy_package_when_it_is_imported():
+    code = (
+        "import importlib, sys\n"
+        "heavy = sys.argv[1].split(',')\n"
+        "for name in sys.argv[2:]:\n"
+        "    importlib.import_module(name)\n"
+        "    loaded = [package for package in heavy if package in sys.modules]\n"
+        "    assert not loaded, f'{name} loads {loaded}'\n"
+        "print('all of them')\n"
+    )
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES]
+    result = run(code, ",".join(HEAVY), *names)
+    assert result.stderr == ""
+    assert result.stdout == "all of them\n"
+
+
+RUN_RECIPE = (
+    "import runpy, sys\n"
+    "recipe, heavy = sys.argv[1], sys.argv[2].split(',')\n"
+    "sys.argv = [recipe, *sys.argv[3:]]\n"
+    "try:\n"
+    "    runpy.run_path(recipe, run_name='__main__')\n"
+    "except SystemExit as ended:\n"
+    "    code = ended.code\n"
+    "print('loaded', [package for package in heavy if package in sys.modules], 'code', code)\n"
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_help_loads_nothing_heavy_and_names_every_setting(recipe):
+    from lora_grpo.command_line import flag_names
+
+    result = run(RUN_RECIPE, recipe, ",".join(HEAVY), "--help")
+    assert result.stdout.splitlines()[-1] == "loaded [] code 0"
+    for section in ("model", "lora", "data", "sampling", "train", "eval"):
+        assert f"--{section}." in result.stdout
+    for name in flag_names():
+        assert name in result.stdout
+    assert ast.get_docstring(ast.parse(recipe.read_text())).split("\n")[0] in result.stdout
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "mistake", [["--sead", "1"], ["--train.micro-batch-size", "7"], ["--model.name", "./missing"], ["--grpo", "x=1"]]
+)
+def test_a_wrong_argument_is_told_before_anything_heavy_is_loaded(recipe, mistake):
+    result = run(RUN_RECIPE, recipe, ",".join(HEAVY), *mistake)
+    assert result.stdout == "loaded [] code 2\n"
+    assert result.stderr.startswith("error: ")
+
+
+# Files
+
+
+def test_no_file_is_named_after_nothing():
+    vague = {"util", "utils", "common", "helper", "helpers", "misc", "tools"}
+    assert [path for path in (*FILES, *RECIPES) if path.stem in vague] == []
+
+
+def test_the_readme_lists_every_recipe():
+    readme = ROOT / "README.md"
+    if not readme.is_file():
+        pytest.skip("no README.md yet")
+    text = readme.read_text(encoding="utf-8")
+    assert RECIPES
+    assert [path.name for path in RECIPES if f"`{path.name}`" not in text and f"recipes/{path.name}" not in text] == []
+
+
+def test_a_recipe_holds_no_logic_but_its_flow():
+    for path in RECIPES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert "main" in functions
+        loops = [node for node in ast.walk(functions["main"]) if isinstance(node, (ast.For, ast.While, ast.Try))]
+        assert loops == [], f"{path.name}: a loop belongs in the package"
