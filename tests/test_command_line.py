@@ -129,7 +129,7 @@ def test_values_of_every_kind_in_a_file():
             "model: {revision: null, trust_remote_code: false}\n"
             "lora: {rslora: true, targets: [q_proj, v_proj], dropout: 0.1}\n"
             "data: {train_limit: null, eval_limit: 10}\n"
-            "train: {learning_rate: 1e-5, report_to: tensorboard}\n"
+            "train: {learning_rate: 1e-5, report_to: []}\n"
             "eval: {k: [1, 2], num_samples: 2}\n"
         )
     )
@@ -137,7 +137,7 @@ def test_values_of_every_kind_in_a_file():
     assert (made.model.revision, made.model.trust_remote_code) == (None, False)
     assert (made.lora.rslora, made.lora.targets, made.lora.dropout) == (True, ("q_proj", "v_proj"), 0.1)
     assert (made.data.train_limit, made.data.eval_limit) == (None, 10)
-    assert (made.train.learning_rate, made.train.report_to) == (1e-5, ("tensorboard",))
+    assert (made.train.learning_rate, made.train.report_to) == (1e-5, ())
     assert made.eval.k == (1, 2)
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import json
 
 import pytest
@@ -160,6 +161,15 @@ def test_the_ends_of_the_ranges_are_accepted(name, value):
 
 def test_k_does_not_matter_without_sampled_evaluation():
     check(config(eval__num_samples=0, eval__k=(1, 4)))
+
+
+@pytest.mark.parametrize("dashboard", ["tensorboard", "trackio", "wandb"])
+def test_a_dashboard_needs_its_package(dashboard):
+    asked = config(train__report_to=(dashboard,))
+    if importlib.util.find_spec(dashboard):
+        check(asked)
+    else:
+        assert f"--train.report-to {dashboard} needs that package; run `pip install" in refusal(check, asked)
 
 
 def test_checkpoints_fall_between_two_generations():
