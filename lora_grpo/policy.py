@@ -12,7 +12,7 @@ from lora_grpo import starter
 from lora_grpo.config import STARTER, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.optional import require
-from lora_grpo.rollouts import MergedCopySampler, Sampler, SharedVllmSampler
+from lora_grpo.rollouts import GenerateSampler, MergedCopySampler, Sampler, SharedVllmSampler
 
 
 @dataclass
@@ -32,14 +32,14 @@ class Policy:
     def sampler(self) -> Sampler:
         """Return what draws completions from this policy.
 
-        Unsloth's shared vLLM engine where there is one; on a CPU an unpacked copy; else the model itself.
+        On a CPU an unpacked copy. On a GPU the model itself; with Unsloth its shared vLLM engine, or its `generate`.
         """
+        parts = (self.model, self.tokenizer, self.eos_token_ids)
         if getattr(self.model, "vllm_engine", None) is not None:
-            return SharedVllmSampler(self.model, self.tokenizer, self.eos_token_ids)
-        device = next(self.model.parameters()).device.type
-        if device == "cpu" and not self.model.peft_config["default"].use_dora:
-            return MergedCopySampler(self.model, self.tokenizer, self.eos_token_ids)
-        return Sampler(self.model, self.tokenizer, self.eos_token_ids)
+            return SharedVllmSampler(*parts)
+        if next(self.model.parameters()).device.type == "cpu" and not self.model.peft_config["default"].use_dora:
+            return MergedCopySampler(*parts)
+        return GenerateSampler(*parts) if self.engine == "unsloth" else Sampler(*parts)
 
 
 def check_model(config: RunConfig) -> None:

@@ -82,7 +82,7 @@ class Sampler:
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 drawn = self._decode(token_ids, num_samples, max_tokens, temperature, top_p, seed)
         finally:
             self.model.train(was_training)
@@ -207,6 +207,42 @@ class MergedCopySampler(Sampler):
                 weight.copy_(base)
                 if adapter:
                     weight.add_(layer.get_delta_weight("default").to(weight.dtype))
+
+
+class GenerateSampler(Sampler):
+    """Samples by the model's own `generate`, for an engine that replaces the forward pass behind it.
+
+    Such an engine's trainer draws its rollouts that way too, so this sampler serves evaluation.
+    """
+
+    serves_training = False
+
+    def _decode(
+        self,
+        prompts: list[list[int]],
+        num_samples: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+    ) -> list[list[int]]:
+        import torch
+
+        batch = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        device = next(self.model.parameters()).device
+        torch.manual_seed(seed)
+        drawing = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        output = self.model.generate(
+            **batch.to(device),
+            **(drawing if temperature else {"do_sample": False}),
+            num_return_sequences=num_samples,
+            max_new_tokens=max_tokens,
+            eos_token_id=self.eos_token_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        ends = set(self.eos_token_ids)
+        drawn = output[:, batch["input_ids"].shape[1] :].tolist()
+        return [ids[: next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))] for ids in drawn]
 
 
 class SharedVllmSampler(Sampler):

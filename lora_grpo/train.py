@@ -27,7 +27,7 @@ from lora_grpo.policy import Policy, compute_dtype
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render
 from lora_grpo.reward_registry import parse_reward_specs, resolve
-from lora_grpo.rollouts import Sampler
+from lora_grpo.rollouts import Sampler, SharedVllmSampler
 from lora_grpo.run_record import Run, now
 from lora_grpo.tasks import Row
 
@@ -53,6 +53,7 @@ def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> No
     if run.adapter.is_dir() and run.record.get("trained_steps") == config.train.max_steps:
         _load_adapter(policy, run.adapter)
         return
+    sampler.refresh(adapter=True)  # an evaluation of the base may have switched the adapter off
     trainer, log = _build(run, policy, rows, sampler)
     found = newest_complete(run.checkpoints)
     done = found[1] if found else 0
@@ -177,7 +178,7 @@ def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> t
     rewards = resolve(parse_reward_specs(config.rewards))
     log = CompletionLog(run.completions, config.train.completions_steps, {r.name: r.weight for r in rewards})
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
-    arguments["use_vllm"] = not sampler.serves_training
+    arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
     try:
         settings = GRPOConfig(**arguments)
     except (ValueError, TypeError, ImportError) as error:

@@ -4,7 +4,7 @@ import torch
 from lora_grpo.config import ModelConfig, RunConfig
 from lora_grpo.policy import load_policy
 from lora_grpo.prompts import SYSTEM_PROMPTS, render
-from lora_grpo.rollouts import MergedCopySampler, Sampler, pick
+from lora_grpo.rollouts import GenerateSampler, MergedCopySampler, Sampler, pick
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0, "seed": 0}
@@ -63,6 +63,20 @@ def test_refresh_follows_the_adapter_and_leaves_it_out(policy, prompts, sampler)
     assert torch.allclose(base, expected, atol=1e-3)
     assert not torch.allclose(base, adapted, atol=1e-2)
     assert torch.equal(adapted, again)  # computed from the base each time: no drift
+
+
+@pytest.mark.parametrize("kind", [Sampler, GenerateSampler])
+def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts, sampler, kind):
+    live = kind(policy.model, policy.tokenizer, policy.eos_token_ids)
+    for adapter in (True, False):
+        live.refresh(adapter=adapter)
+        sampler.refresh(adapter=adapter)
+        assert live.rollouts(prompts, 1, **GREEDY) == sampler.rollouts(prompts, 1, **GREEDY)
+    sampler.refresh(adapter=True)
+    live.refresh(adapter=True)
+    first = live.rollouts(prompts, 4, **SAMPLED)
+    assert first == live.rollouts(prompts, 4, **SAMPLED)
+    assert [len(group) for group in first] == [4, 4] and len({rollout.text for rollout in first[0]}) > 1
 
 
 def test_sampling_leaves_the_4_bit_base_as_it_was(policy, prompts):

@@ -10,6 +10,7 @@ from lora_grpo.command_line import replace
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.evaluate import evaluate
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
 from lora_grpo.train import grpo_arguments, train
@@ -135,6 +136,24 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
     with pytest.raises(UserError, match="TRL refuses the configuration") as caught:
         run_tiny(tmp_path / "out", grpo=("delta=0.1", "use_liger_kernel=true"))
     assert "\n" not in str(caught.value)
+
+
+def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
+    """Also what a GPU run does: an evaluation of the base first, and then the same model trains."""
+    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), {"lora": {"dora": True}})
+    data = load_data(config)
+    run = open_run(config, Invocation(), "test", data.record)
+    policy = load_policy(config)
+    run.begin(policy.record)
+    sampler = policy.sampler()
+    assert sampler.model is policy.model
+    before = evaluate(run, sampler, data.eval, "base")
+    train(run, policy, data.train, sampler)
+    saved = load_file(run.adapter / "adapter_model.safetensors")
+    assert all(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
+    sampler.refresh(adapter=False)
+    (run.evaluation / "base.samples.jsonl").unlink()
+    assert evaluate(run, sampler, data.eval, "base") == before
 
 
 def test_a_reward_that_fails_stops_the_run_and_names_the_row(tmp_path):
