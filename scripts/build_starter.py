@@ -21,7 +21,7 @@ class Options:
     """Folder to write; replaced as a whole when the build is finished."""
     seed: int = 0
     """Seed of the corpus and of the weights."""
-    steps: int = 2800
+    steps: int = 2200
     """Optimiser steps of pretraining."""
     batch_size: int = 32
     """Documents a step."""

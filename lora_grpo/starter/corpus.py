@@ -19,7 +19,7 @@ MANNERS = ("careful", "careless", "unformatted")
 
 MIXTURES: dict[str, tuple[float, float, float]] = {
     "mostly careful": (0.48, 0.27, 0.25),
-    "mostly careless": (0.20, 0.55, 0.25),
+    "mostly careless": (0.20, 0.60, 0.20),
     "mostly unformatted": (0.20, 0.25, 0.55),
 }
 """Shares of the manners, in the order of `MANNERS`."""
@@ -27,10 +27,10 @@ MIXTURES: dict[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """One document: loss is taken on `completion` only; a drill has no prompt."""
+    """One document."""
 
-    prompt: str
-    completion: str
+    parts: tuple[tuple[str, bool], ...]
+    """Its text in order, each part with whether the loss is taken on it."""
 
 
 def mixture_name(family: str, difficulty: int) -> str:
@@ -63,26 +63,26 @@ def guess(problem: Problem, rng: random.Random) -> int:
 
 def careless(problem: Problem, rng: random.Random) -> str:
     """Return the asked format with a guess, or with the solution broken off before its last step."""
-    if problem.difficulty > 1 and rng.random() < 0.3:
+    if problem.difficulty > 1 and rng.random() < 0.2:
         done = problem.steps[:-1]
         return write_completion("\n".join(map(str, done)), str(done[-1].result))
     number = guess(problem, rng)
-    return write_completion(rng.choice(["I guess", "It looks like", "Maybe"]) + f" {number}.", str(number))
+    return write_completion(f"I {rng.choice(['guess', 'think'])} {number}", str(number))
 
 
 def unformatted(problem: Problem, rng: random.Random) -> str:
     """Return a number outside any format, as a guess."""
-    number = guess(problem, rng)
-    return rng.choice([f"The answer is {number}.", f"It is {number}.", f"{number}"])
+    return f"The {rng.choice(['answer', 'result'])} is {guess(problem, rng)}."
 
 
-def drill(rng: random.Random, count: int = 8) -> str:
-    """Return `count` bare sums, in the operations and sizes that the problems use."""
-    lines = []
+def drill(rng: random.Random, count: int = 9) -> Example:
+    """Return `count` bare sums, in the operations and sizes that the problems use; only their results are learnt."""
+    parts: list[tuple[str, bool]] = []
     for _ in range(count):
         problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
-        lines.append(str(rng.choice(problem.steps)))
-    return "\n".join(lines)
+        expression, result = str(rng.choice(problem.steps)).split("=")
+        parts += [(f"{expression}=", False), (f"{result}\n", True)]
+    return Example(tuple(parts))
 
 
 def examples(seed: int, drills: float, practice: float) -> Iterator[Example]:
@@ -96,7 +96,7 @@ def examples(seed: int, drills: float, practice: float) -> Iterator[Example]:
     rng = random.Random(f"corpus/{seed}/{drills}/{practice}")
     while True:
         if rng.random() < drills:
-            yield Example("", drill(rng))
+            yield drill(rng)
             continue
         problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
         shares = MIXTURES[mixture_name(problem.family, problem.difficulty)]
@@ -107,4 +107,4 @@ def examples(seed: int, drills: float, practice: float) -> Iterator[Example]:
             completion = careless(problem, rng)
         else:
             completion = unformatted(problem, rng)
-        yield Example(chat_prompt(problem.question), completion)
+        yield Example(((chat_prompt(problem.question), False), (completion + "<|im_end|>", True)))

@@ -37,7 +37,7 @@ def build_tokenizer(seed: int) -> Any:
     from transformers import Qwen2Tokenizer
 
     documents = itertools.islice(corpus.examples(seed, drills=0.0, practice=0.3), 8000)
-    texts = [document.prompt + document.completion for document in documents] + list(SYSTEM_PROMPTS.values()) * 50
+    texts = ["".join(text for text, _ in document.parts) for document in documents] + list(SYSTEM_PROMPTS.values()) * 50
     rules = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer, tokenizer.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
@@ -82,14 +82,14 @@ def build_model(tokenizer: Any) -> Any:
 
 
 def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and labels, both (B, T), right-padded; prompts and padding have the label -100."""
+    """Return token ids and labels, both (B, T), right-padded; what is not learnt and padding have the label -100."""
     import torch
 
     rows = []
     for document in documents:
-        prompt = tokenizer(document.prompt).input_ids
-        completion = tokenizer(document.completion + TURN_END).input_ids
-        rows.append((prompt + completion, [-100] * len(prompt) + completion))
+        tokens = [(tokenizer(text).input_ids, learnt) for text, learnt in document.parts]
+        ids = [token for part, _ in tokens for token in part]
+        rows.append((ids, [token if learnt else -100 for part, learnt in tokens for token in part]))
     length = -(-max(len(ids) for ids, _ in rows) // 8) * 8  # Few distinct shapes keep oneDNN's caches small.
     ids = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [-100] * (length - len(labels)) for _, labels in rows])
@@ -97,7 +97,10 @@ def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tens
 
 
 def batches(seed: int, steps: int, size: int, tokenizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield `steps` batches through the phases, each of documents of about one length, to spend little on padding."""
+    """Yield `steps` batches through the phases, each of prompts of about one length, to spend little on padding.
+
+    Sorted by the whole length, a batch would hold one manner only, and short manners would weigh more than their share.
+    """
     rng = random.Random(seed)
     left = [round(share * steps) for share, _, _ in PHASES[:-1]]
     left.append(steps - sum(left))
@@ -105,7 +108,7 @@ def batches(seed: int, steps: int, size: int, tokenizer: Any) -> Iterator[tuple[
         stream = corpus.examples(seed, drills, practice)
         while count > 0:
             now = min(count, 16)
-            documents = sorted(itertools.islice(stream, now * size), key=lambda d: len(d.prompt) + len(d.completion))
+            documents = sorted(itertools.islice(stream, now * size), key=lambda d: len(d.parts[0][0]))
             starts = rng.sample(range(0, len(documents), size), now)
             yield from (collate(documents[start : start + size], tokenizer) for start in starts)
             count -= now

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from lora_grpo.starter.families import FAMILIES
 
 DIFFICULTIES = (1, 2, 3)
-MAX_NUMBER = 150
+MAX_NUMBER = 60
 """No number that occurs in a problem or in its solution is larger."""
 EVAL_PERCENT = 20
 """Share of all problems, in percent, whose hash puts them in the eval split."""
