@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from lora_grpo.config import Invocation, RunConfig, check, flag
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.hardware import choose_preset
 from lora_grpo.policy import check_model
 
@@ -133,14 +133,6 @@ def run_command(main: Callable[[], None]) -> int:
         print("interrupted; the same command with --resume goes on", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
-
-
-class Interrupted(Exception):
-    """SIGTERM or Ctrl-C stopped the run after it saved; the message says how to go on."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.signal_number = signal_number
 
 
 def _terminate(signal_number: int, frame: object) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError
-from lora_grpo.grpo_fields import parse_grpo_overrides
+from lora_grpo.grpo_fields import check_name, parse_grpo_overrides
 from lora_grpo.prompts import check_style
 from lora_grpo.reward_registry import parse_reward_specs
 from lora_grpo.tasks import get_task
@@ -104,8 +104,6 @@ class TrainConfig:
     """Steps of linear warm-up."""
     beta: float = 0.0
     """Weight of the KL penalty towards the base model; 0 leaves it out (and `kl` is then not logged)."""
-    loss_type: str = "dapo"
-    """TRL's GRPO loss: dapo, dr_grpo, grpo, bnpo, cispo, ..."""
     max_grad_norm: float = 0.2
     """Gradient norm above which gradients are scaled down."""
     optimizer: str = "adamw_torch"
@@ -242,6 +240,8 @@ def check(config: RunConfig) -> None:
     check_style(config.data.prompt_style)
     parse_reward_specs(config.rewards)
     overrides = parse_grpo_overrides(config.grpo)
+    check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
+    check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")
     for dashboard in config.train.report_to:
         if importlib.util.find_spec(dashboard) is None:
             raise UserError(f"--train.report-to {dashboard} needs that package; run `pip install {dashboard}`")

@@ -1,4 +1,4 @@
-"""The two ways a command ends badly: the user can fix it (exit 2), or the run failed (exit 1)."""
+"""The ways a command ends early: the user can fix it (exit 2), the run failed (exit 1), or it was told to stop."""
 
 
 class UserError(Exception):
@@ -11,3 +11,11 @@ class RunError(Exception):
     """The run itself failed after it started. The message is one line: what, got, expected, and the fix."""
 
     exit_code = 1
+
+
+class Interrupted(Exception):
+    """SIGTERM or Ctrl-C stopped the run after it saved; the message says how to go on."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number

@@ -124,7 +124,8 @@ def _size(batch: _Batch, settings: EvalConfig) -> int:
 def _kept_samples(path: Path) -> list[Sample]:
     """Read the samples of an earlier process up to the first line that was not written to its end."""
     samples: list[Sample] = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
+    # Lines end in "\n" alone: a completion may hold U+2028, which str.splitlines takes for an end as well.
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
             samples.append(json.loads(line))
         except ValueError:

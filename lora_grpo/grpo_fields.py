@@ -37,7 +37,6 @@ OWNED_FIELDS: dict[str, str] = {
     "lr_scheduler_type": "--train.lr-scheduler",
     "warmup_steps": "--train.warmup-steps",
     "beta": "--train.beta",
-    "loss_type": "--train.loss-type",
     "max_grad_norm": "--train.max-grad-norm",
     "optim": "--train.optimizer",
     "gradient_checkpointing": "--train.gradient-checkpointing",
@@ -51,6 +50,8 @@ OWNED_FIELDS: dict[str, str] = {
     "logging_strategy": "metrics.jsonl, which has every step",
     "logging_steps": "metrics.jsonl, which has every step",
     "shuffle_dataset": "--seed, which fixes the order of prompts",
+    "remove_unused_columns": "the kit, whose rewards read the columns",
+    "push_to_hub": "nothing here: upload the finished adapter instead, see the README",
 }
 """GRPOConfig field -> where the kit sets it. Two ways to set one thing would disagree one day."""
 
@@ -59,6 +60,13 @@ _SOURCES = (
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
 )
+CHOICES: dict[str, tuple[str, ...]] = {
+    "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": ("token", "sequence"),
+}
+"""Text fields whose values TRL 1.14 looks at only when the first step is already sampled."""
+
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 
 
@@ -71,20 +79,50 @@ def grpo_fields() -> dict[str, str]:
     """
     fields: dict[str, str] = {}
     for package, relative, class_name in _SOURCES:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise UserError(f"{package} is not installed; run `pip install -e .` in the project's folder")
-        tree = ast.parse((Path(spec.origin).parent / relative).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                for statement in node.body:
-                    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                        fields[statement.target.id] = ast.unparse(statement.annotation)
+        for statement in _class_body(package, relative, class_name):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                fields[statement.target.id] = ast.unparse(statement.annotation)
     return fields
 
 
+def check_name(flag: str, name: str, relative: str, class_name: str) -> None:
+    """Refuse a name that an enumeration of the installed transformers does not have.
+
+    Args:
+        flag: the flag that gave the name.
+        name: what it gave, e.g. `cosine`.
+        relative: the source file within transformers, e.g. `trainer_utils.py`.
+        class_name: the enumeration, e.g. `SchedulerType`.
+
+    Raises:
+        UserError: no such name; the nearest one is offered.
+    """
+    known = [
+        str(statement.value.value)
+        for statement in _class_body("transformers", relative, class_name)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+    ]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        raise UserError(f"{flag} {name!r} is not known to the installed transformers; {hint}")
+
+
+@functools.cache
+def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
+    """Return the statements of a class in an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(f"{package} is not installed; run `pip install -e .` in the project's folder")
+    tree = ast.parse((Path(spec.origin).parent / relative).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return node.body
+    raise UserError(f"the installed {package} has no {class_name} in {relative}; install the pinned version")
+
+
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Turn `["num_iterations=2", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
+    """Turn `["loss_type=dr_grpo", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
 
     Args:
         items: KEY=VALUE strings; the value is read as YAML (numbers, true/false, null, lists, mappings, else text).
@@ -104,7 +142,7 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
             hint = f"did you mean {near[0]!r}?" if near else "see TRL's GRPOConfig for its fields"
             raise UserError(f"--grpo {key!r} is not a field of the installed GRPOConfig; {hint}")
         if key in OWNED_FIELDS:
-            raise UserError(f"--grpo {key} is set by {OWNED_FIELDS[key]}; use that")
+            raise UserError(f"--grpo {key} is set by {OWNED_FIELDS[key]}")
         if key in overrides:
             raise UserError(f"--grpo {key} is given twice")
         overrides[key] = _value(key, text, fields[key])
@@ -131,6 +169,10 @@ def _value(key: str, text: str, annotation: str) -> Any:
         wrong_bool = isinstance(value, bool) and "bool" not in names
         if not isinstance(value, accepted) or wrong_bool:
             raise UserError(f"--grpo {key}={text} is {type(value).__name__}; GRPOConfig expects {annotation}")
+    if key in CHOICES and value not in CHOICES[key]:
+        near = difflib.get_close_matches(str(value), CHOICES[key], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(CHOICES[key])}"
+        raise UserError(f"--grpo {key}={text} is not known to TRL; {hint}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"--grpo {key}={text} is not a finite number")
     return value

@@ -21,7 +21,7 @@ from lora_grpo.errors import UserError
 
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
-_ENTRIES = ("adapter", "checkpoints", "completions", "evaluation", "metrics.jsonl", "run.json")
+_ENTRIES = ("adapter", "checkpoints", "completions", "evaluation", "tensorboard", "metrics.jsonl", "run.json")
 _MAY_CHANGE = ("output_dir", "train.max_steps", "train.checkpoint_steps", "train.keep_checkpoints", "train.report_to")
 """Settings a resumed run may have other values of: none changes a step that is already done."""
 

@@ -17,11 +17,10 @@ from typing import Any
 
 from lora_grpo import atomic
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
-from lora_grpo.command_line import Interrupted
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.data import prompt_order
-from lora_grpo.errors import UserError
+from lora_grpo.errors import Interrupted, UserError
 from lora_grpo.grpo_fields import parse_grpo_overrides
 from lora_grpo.policy import Policy, compute_dtype
 from lora_grpo.progress import Progress
@@ -117,7 +116,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "optim": settings.optimizer,
         "max_grad_norm": settings.max_grad_norm,
         "beta": settings.beta,
-        "loss_type": settings.loss_type,
+        "loss_type": "dapo",
         "epsilon": 0.2,
         "num_iterations": 1,
         "scale_rewards": "group",

@@ -98,7 +98,7 @@ def plain(steps: int) -> list[float]:
             learning_rate=config.train.learning_rate,
             lr_scheduler_type=config.train.lr_scheduler,
             max_grad_norm=config.train.max_grad_norm,
-            loss_type=config.train.loss_type,
+            loss_type="dapo",
             beta=config.train.beta,
             optim=config.train.optimizer,
             reward_weights=[reward.weight for reward in rewards],

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.grpo_fields import OWNED_FIELDS, grpo_fields, parse_grpo_overrides
+from lora_grpo.grpo_fields import CHOICES, OWNED_FIELDS, check_name, grpo_fields, parse_grpo_overrides
 
 
 def refusal(*items):
@@ -32,9 +32,9 @@ def test_every_owned_field_names_a_flag_that_exists():
 
 def test_whatever_the_trainer_is_given_outright_is_owned():
     """A field of GRPOConfig that a setting of the kit decides is refused, or the two would disagree."""
-    for item in ("loss_type=dr_grpo", "beta=0.1", "learning_rate=1", "max_steps=5", "use_vllm=true", "optim=sgd"):
+    for item in ("beta=0.1", "learning_rate=1", "max_steps=5", "use_vllm=true", "optim=sgd"):
         key = item.split("=")[0]
-        assert refusal(item) == f"--grpo {key} is set by {OWNED_FIELDS[key]}; use that"
+        assert refusal(item) == f"--grpo {key} is set by {OWNED_FIELDS[key]}"
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,37 @@ def test_grpoconfig_takes_what_was_read(tmp_path):
         (["mask_truncated_completions=1"], "is int; GRPOConfig expects bool"),
         (["mask_truncated_completions=maybe"], "is str; GRPOConfig expects bool"),
         (["epsilon=[1"], "--grpo epsilon=[1 cannot be read"),
-        (["seed=3"], "--grpo seed is set by --seed; use that"),
+        (["seed=3"], "--grpo seed is set by --seed"),
     ],
 )
 def test_a_wrong_override_says_what_is_expected(items, message):
     assert message in refusal(*items)
+
+
+@pytest.mark.parametrize("item", ["loss_type=drgrpo", "scale_rewards=nonsense", "importance_sampling_level=word"])
+def test_a_name_that_trl_would_refuse_after_sampling_is_refused_at_once(item):
+    with pytest.raises(UserError, match="is not known to TRL"):
+        parse_grpo_overrides([item])
+
+
+def test_the_names_offered_are_those_of_the_installed_trl():
+    import inspect
+
+    from trl import GRPOTrainer
+
+    source = inspect.getsource(GRPOTrainer)
+    for field, names in CHOICES.items():
+        assert all(f'"{name}"' in source for name in names), field
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "file", "enumeration", "says"),
+    [
+        ("--train.lr-scheduler", "cosin", "trainer_utils.py", "SchedulerType", "did you mean 'cosine'"),
+        ("--train.optimizer", "adamw_8bits", "training_args.py", "OptimizerNames", "did you mean 'adamw_8bit'"),
+    ],
+)
+def test_names_of_transformers_are_checked_without_importing_it(flag, name, file, enumeration, says):
+    with pytest.raises(UserError, match=says):
+        check_name(flag, name, file, enumeration)
+    check_name(flag, says.split("'")[1], file, enumeration)
