@@ -10,9 +10,11 @@ from typing import Any
 
 from lora_grpo import starter
 from lora_grpo.config import STARTER, RunConfig
+from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.merged_copy import MergedCopySampler
 from lora_grpo.optional import require
-from lora_grpo.rollouts import GenerateSampler, MergedCopySampler, Sampler, SharedVllmSampler
+from lora_grpo.rollouts import Sampler
 
 
 @dataclass

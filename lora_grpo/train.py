@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import sys
 import time
 import types
@@ -18,16 +17,18 @@ from typing import Any
 from lora_grpo import atomic
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
 from lora_grpo.completion_log import CompletionLog
-from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
+from lora_grpo.engine_samplers import SharedVllmSampler
 from lora_grpo.errors import Interrupted, UserError
-from lora_grpo.grpo_fields import parse_grpo_overrides
-from lora_grpo.policy import Policy, compute_dtype
+from lora_grpo.grpo_arguments import grpo_arguments
+from lora_grpo.policy import Policy
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render
 from lora_grpo.reward_registry import parse_reward_specs, resolve
-from lora_grpo.rollouts import Sampler, SharedVllmSampler
+from lora_grpo.rollouts import Sampler
 from lora_grpo.run_record import Run, now
+from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
 
 
@@ -86,69 +87,10 @@ def resume_command(run: Run) -> str:
     return f"python {sys.argv[0]} --resume --output-dir {run.folder}"
 
 
-def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:
-    """Return every GRPOConfig argument the run relies on.
-
-    All are given: TRL's defaults change between versions, and Unsloth's patched GRPOConfig has others (learning rate
-    5e-5, 8-bit AdamW, importance-sampling correction off).
-    """
-    import torch
-
-    shape, dtype, on_gpu = batch_shape(config), compute_dtype(), torch.cuda.is_available()
-    settings, sampling = config.train, config.sampling
-    return {
-        "output_dir": str(folder),
-        "max_steps": settings.max_steps,
-        "per_device_train_batch_size": settings.micro_batch_size,
-        "gradient_accumulation_steps": shape.accumulation_steps,
-        "steps_per_generation": shape.accumulation_steps,
-        "num_generations": sampling.num_generations,
-        "max_completion_length": sampling.max_completion_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": 0,
-        "min_p": None,
-        "repetition_penalty": 1.0,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": settings.lr_scheduler,
-        "warmup_steps": settings.warmup_steps,
-        "weight_decay": 0.0,
-        "optim": settings.optimizer,
-        "max_grad_norm": settings.max_grad_norm,
-        "beta": settings.beta,
-        "loss_type": "dapo",
-        "epsilon": 0.2,
-        "num_iterations": 1,
-        "scale_rewards": "group",
-        "importance_sampling_level": "token",
-        "vllm_importance_sampling_correction": True,
-        "vllm_mode": "colocate",
-        "mask_truncated_completions": False,
-        "reward_weights": reward_weights,
-        # The order of rows is decided by prompt_order; see there.
-        "shuffle_dataset": False,
-        "gradient_checkpointing": settings.gradient_checkpointing,
-        "bf16": on_gpu and dtype == torch.bfloat16,
-        "fp16": on_gpu and dtype == torch.float16,
-        "use_cpu": not on_gpu,
-        "dataloader_pin_memory": on_gpu,
-        "seed": config.seed,
-        "save_strategy": "steps",
-        "save_steps": settings.checkpoint_steps,
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "log_completions": False,
-        "report_to": list(settings.report_to),
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        **parse_grpo_overrides(config.grpo),
-    }
-
-
 def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
     """Run the trainer to its end, or to a signal."""
     last = run.config.train.max_steps
-    with _StopOnSignal() as stop:
+    with StopOnSignal() as stop:
         trainer.add_callback(_callback(on_step_end=lambda state, control: stop.obey(control)))
         started = time.monotonic()
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -291,30 +233,6 @@ def _forget_after(run: Run, step: int) -> None:
     for path in run.completions.glob("step-*.jsonl"):
         if int(path.stem.removeprefix("step-")) > step:
             path.unlink()
-
-
-class _StopOnSignal:
-    """While it is entered, the first SIGINT or SIGTERM asks for a checkpoint and a stop, the second ends at once."""
-
-    caught = 0
-
-    def __enter__(self) -> _StopOnSignal:
-        self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _catch(self, number: int, frame: object) -> None:
-        if self.caught:
-            raise KeyboardInterrupt
-        self.caught = number
-        print("stopping after this step; once more stops at once", file=sys.stderr)
-
-    def obey(self, control: Any) -> None:
-        if self.caught:
-            control.should_save = control.should_training_stop = True
 
 
 def _callback(

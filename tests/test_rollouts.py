@@ -2,9 +2,11 @@ import pytest
 import torch
 
 from lora_grpo.config import ModelConfig, RunConfig
+from lora_grpo.engine_samplers import GenerateSampler
+from lora_grpo.merged_copy import MergedCopySampler
 from lora_grpo.policy import load_policy
 from lora_grpo.prompts import SYSTEM_PROMPTS, render
-from lora_grpo.rollouts import GenerateSampler, MergedCopySampler, Sampler, pick
+from lora_grpo.rollouts import Sampler, pick
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0, "seed": 0}

@@ -38,15 +38,21 @@ MAY_IMPORT = {
     "run_record": {"atomic", "config", "errors"},
     "data": {"config", "errors", "prompts", "tasks"},
     # The model.
-    "rollouts": {"config", "errors", "optional", "prompts"},
-    "policy": {"atomic", "config", "errors", "hardware", "optional", "rollouts", "starter"},
+    "rollouts": set(),
+    "merged_copy": {"rollouts"},
+    "engine_samplers": {"rollouts"},
+    "policy": {
+        "atomic", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts", "starter",
+    },
     "command_line": {"config", "errors", "hardware", "policy"},
     # The arrows of the flow.
     "checkpoints": {"atomic"},
     "completion_log": {"atomic", "rewards"},
+    "stop_signal": set(),
+    "grpo_arguments": {"config", "grpo_fields", "policy"},
     "train": {
-        "atomic", "checkpoints", "command_line", "completion_log", "config", "data", "errors", "grpo_fields",
-        "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "tasks",
+        "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
+        "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal", "tasks",
     },
     "evaluate": {"config", "errors", "progress", "prompts", "rollouts", "run_record", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},

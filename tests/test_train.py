@@ -11,9 +11,10 @@ from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluate import evaluate
+from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
-from lora_grpo.train import grpo_arguments, train
+from lora_grpo.train import train
 
 TINY = {
     "model": {"engine": "peft"},

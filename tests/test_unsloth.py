@@ -23,7 +23,7 @@ from pathlib import Path
 if sys.argv[1] == "unsloth":
     import unsloth
 from lora_grpo.config import RunConfig
-from lora_grpo.train import grpo_arguments
+from lora_grpo.grpo_arguments import grpo_arguments
 arguments = grpo_arguments(RunConfig(), Path(sys.argv[2]), [1.0])
 from trl import GRPOConfig
 print(json.dumps({name: repr(value) for name, value in vars(GRPOConfig(**arguments)).items()}))
