@@ -57,6 +57,11 @@ def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> No
     trainer, log = _build(run, policy, rows, sampler)
     found = newest_complete(run.checkpoints)
     done = found[1] if found else 0
+    if done > config.train.max_steps:
+        raise UserError(
+            f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
+            "--output-dir"
+        )
     _forget_after(run, done)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)

@@ -58,7 +58,7 @@ PRESETS = {
         "train": {
             "max_steps": 60,
             "prompts_per_step": 8,
-            "micro_batch_size": 128,
+            "micro_batch_size": 32,
             "learning_rate": 5e-4,
             "lr_scheduler": "constant",
             "warmup_steps": 0,

@@ -22,7 +22,7 @@ PRESETS = {
         "data": {"task": "prompts"},
         "sampling": {"num_generations": 8, "max_completion_tokens": 64},
         "rewards": ("near_length:120",),
-        "train": {"max_steps": 40, "micro_batch_size": 64, "learning_rate": 1e-3, "lr_scheduler": "constant"},
+        "train": {"max_steps": 40, "micro_batch_size": 32, "learning_rate": 1e-3, "lr_scheduler": "constant"},
     },
     "8gb": {
         "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct"},

@@ -71,6 +71,7 @@ def plain(steps: int) -> list[float]:
 
     from lora_grpo import starter
     from lora_grpo.command_line import parse
+    from lora_grpo.config import batch_shape
     from lora_grpo.data import load_data, prompt_order
     from lora_grpo.reward_registry import parse_reward_specs, resolve
 
@@ -93,6 +94,7 @@ def plain(steps: int) -> list[float]:
             output_dir=folder,
             max_steps=steps,
             per_device_train_batch_size=config.train.micro_batch_size,
+            gradient_accumulation_steps=batch_shape(config).accumulation_steps,
             num_generations=config.sampling.num_generations,
             max_completion_length=config.sampling.max_completion_tokens,
             learning_rate=config.train.learning_rate,
