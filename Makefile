@@ -37,4 +37,4 @@ $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import itertools
 import json
@@ -23,6 +24,7 @@ from lora_grpo.config import Invocation, RunConfig, check, flag
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.hardware import choose_preset
 from lora_grpo.policy import check_model
+from lora_grpo.run_record import close_run
 
 Overrides = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
@@ -56,7 +58,8 @@ def parse(
     if {"-h", "--help"} & set(arguments):
         shown = _Arguments(replace(RunConfig(output_dir=f"outputs/{recipe}"), presets["starter"]))
         # tyro writes its help and raises SystemExit(0).
-        tyro.cli(_Arguments, args=["--help"], default=shown, prog=f"{recipe}.py", description=description)
+        about = f"{description}\nPresets: auto, {', '.join(presets)}. The defaults below are those of `starter`."
+        tyro.cli(_Arguments, args=["--help"], default=shown, prog=f"{recipe}.py", description=about)
     path = _last_value(arguments, "--config")
     file_arguments = _read_file(Path(path)) if path is not None else []
     if "--resume" in arguments:
@@ -124,19 +127,21 @@ def run_command(main: Callable[[], None]) -> int:
     try:
         main()
     except (UserError, RunError) as error:
+        close_run("failed", str(error))
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except Interrupted as interrupted:
-        print(interrupted, file=sys.stderr)
-        return 128 + interrupted.signal_number
-    except KeyboardInterrupt:
-        print("interrupted; the same command with --resume goes on", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except (Interrupted, KeyboardInterrupt) as stop:
+        again = close_run("interrupted")
+        print((str(stop) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
+        return 128 + (stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
+    except BaseException as error:
+        close_run("failed", repr(error))
+        raise
     return 0
 
 
 def _terminate(signal_number: int, frame: object) -> None:
-    raise Interrupted("terminated; the same command with --resume goes on", signal_number)
+    raise Interrupted("terminated", signal_number)
 
 
 def _parse_flags(arguments: list[str], defaults: RunConfig, where: str = "") -> _Arguments:
@@ -250,6 +255,8 @@ def _flags_of(settings: Mapping[str, Any], prefix: str, where: str) -> list[str]
                 raise UserError(f"{where}: {path} is {value!r}; expected true or false")
             head, _, tail = path.rpartition(".")
             arguments.append(flag(path) if value else flag(f"{head}.no-{tail}" if head else f"no-{tail}"))
+        elif value is None and functools.reduce(getattr, path.split("."), RunConfig()) is not None:
+            raise UserError(f"{where}: {path} is empty; give a value or leave the key out")
         elif isinstance(value, dict):
             arguments += [flag(path), *_pairs(path, value)]
         elif isinstance(value, list):

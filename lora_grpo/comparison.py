@@ -85,6 +85,7 @@ def conclude(run: Run, before: Sequence[Sample], after: Sequence[Sample]) -> Non
 def reward_curve(run: Run) -> dict[str, float]:
     """Return the mean reward of the first and of the last step, and the number of steps."""
     lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if "reward" in line]  # rollouts used twice are rewarded once
     return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}
 
 

@@ -147,7 +147,9 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rewards: tuple[str, ...] = ("correct_answer",)
-    """Rewards as NAME=SCALE, summed: built-in names, trl:NAME, or my_file.py:function."""
+    """Rewards as NAME=SCALE, summed. Built in: correct_answer, integer_answer, strict_xml_format, soft_xml_format,
+    xml_tag_count, think_answer_format, pattern:REGEX, longer_is_better, near_length:200; TRL's as trl:NAME; yours as
+    my_file.py:function."""
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     grpo: tuple[str, ...] = ()
@@ -246,6 +248,11 @@ def check(config: RunConfig) -> None:
         if importlib.util.find_spec(dashboard) is None:
             raise UserError(f"--train.report-to {dashboard} needs that package; run `pip install {dashboard}`")
     iterations = overrides.get("num_iterations", 1)
+    if iterations > 1 and config.train.max_steps % iterations:
+        raise UserError(
+            f"--train.max-steps {config.train.max_steps} is not a multiple of num_iterations={iterations}; "
+            "the last rollouts would be used less often than the others"
+        )
     if iterations > 1 and config.train.checkpoint_steps % iterations:
         raise UserError(
             f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
@@ -269,6 +276,8 @@ def check(config: RunConfig) -> None:
         ("seed", config.seed, 0),
     ):
         _at_least(low, name, value)
+    if config.seed >= 2**32:
+        raise UserError(f"--seed is {config.seed}; expected a number below 2**32")
     for name, number, low_open, high in (
         ("model.gpu_memory_share", config.model.gpu_memory_share, 0.0, 1.0),
         ("sampling.temperature", config.sampling.temperature, 0.0, 10.0),

@@ -13,8 +13,8 @@ class RunError(Exception):
     exit_code = 1
 
 
-class Interrupted(Exception):
-    """SIGTERM or Ctrl-C stopped the run after it saved; the message says how to go on."""
+class Interrupted(BaseException):
+    """SIGTERM or Ctrl-C stopped the run. Like KeyboardInterrupt it passes every `except Exception`."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

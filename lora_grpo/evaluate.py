@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import atomic
 from lora_grpo.config import EvalConfig, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
@@ -60,14 +62,15 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     kept = _kept_samples(path)
     done = _whole_batches(kept, batches, config.eval, path)
     samples = kept[: sum(_size(batch, config.eval) for batch in batches[:done])]
-    path.write_text("".join(_line(sample) for sample in samples), encoding="utf-8")
+    if len(samples) < len(kept) or (path.exists() and not path.read_bytes().endswith(b"\n")):
+        atomic.write_text(path, "".join(map(_line, samples)))
     if done == len(batches):
         return samples
     if done:
         print(f"{path.name}: {len(samples)} samples are there already", file=sys.stderr)
     task, total = get_task(config.data.task), sum(_size(batch, config.eval) for batch in batches)
     progress = Progress(total, f"evaluating {name}")
-    with path.open("a", encoding="utf-8") as file:
+    with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
         for batch in batches[done:]:
             drawn = sampler.rollouts(
                 [render(sampler.tokenizer, row["prompt"]) for row in batch.rows],
@@ -100,7 +103,6 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
             samples += new
             passed = sum(sample["passed"] for sample in samples)
             progress.show(len(samples), f"{passed / len(samples):.1%} pass")
-    progress.close()
     return samples
 
 

@@ -67,6 +67,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Text fields whose values TRL 1.14 looks at only when the first step is already sampled."""
 
+UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
+UNREAD_FIELDS |= {"chat_template_kwargs", "use_transformers_continuous_batching"}
+"""Fields that TRL's own generation reads and the kit's sampler does not."""
+
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 
 

@@ -59,6 +59,18 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} names none of the {len(found)} that are there"
 
 
+def use_one_gpu() -> None:
+    """Show CUDA the GPU that the preset was chosen for, and no other; to be called before torch is imported.
+
+    Transformers' Trainer would otherwise take every GPU it sees into one process and multiply the batch. A launcher of
+    several processes (`WORLD_SIZE`) gives each its own.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if "WORLD_SIZE" not in os.environ:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0].strip()
+
+
 def preset_gigabytes(preset: str) -> int | None:
     """Return the card size that a preset is named after, e.g. 16 for `16gb`; None for `starter`."""
     return int(preset.removesuffix("gb")) if preset.removesuffix("gb").isdigit() else None

@@ -12,6 +12,7 @@ from lora_grpo import starter
 from lora_grpo.config import STARTER, RunConfig
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.hardware import nvidia_gpus, preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
@@ -77,11 +78,10 @@ def load_policy(config: RunConfig) -> Policy:
     # OpenMP's threads spin while they wait, unless told otherwise before torch loads it. On cores that something else
     # wants too, spinning is many times slower; on idle ones it gains next to nothing (docs/benchmarks.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    use_one_gpu()
     engine = config.model.engine
     if engine == "auto":
         import importlib.util
-
-        from lora_grpo.hardware import nvidia_gpus
 
         engine = "unsloth" if nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
     if engine == "unsloth":
@@ -90,6 +90,11 @@ def load_policy(config: RunConfig) -> Policy:
     import torch
     from safetensors import SafetensorError
 
+    if preset_gigabytes(config.preset) and not torch.cuda.is_available():
+        raise UserError(
+            f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
+            "install torch's CUDA build or a newer driver, or pass --preset starter"
+        )
     _quieten()
     _make_repeatable(config.seed)
     path = _source(config)
@@ -153,7 +158,8 @@ def compute_dtype() -> Any:
 
     if not torch.cuda.is_available():
         return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    # Older cards (T4, RTX 20) emulate bfloat16, slowly.
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def _load_peft(config: RunConfig, path: str) -> tuple[Any, Any]:
@@ -223,6 +229,8 @@ def _load_unsloth(config: RunConfig, path: str) -> tuple[Any, Any]:
         dtype=compute_dtype(),
         revision=config.model.revision,
         trust_remote_code=config.model.trust_remote_code,
+        # Otherwise Unsloth takes its own mirror of a known model and leaves the revision out.
+        use_exact_model_name=True,
         **options,
     )
     targets = list(config.lora.targets)

@@ -87,7 +87,15 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
         prompt: chat messages that end with a user turn.
     """
     if getattr(tokenizer, "chat_template", None):
-        return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
+        from jinja2 import TemplateError
+
+        try:
+            return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise UserError(
+                f"the model's chat template refuses the messages ({error}); a template without a system role needs "
+                "another model or an edited template"
+            ) from None
     plain = {"system": "{}\n\n", "user": "Question: {}\nAnswer:", "assistant": " {}\n\n"}
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
 

@@ -32,7 +32,7 @@ def guard(function: RewardFunction, name: str) -> RewardFunction:
             values = (
                 list(output) if isinstance(output, Iterable) and not isinstance(output, (str, bytes, dict)) else None
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             culprit = _find_culprit(function, batch, size)
             raise RewardError(f"reward {name!r} raised {one_line(error)}; {_describe(batch, culprit)}") from error
         if values is None:
@@ -76,7 +76,7 @@ def _find_culprit(function: RewardFunction, batch: Mapping[str, Any], size: int)
         }
         try:
             function(**row)
-        except Exception:  # noqa: BLE001 - the error itself is already on its way
+        except (Exception, SystemExit):  # noqa: BLE001 - the error itself is already on its way
             return i
     return None
 

@@ -87,7 +87,9 @@ class Sampler:
             self.model.train(was_training)
         ends = set(self.eos_token_ids)
         texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
-        flat = [Rollout(ids, text, truncated=ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)]
+        flat = [
+            Rollout(ids, text, truncated=not ids or ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)
+        ]
         return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
 
     def _decode(

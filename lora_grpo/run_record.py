@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,8 +24,15 @@ from lora_grpo.errors import UserError
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 _ENTRIES = ("adapter", "checkpoints", "completions", "evaluation", "tensorboard", "metrics.jsonl", "run.json")
-_MAY_CHANGE = ("output_dir", "train.max_steps", "train.checkpoint_steps", "train.keep_checkpoints", "train.report_to")
-"""Settings a resumed run may have other values of: none changes a step that is already done."""
+_MAY_CHANGE = (
+    "output_dir",
+    "train.max_steps",
+    "train.micro_batch_size",
+    "train.checkpoint_steps",
+    "train.keep_checkpoints",
+    "train.report_to",
+)
+"""Settings a resumed run may have other values of: they change no step, or (the micro-batch) its rounding."""
 
 
 @dataclass
@@ -33,6 +42,8 @@ class Run:
     folder: Path
     config: RunConfig
     record: dict[str, Any] = field(default_factory=dict)
+    begun: bool = False
+    """True once this process has written run.json."""
 
     @property
     def adapter(self) -> Path:
@@ -71,6 +82,7 @@ class Run:
                         f"the run in {self.folder} began with {name} {self.record['policy'][name]!r}, now it is "
                         f"{policy_record[name]!r}; restore it, or give another --output-dir"
                     )
+        self.begun = True
         self.update(status="running", policy=policy_record, seed=self.config.seed)
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +133,7 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
     if how.resume and not is_run:
         print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
     run = Run(folder, config)
+    _opened[:] = [run]
     if how.resume and is_run:
         run.record = read_record(folder)
         _compare(run, data_record)
@@ -138,6 +151,34 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         }
     return run
+
+
+def close_run(status: str, error: str | None = None) -> str | None:
+    """Say in run.json how the run that this process opened has ended.
+
+    A run that was not begun leaves its folder as it was found.
+
+    Args:
+        status: `failed` or `interrupted`; a complete run stays complete.
+        error: what went wrong.
+
+    Returns:
+        The command that goes on with the run; None where there is nothing to go on with.
+    """
+    if not _opened:
+        return None
+    run = _opened.pop()
+    if run.begun:
+        if run.record["status"] != "complete":
+            run.update(status=status, ended=now(), error=error)
+        return shlex.join([sys.executable, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
+    with contextlib.suppress(OSError):  # not empty: there was something before
+        run.checkpoints.rmdir()
+    if not (run.folder / "run.json").exists():
+        (run.folder / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            run.folder.rmdir()
+    return None
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -191,6 +232,12 @@ def git_revision() -> str | None:
 
 def _compare(run: Run, data_record: dict[str, Any]) -> None:
     """Refuse to go on with another run's settings or rows."""
+    steps, asked = run.record["config"]["train"]["max_steps"], run.config.train.max_steps
+    if steps != asked and not run.config.train.lr_scheduler.startswith("constant"):
+        raise UserError(
+            f"--train.max-steps {asked} cannot follow {steps}: {run.config.train.lr_scheduler} is laid out over "
+            "the whole run; give another --output-dir"
+        )
     before, after = _flat(run.record["config"]), _flat(json.loads(json.dumps(run.config.to_dict())))
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
@@ -231,6 +278,8 @@ def _lock(folder: Path) -> None:
 
 
 _held: list[Any] = []
+_opened: list[Run] = []
+"""The run that this process works on, for `close_run`."""
 
 
 def _delete(path: Path) -> None:

@@ -26,6 +26,7 @@ class StopOnSignal:
         self.caught = number
         print("stopping after this step; once more stops at once", file=sys.stderr)
 
-    def obey(self, control: Any) -> None:
-        if self.caught:
+    def obey(self, state: Any, control: Any, num_iterations: int) -> None:
+        """Ask the trainer to save and stop, between two uses of the same rollouts never: that could not be resumed."""
+        if self.caught and state.global_step % num_iterations == 0:
             control.should_save = control.should_training_stop = True

@@ -20,19 +20,20 @@ from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
 from lora_grpo.engine_samplers import SharedVllmSampler
-from lora_grpo.errors import Interrupted, UserError
+from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.grpo_arguments import grpo_arguments
+from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
 from lora_grpo.policy import Policy
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render
 from lora_grpo.reward_registry import parse_reward_specs, resolve
 from lora_grpo.rollouts import Sampler
-from lora_grpo.run_record import Run, now
+from lora_grpo.run_record import Run
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
 
 
-def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> None:
+def train(run: Run, policy: Policy, trainer: Any) -> None:
     """Train the policy's adapter with GRPO and leave it in the run's `adapter/`.
 
     A finished run returns at once with the adapter loaded; one that was killed goes on from its newest complete
@@ -41,20 +42,18 @@ def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> No
     Args:
         run: the open run; metrics, checkpoints and completions are written into its folder.
         policy: model, tokenizer and adapter; trained in place.
-        rows: training rows with `prompt`; asked in a seeded order.
-        sampler: draws the rollouts, where the engine does not do so itself.
+        trainer: what `make_trainer` returned.
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C came; a checkpoint was saved first.
-        UserError: a setting that only TRL can judge is refused.
         RewardError: a reward function failed.
+        RunError: the GPU's memory did not suffice, or no row could be graded.
     """
     config = run.config
     if run.adapter.is_dir() and run.record.get("trained_steps") == config.train.max_steps:
         _load_adapter(policy, run.adapter)
         return
-    sampler.refresh(adapter=True)  # an evaluation of the base may have switched the adapter off
-    trainer, log = _build(run, policy, rows, sampler)
+    policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
     found = newest_complete(run.checkpoints)
     done = found[1] if found else 0
     if done > config.train.max_steps:
@@ -65,7 +64,7 @@ def train(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> No
     _forget_after(run, done)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
-        log.resumed_at(done)
+        trainer.completion_log.resumed_at(done)
     if found and done >= config.train.max_steps:
         # Killed between the last checkpoint and the adapter.
         _load_adapter(policy, found[0])
@@ -81,43 +80,63 @@ def save_adapter(policy: Policy, path: Path) -> None:
         policy.model.save_pretrained(folder, selected_adapters=["default"])
         policy.tokenizer.save_pretrained(folder)
         # PEFT writes this set in the order of string hashes, which differs between two runs.
+        # PEFT's card is a form to fill in, with the base's path on this machine.
+        (folder / "README.md").unlink(missing_ok=True)
+        (folder / "adapter_model.safetensors").chmod(0o644)
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         if isinstance(settings["target_modules"], list):
             settings["target_modules"].sort()
         atomic.write_json(folder / "adapter_config.json", settings)
 
 
-def resume_command(run: Run) -> str:
-    """Return the command that goes on with the run."""
-    return f"python {sys.argv[0]} --resume --output-dir {run.folder}"
-
-
 def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
     """Run the trainer to its end, or to a signal."""
-    last = run.config.train.max_steps
+    import torch
+
     with StopOnSignal() as stop:
-        trainer.add_callback(_callback(on_step_end=lambda state, control: stop.obey(control)))
+        trainer.add_callback(
+            _callback(on_step_end=lambda state, control: stop.obey(state, control, trainer.num_iterations))
+        )
         started = time.monotonic()
-        trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"the GPU's memory did not suffice in step {trainer.state.global_step + 1}; go on with --resume "
+                f"--train.micro-batch-size {max(1, run.config.train.micro_batch_size // 2)}, or begin anew with a "
+                f"smaller --sampling.max-completion-tokens ({_one_line(error)})"
+            ) from error
+        finally:
+            trainer.progress.close()
     steps = trainer.state.global_step
+    on_gpu = torch.cuda.is_available()
     run.update(
         seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),
         peak_memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 2),
+        peak_gpu_memory_gib=round(torch.cuda.max_memory_allocated() / 1024**3, 2) if on_gpu else None,
     )
-    if stop.caught and steps < last:
-        run.update(status="interrupted", ended=now())
-        raise Interrupted(
-            f"stopped after step {steps} of {last}, saved; go on with: {resume_command(run)}", stop.caught
-        )
+    if stop.caught:
+        raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stop.caught)
 
 
-def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> tuple[Any, CompletionLog]:
-    """Put the trainer together; nothing is trained or written yet."""
+def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> Any:
+    """Put TRL's trainer together. Nothing is trained or written yet: what TRL refuses, it refuses before a run begins.
+
+    Args:
+        run: the open run.
+        policy: model, tokenizer and adapter.
+        rows: training rows with `prompt`; asked in a seeded order.
+        sampler: draws the rollouts, where the engine does not do so itself.
+
+    Raises:
+        UserError: a reward cannot be loaded, a column holds values of several types, or TRL refuses a setting.
+    """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
     # transformers has no argument for it; without it the events would land among the checkpoints.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     import torch
     from datasets import Dataset
+    from pyarrow import ArrowInvalid, ArrowTypeError
     from trl import GRPOConfig, GRPOTrainer
 
     config = run.config
@@ -125,25 +144,35 @@ def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> t
     log = CompletionLog(run.completions, config.train.completions_steps, {r.name: r.weight for r in rewards})
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
+    unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
+    if unread:
+        raise UserError(f"--grpo {unread[0]} would be ignored: the kit's own sampler does not read it; leave it out")
     try:
         settings = GRPOConfig(**arguments)
     except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"TRL refuses the configuration: {' '.join(str(error).split())}") from error
+        raise UserError(f"TRL refuses the configuration: {_one_line(error)}") from error
 
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
-    columns = [dict(row, prompt=_prompt(policy.tokenizer, row)) for row in rows]
+    names = {name: None for row in rows for name in row}
+    columns = [{**names, **row, "prompt": _prompt(policy.tokenizer, row)} for row in rows]
+    try:
+        dataset = Dataset.from_list(columns).select(order)
+    except (ArrowInvalid, ArrowTypeError) as error:
+        raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
     trainer_class = types.new_class("Trainer", (AtomicCheckpoints, GRPOTrainer))
     try:
         trainer = trainer_class(
             model=policy.model,
             processing_class=policy.tokenizer,
             args=settings,
-            train_dataset=Dataset.from_list(columns).select(order),
+            train_dataset=dataset,
             reward_funcs=[log.watch(reward.function) for reward in rewards],
             rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
         )
+        trainer.create_optimizer()
+        trainer.optimizer = None  # it was made to see that it can be; the weights are cast first
     except (ValueError, ImportError, NotImplementedError) as error:
-        raise UserError(f"TRL refuses the configuration: {' '.join(str(error).split())}") from error
+        raise UserError(f"TRL refuses the configuration: {_one_line(error)}") from error
     trainer.keep_checkpoints = config.train.keep_checkpoints
     # TRL 1.14 rounds a quantised model's adapter to bfloat16, whose steps are larger than most GRPO updates, while a
     # resumed run would get it back in float32. Full precision here costs a few megabytes and makes both runs one.
@@ -154,26 +183,29 @@ def _build(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> t
     if "ref" in policy.model.peft_config:
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
-    progress = Progress(config.train.max_steps)
+    trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
+        if "loss" not in logs:
+            return
+        if "reward" in logs and logs["reward"] is None:
+            raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
+        with run.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
-            with run.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-            progress.step(state.global_step, logs)
+            trainer.progress.step(state.global_step, logs)
 
     trainer.add_callback(
         _callback(
             on_log=on_log,
             on_step_end=lambda state, control: log.write(state.global_step),
-            on_train_end=lambda state, control: progress.close(),
         )
     )
     # Its only use is to print every log as a dictionary.
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
-    return trainer, log
+    return trainer
 
 
 def _prompt(tokenizer: Any, row: Row) -> Any:
@@ -218,6 +250,10 @@ def _load_adapter(policy: Policy, path: Path) -> None:
     set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _forget_after(run: Run, step: int) -> None:
     """Drop what came after the checkpoint that the run goes on from; those steps and the adapter come again."""
     shutil.rmtree(run.adapter, ignore_errors=True)
@@ -243,7 +279,6 @@ def _forget_after(run: Run, step: int) -> None:
 def _callback(
     on_log: Callable[[Any, dict[str, Any]], None] | None = None,
     on_step_end: Callable[[Any, Any], None] | None = None,
-    on_train_end: Callable[[Any, Any], None] | None = None,
 ) -> Any:
     """Make a TrainerCallback of functions of (state, logs) and (state, control)."""
     from transformers import TrainerCallback
@@ -256,9 +291,5 @@ def _callback(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if on_step_end:
                 on_step_end(state, control)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if on_train_end:
-                on_train_end(state, control)
 
     return Callback()

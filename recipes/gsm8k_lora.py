@@ -19,7 +19,7 @@ from lora_grpo.dry_run import dry_run
 from lora_grpo.evaluate import evaluate
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
-from lora_grpo.train import train
+from lora_grpo.train import make_trainer, train
 
 REWARDS = (
     "correct_answer=2.0",
@@ -82,11 +82,12 @@ def main() -> None:
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
+    sampler = policy.sampler()
+    trainer = make_trainer(run, policy, train_rows, sampler)
     run.begin(policy.record)
 
-    sampler = policy.sampler()
     before = evaluate(run, sampler, eval_rows, "base")
-    train(run, policy, train_rows, sampler)
+    train(run, policy, trainer)
     after = evaluate(run, sampler, eval_rows, "trained")
     conclude(run, before, after)
 

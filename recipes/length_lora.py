@@ -15,7 +15,7 @@ from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
-from lora_grpo.train import train
+from lora_grpo.train import make_trainer, train
 
 PRESETS = {
     "starter": {
@@ -42,8 +42,9 @@ def main() -> None:
     run = open_run(config, how, "length_lora", data.record)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
+    trainer = make_trainer(run, policy, rows, policy.sampler())
     run.begin(policy.record)
-    train(run, policy, rows, policy.sampler())
+    train(run, policy, trainer)
     curve = run.finish(reward_curve(run))
     print(f"reward: {curve['first']:.2f} in step 1, {curve['last']:.2f} in step {curve['steps']}")
     print(f"adapter: {run.adapter}")

@@ -173,9 +173,10 @@ def test_a_dashboard_needs_its_package(dashboard):
 
 
 def test_checkpoints_fall_between_two_generations():
-    message = refusal(check, config(grpo=("num_iterations=3",)))
+    assert "--train.max-steps 200 is not a multiple" in refusal(check, config(grpo=("num_iterations=3",)))
+    message = refusal(check, config(grpo=("num_iterations=3",), train__max_steps=201))
     assert "--train.checkpoint-steps 20 is not a multiple of num_iterations=3" in message
-    check(config(grpo=("num_iterations=3",), train__checkpoint_steps=21))
+    check(config(grpo=("num_iterations=3",), train__checkpoint_steps=21, train__max_steps=201))
     check(config(grpo=("num_iterations=4",)))
 
 

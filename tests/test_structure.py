@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "policy": {
         "atomic", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts", "starter",
     },
-    "command_line": {"config", "errors", "hardware", "policy"},
+    "command_line": {"config", "errors", "hardware", "policy", "run_record"},
     # The arrows of the flow.
     "checkpoints": {"atomic"},
     "completion_log": {"atomic", "rewards"},
@@ -52,9 +52,10 @@ MAY_IMPORT = {
     "grpo_arguments": {"config", "grpo_fields", "policy"},
     "train": {
         "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
-        "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal", "tasks",
+        "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
+        "tasks",
     },
-    "evaluate": {"config", "errors", "progress", "prompts", "rollouts", "run_record", "tasks"},
+    "evaluate": {"atomic", "config", "errors", "progress", "prompts", "rollouts", "run_record", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
     "dry_run": {"config", "data", "policy", "prompts", "reward_registry", "tasks"},
 }  # fmt: skip

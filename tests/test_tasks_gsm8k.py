@@ -316,7 +316,7 @@ GOOD = {"question": "a?", "answer": "1"}
         ('{"question": "a?"}', "'answer' is missing"),
         ('{"question": "", "answer": "1"}', "'question' is empty"),
         ('{"question": "a?", "answer": null}', "'answer' is empty"),
-        ('{"question": "a?", "answer": 1}', "'answer' is 1; expected a non-empty string"),
+        ('{"question": "a?", "answer": true}', "'answer' is True; expected a non-empty string"),
         ('{"question": "a?", "answer": "some"}', "no readable number in answer 'some'"),
         ('{"question": "a?", "answer": "1 + 2 = 3"}', "no readable number"),
         ('{"question": "a?", "answer": "so\\n#### "}', "no readable number"),

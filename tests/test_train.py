@@ -14,7 +14,7 @@ from lora_grpo.evaluate import evaluate
 from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
-from lora_grpo.train import train
+from lora_grpo.train import make_trainer, train
 
 TINY = {
     "model": {"engine": "peft"},
@@ -39,8 +39,9 @@ def run_tiny(folder, how=None, **changes):
     data = load_data(config)
     run = open_run(config, how or Invocation(), "test", data.record)
     policy = load_policy(config)
+    trainer = make_trainer(run, policy, data.train, policy.sampler())
     run.begin(policy.record)
-    train(run, policy, data.train, policy.sampler())
+    train(run, policy, trainer)
     return run, policy
 
 
@@ -100,7 +101,7 @@ def test_a_finished_run_is_not_trained_again(finished):
     for parameter in policy.model.parameters():
         if parameter.requires_grad:
             parameter.data.zero_()
-    train(run, policy, [], policy.sampler())
+    train(run, policy, trainer=None)
     assert (run.adapter / "adapter_model.safetensors").read_bytes() == before
     assert run.metrics.read_bytes() == metrics
     assert any(p.abs().max() > 0 for n, p in policy.model.named_parameters() if "lora_B" in n)
@@ -145,11 +146,12 @@ def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     data = load_data(config)
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
-    run.begin(policy.record)
     sampler = policy.sampler()
     assert sampler.model is policy.model
+    trainer = make_trainer(run, policy, data.train, sampler)
+    run.begin(policy.record)
     before = evaluate(run, sampler, data.eval, "base")
-    train(run, policy, data.train, sampler)
+    train(run, policy, trainer)
     saved = load_file(run.adapter / "adapter_model.safetensors")
     assert all(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
     sampler.refresh(adapter=False)
@@ -176,3 +178,36 @@ def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
     run, _ = run_tiny(tmp_path / "out", model={"name": str(folder)}, train={"max_steps": 1})
     assert "Question:" not in lines(run.completions / "step-00001.jsonl")[0]["completion"]
     assert run.adapter.is_dir()
+
+
+def test_a_setting_that_the_sampler_does_not_read_is_refused(tmp_path):
+    with pytest.raises(UserError, match="--grpo top_k would be ignored"):
+        run_tiny(tmp_path / "out", grpo=("top_k=1",))
+
+
+def test_a_column_of_several_types_is_named_before_the_run_begins(tmp_path):
+    rows = [{"question": f"{n} + 1?", "answer": n + 1, "level": 1 if n else "hard"} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"task": "gsm8k", "train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "held.jsonl")}
+    (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
+    with pytest.raises(UserError, match="a column of the training rows holds values of several types"):
+        run_tiny(tmp_path / "out", data=files)
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_column_that_some_rows_lack_is_none_there(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, hint, **columns):\n    return [0.0 if h is None else 1.0 for h in hint]\n"
+    )
+    rows = [{"question": f"{n} + 1?", "answer": n + 1, **({"hint": "h"} if n > 5 else {})} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
+    files = {"task": "gsm8k", "train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "held.jsonl")}
+    run, _ = run_tiny(tmp_path / "out", data=files, rewards=(f"{tmp_path}/mine.py:mine",), train={"max_steps": 4})
+    assert sum(step["reward"] for step in lines(run.metrics)) == pytest.approx(4 * 2 / 8)
+
+
+def test_no_row_that_can_be_graded_stops_the_run(tmp_path):
+    (tmp_path / "mine.py").write_text("def mine(completions, **columns):\n    return [None for _ in completions]\n")
+    with pytest.raises(RunError, match="no row could be graded in step 1"):
+        run_tiny(tmp_path / "out", rewards=(f"{tmp_path}/mine.py:mine",))

@@ -44,7 +44,7 @@ _FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet
 
 # Columns that the kit or TRL's reward call adds: a data set's own column of that name would collide.
 _RESERVED_COLUMNS = {"id", "task", "prompt", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
-_RESERVED_COLUMNS |= {"trainer_state", "log_extra", "log_metric", "environments"}
+_RESERVED_COLUMNS |= {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 
 _NUMBER = re.compile(r"-?(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 _DIGIT_RUN = re.compile(r"[0-9.,]+")
@@ -296,6 +296,8 @@ def _row(record: Any, row_id: str, where: str) -> Row:
     """
     if not isinstance(record, dict):
         raise UserError(f"{where}: got {type(record).__name__}; expected an object with 'question' and 'answer'")
+    if isinstance(record.get("answer"), (int, float)) and not isinstance(record["answer"], bool):
+        record = {**record, "answer": str(record["answer"])}
     for key in ("question", "answer"):
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():
