@@ -46,6 +46,13 @@ def load_data(config: RunConfig) -> Data:
             f"{len(train)} training rows are left, fewer than --train.prompts-per-step "
             f"{config.train.prompts_per_step}; give more rows with --data.train or lower it"
         )
+    paid_tags = [item for item in config.rewards if "xml" in item]
+    if asked.prompt_style != "xml" and paid_tags:
+        print(
+            f"--data.prompt-style {asked.prompt_style} asks for no XML tags, and {', '.join(paid_tags)} pay for them; "
+            "choose --rewards to go with it",
+            file=sys.stderr,
+        )
     record = {
         "task": asked.task,
         "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint(train)},
