@@ -1,9 +1,16 @@
-"""LoRA + GRPO on one GPU: the data flow, one room per arrow.
+"""LoRA + GRPO on one GPU: the data flow, and the room of each arrow.
 
-task rows -> prompts -> rollouts (G per prompt) -> rewards -> GRPO update -> adapter + run.json
- tasks/      prompts     rollouts                  rewards     train          policy, run_record
+    task rows -> prompts -> rollouts (G per prompt) -> rewards -> GRPO update -> adapter + run.json
+                                                                                    |
+                                          comparison <- evaluate (base, trained) <--+
 
-evaluate (base, adapter) -> passk -> report
+what is asked for   config, command_line, grpo_fields, hardware, errors, optional
+rows and prompts    tasks/, prompts, data, starter/ (the embedded model and its problems)
+rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
+the policy          policy (4-bit base + adapter), rollouts, merged_copy, engine_samplers
+training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
+afterwards          evaluate, passk (statistics), comparison (the table), dry_run
+what lasts          run_record (run.json), atomic (files that are whole or absent)
 
 Importing this package loads none of torch, transformers, trl, peft, unsloth, vllm or datasets: they are imported by
 the functions that use them, so that `--help` and argument errors answer at once.

@@ -55,7 +55,7 @@ def load_data(config: RunConfig) -> Data:
         )
     record = {
         "task": asked.task,
-        "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint(train)},
+        "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint([*shots, *train])},
         "eval": {"source": asked.eval, "rows": len(held_out), "sha256": fingerprint(held_out)},
     }
 

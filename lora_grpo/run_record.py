@@ -20,6 +20,7 @@ from typing import Any
 from lora_grpo import atomic
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.reward_registry import parse_reward_specs
 
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
@@ -146,6 +147,7 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
             "command": sys.argv,
             "config": config.to_dict(),
             "data": data_record,
+            "reward_files": _reward_files(config),
             "versions": versions(),
             "git_revision": git_revision(),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
@@ -251,6 +253,12 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
                 f"the {split} rows are no longer those that the run in {run.folder} began with; "
                 "restore the file, or give another --output-dir"
             )
+    for path, digest in _reward_files(run.config).items():
+        if run.record.get("reward_files", {}).get(path) != digest:
+            raise UserError(
+                f"{path} is no longer the file of rewards that the run in {run.folder} began with; restore it, or give "
+                "another --output-dir"
+            )
     changed = [
         f"{name} {old} -> {versions().get(name)}"
         for name, old in run.record["versions"].items()
@@ -258,6 +266,12 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
     ]
     if changed:
         print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
+
+
+def _reward_files(config: RunConfig) -> dict[str, str]:
+    """Return the SHA-256 of every user's file that a reward comes from."""
+    names = [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
+    return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -10,7 +11,7 @@ import pytest
 from lora_grpo import run_record
 from lora_grpo.config import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
-from lora_grpo.run_record import open_run, read_record, versions
+from lora_grpo.run_record import close_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
 ROWS = {
@@ -336,3 +337,47 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     second = subprocess.run(command, input="", capture_output=True, text=True, check=False)
     assert "another process works in" in second.stderr
     assert second.returncode == 1
+
+
+def test_a_run_that_ends_early_says_how_and_how_to_go_on(tmp_path):
+    folder = tmp_path / "my run"
+    open_in(folder).begin(BASE)
+    command = close_run("failed", "it broke")
+    record = read_record(folder)
+    assert (record["status"], record["error"]) == ("failed", "it broke") and record["ended"]
+    assert shlex.split(command)[2:] == ["--resume", "--output-dir", str(folder)]
+    assert close_run("failed") is None  # it was closed
+
+
+def test_a_complete_run_stays_complete(tmp_path):
+    run = open_in(tmp_path / "run")
+    run.begin(BASE)
+    run.finish({})
+    close_run("interrupted")
+    assert read_record(tmp_path / "run")["status"] == "complete"
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path):
+    open_in(tmp_path / "new").checkpoints.mkdir()  # TRL makes it as the trainer is put together
+    assert close_run("failed", "refused") is None
+    assert not (tmp_path / "new").exists()
+    finished(tmp_path / "old")
+    before = snapshot(tmp_path / "old")
+    open_in(tmp_path / "old", OVERWRITE)
+    assert close_run("failed", "refused") is None
+    assert snapshot(tmp_path / "old") == before
+
+
+def test_a_reward_file_that_changed_is_refused(tmp_path):
+    rewards = tmp_path / "mine.py"
+    rewards.write_text("def mine(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    finished(tmp_path / "run", rewards=(f"{rewards}:mine",))
+    open_in(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+    rewards.write_text(rewards.read_text().replace("1.0", "0.5"))
+    assert "mine.py is no longer the file" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+
+
+def test_only_a_constant_schedule_can_be_extended(tmp_path):
+    finished(tmp_path / "run", train=TrainConfig(lr_scheduler="cosine", max_steps=10))
+    longer = TrainConfig(lr_scheduler="cosine", max_steps=20)
+    assert "cosine is laid out over the whole run" in refusal(tmp_path / "run", RESUME, train=longer)

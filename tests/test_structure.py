@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "reward_registry": {"errors", "reward_files", "reward_guard", "rewards"},
     # What is asked for, and its record.
     "config": {"errors", "grpo_fields", "prompts", "reward_registry", "tasks"},
-    "run_record": {"atomic", "config", "errors"},
+    "run_record": {"atomic", "config", "errors", "reward_registry"},
     "data": {"config", "errors", "prompts", "tasks"},
     # The model.
     "rollouts": set(),
