@@ -235,6 +235,11 @@ def git_revision() -> str | None:
 def _compare(run: Run, data_record: dict[str, Any]) -> None:
     """Refuse to go on with another run's settings or rows."""
     steps, asked = run.record["config"]["train"]["max_steps"], run.config.train.max_steps
+    if asked < (done := run.record.get("trained_steps", 0)):
+        raise UserError(
+            f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
+            "--output-dir"
+        )
     if steps != asked and not run.config.train.lr_scheduler.startswith("constant"):
         raise UserError(
             f"--train.max-steps {asked} cannot follow {steps}: {run.config.train.lr_scheduler} is laid out over "

@@ -48,6 +48,7 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
         Interrupted: SIGTERM or Ctrl-C came; a checkpoint was saved first.
         RewardError: a reward function failed.
         RunError: the GPU's memory did not suffice, or no row could be graded.
+        UserError: a checkpoint has more steps than the run is asked for.
     """
     config = run.config
     if run.adapter.is_dir() and run.record.get("trained_steps") == config.train.max_steps:

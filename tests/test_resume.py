@@ -142,3 +142,13 @@ def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, tmp_path, mo
         process.wait()
     run(folder, *TINY, "--resume")
     assert_same(folder, expected)
+
+
+def test_a_run_is_not_resumed_to_fewer_steps_than_it_has(unbroken):
+    folder, _ = unbroken
+    before = {name: (folder / name).read_bytes() for name in (*SAME, "run.json")}
+    arguments = ("--resume", "--train.max-steps", "5")
+    done = subprocess.run(command(folder, *arguments), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "is at step 7 already; pass --train.max-steps 7 or more" in done.stderr
+    assert {name: (folder / name).read_bytes() for name in (*SAME, "run.json")} == before
