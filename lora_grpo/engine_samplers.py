@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_grpo.rollouts import Sampler
+from lora_grpo.rollouts import Draw, Sampler
 
 
 class GenerateSampler(Sampler):
@@ -13,26 +13,18 @@ class GenerateSampler(Sampler):
 
     serves_training = False
 
-    def _decode(
-        self,
-        prompts: list[list[int]],
-        num_samples: int,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int,
-    ) -> list[list[int]]:
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
         import torch
 
         batch = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         device = next(self.model.parameters()).device
-        torch.manual_seed(seed)
-        drawing = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        torch.manual_seed(draw.seed)
+        drawing = {"do_sample": True, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": 0}
         output = self.model.generate(
             **batch.to(device),
-            **(drawing if temperature else {"do_sample": False}),
-            num_return_sequences=num_samples,
-            max_new_tokens=max_tokens,
+            **(drawing if draw.temperature else {"do_sample": False}),
+            num_return_sequences=draw.num_samples,
+            max_new_tokens=draw.max_tokens,
             eos_token_id=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
         )
@@ -63,29 +55,21 @@ class SharedVllmSampler(Sampler):
             self.model.save_lora(self._folder.name)
             self._request = self.model.load_lora(self._folder.name)
 
-    def _decode(
-        self,
-        prompts: list[list[int]],
-        num_samples: int,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int,
-    ) -> list[list[int]]:
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
         from vllm import SamplingParams
 
-        wanted = SamplingParams(
-            n=num_samples,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed % 2**31,
-            stop_token_ids=self.eos_token_ids,
-        )
         # One seed for all prompts would give equal prompts equal samples; a seed each keeps groups apart.
-        each = [wanted.clone() for _ in prompts]
-        for place, parameters in enumerate(each):
-            parameters.seed = (seed + 7919 * place) % 2**31
+        each = [
+            SamplingParams(
+                n=draw.num_samples,
+                max_tokens=draw.max_tokens,
+                temperature=draw.temperature,
+                top_p=draw.top_p,
+                seed=(draw.seed + 7919 * place) % 2**31,
+                stop_token_ids=self.eos_token_ids,
+            )
+            for place in range(len(prompts))
+        ]
         results = self.model.fast_generate(
             [{"prompt_token_ids": ids} for ids in prompts], each, use_tqdm=False, lora_request=self._request
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import os
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import starter
+from lora_grpo.atomic import sha256
 from lora_grpo.config import STARTER, RunConfig
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import RunError, UserError
@@ -51,8 +54,6 @@ def check_model(config: RunConfig) -> None:
     Raises:
         UserError: says what is missing and what installs it.
     """
-    import importlib.util
-
     name = config.model.name
     if _is_folder_name(name):
         folder = Path(name).expanduser()
@@ -81,8 +82,6 @@ def load_policy(config: RunConfig) -> Policy:
     use_one_gpu()
     engine = config.model.engine
     if engine == "auto":
-        import importlib.util
-
         engine = "unsloth" if nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
     if engine == "unsloth":
         _import_unsloth()
@@ -144,10 +143,6 @@ def load_tokenizer(config: RunConfig) -> Any:
 
 def weights_fingerprint(folder: Path) -> str:
     """Return one SHA-256 over the names and bytes of a folder's safetensors files."""
-    import hashlib
-
-    from lora_grpo.atomic import sha256
-
     files = {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
@@ -189,15 +184,22 @@ def _load_peft(config: RunConfig, path: str) -> tuple[Any, Any]:
     targets = config.lora.targets[0] if config.lora.targets == ("all-linear",) else list(config.lora.targets)
     adapter = LoraConfig(
         task_type="CAUSAL_LM",
-        r=config.lora.rank,
-        lora_alpha=config.lora.alpha,
-        lora_dropout=config.lora.dropout,
         target_modules=targets,
-        use_rslora=config.lora.rslora,
-        use_dora=config.lora.dora,
+        **_lora_options(config),
     )
     torch.manual_seed(config.seed)
     return get_peft_model(base, adapter), load_tokenizer(config)
+
+
+def _lora_options(config: RunConfig) -> dict[str, Any]:
+    """Return what PEFT's LoraConfig and Unsloth's get_peft_model call by the same names."""
+    return {
+        "r": config.lora.rank,
+        "lora_alpha": config.lora.alpha,
+        "lora_dropout": config.lora.dropout,
+        "use_rslora": config.lora.rslora,
+        "use_dora": config.lora.dora,
+    }
 
 
 def _import_unsloth() -> None:
@@ -208,8 +210,6 @@ def _import_unsloth() -> None:
 
 
 def _load_unsloth(config: RunConfig, path: str) -> tuple[Any, Any]:
-    import importlib.util
-
     import torch
     from unsloth import FastLanguageModel
 
@@ -239,12 +239,8 @@ def _load_unsloth(config: RunConfig, path: str) -> tuple[Any, Any]:
     torch.manual_seed(config.seed)
     model = FastLanguageModel.get_peft_model(
         model,
-        r=config.lora.rank,
-        lora_alpha=config.lora.alpha,
-        lora_dropout=config.lora.dropout,
         target_modules=targets,
-        use_rslora=config.lora.rslora,
-        use_dora=config.lora.dora,
+        **_lora_options(config),
         use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
         random_state=config.seed,
     )

@@ -27,6 +27,17 @@ class Rollout:
     """True when the completion hit its length limit before it ended."""
 
 
+@dataclass(frozen=True)
+class Draw:
+    """How one call of `Sampler.rollouts` samples; see there."""
+
+    num_samples: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
 class Sampler:
     """Samples from a causal language model with a key-value cache.
 
@@ -82,7 +93,7 @@ class Sampler:
         self.model.eval()
         try:
             with torch.no_grad():
-                drawn = self._decode(token_ids, num_samples, max_tokens, temperature, top_p, seed)
+                drawn = self._decode(token_ids, Draw(num_samples, max_tokens, temperature, top_p, seed))
         finally:
             self.model.train(was_training)
         ends = set(self.eos_token_ids)
@@ -92,15 +103,7 @@ class Sampler:
         ]
         return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
 
-    def _decode(
-        self,
-        prompts: list[list[int]],
-        num_samples: int,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int,
-    ) -> list[list[int]]:
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
         """Return the sampled ids of B·G rows. Shapes: B prompts, R = B·G rows, of which r have not ended yet."""
         import torch
         from transformers import DynamicCache
@@ -121,25 +124,25 @@ class Sampler:
             use_cache=True,
             logits_to_keep=1,
         )
-        cache.batch_repeat_interleave(num_samples)
-        logits = output.logits[:, -1].repeat_interleave(num_samples, dim=0)  # (R, V)
-        mask = mask.repeat_interleave(num_samples, dim=0)  # (R, P)
-        position = positions[:, -1].repeat_interleave(num_samples) + 1  # (r,)
+        cache.batch_repeat_interleave(draw.num_samples)
+        logits = output.logits[:, -1].repeat_interleave(draw.num_samples, dim=0)  # (R, V)
+        mask = mask.repeat_interleave(draw.num_samples, dim=0)  # (R, P)
+        position = positions[:, -1].repeat_interleave(draw.num_samples) + 1  # (r,)
 
-        generator = torch.Generator(device=device).manual_seed(seed)
+        generator = torch.Generator(device=device).manual_seed(draw.seed)
         ends = torch.tensor(self.eos_token_ids, device=device)
-        rows = torch.arange(len(prompts) * num_samples, device=device)  # (r,) places of the rows still running
+        rows = torch.arange(len(prompts) * draw.num_samples, device=device)  # (r,) places of the rows still running
         total = rows.numel()
-        drawn = torch.full((total, max_tokens), pad, device=device)
-        lengths = torch.full((total,), max_tokens, device=device)
-        for step in range(max_tokens):
+        drawn = torch.full((total, draw.max_tokens), pad, device=device)
+        lengths = torch.full((total,), draw.max_tokens, device=device)
+        for step in range(draw.max_tokens):
             # One number a row and step, ended rows included: a row's draws do not depend on when others end.
             uniform = torch.rand(total, generator=generator, device=device)[rows]
-            token = pick(logits.float(), temperature, top_p, uniform)
+            token = pick(logits.float(), draw.temperature, draw.top_p, uniform)
             drawn[rows, step] = token
             ended = torch.isin(token, ends)
             lengths[rows[ended]] = step + 1
-            if step + 1 == max_tokens or bool(ended.all()):
+            if step + 1 == draw.max_tokens or bool(ended.all()):
                 break
             if bool(ended.any()):
                 running = (~ended).nonzero().squeeze(1)

@@ -138,6 +138,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     import torch
     from datasets import Dataset
     from pyarrow import ArrowInvalid, ArrowTypeError
+    from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
     config = run.config
@@ -203,8 +204,6 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         )
     )
     # Its only use is to print every log as a dictionary.
-    from transformers import PrinterCallback
-
     trainer.remove_callback(PrinterCallback)
     return trainer
 
