@@ -14,6 +14,7 @@ SYSTEM_PROMPTS: dict[str, str] = {
     "xml": "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>",
     "hashes": "Solve the problem step by step. End with the final answer on its own line after '#### '.",
     "think": "Think first, then answer, in this format:\n<think>...</think>\n<answer>...</answer>",
+    "code": "Answer with one Python code block:\n```python\n...\n```",
 }
 """`prompt_style` -> system prompt. The style decides what GSM8K's strict rule looks for."""
 
@@ -107,6 +108,8 @@ def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) ->
         return f"{reasoning}\n#### {answer}"
     if style == "think":
         return f"<think>{reasoning}</think>\n<answer>{answer}</answer>"
+    if style == "code":
+        return f"{reasoning}\n```python\n{answer}\n```".removeprefix("\n")
     return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
 
 
@@ -114,7 +117,7 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     """Split a completion that keeps to the style into reasoning and answer; None where it does not.
 
     Nothing but white space may stand before, between or after the sections. `xml` and `think` hold each of their four
-    tags exactly once; `hashes` has a single `####`, which opens the last line.
+    tags exactly once; `hashes` has a single `####`, which opens the last line; `code` ends with its single fenced block.
 
     String methods rather than one pattern: `<a>.*?</a>.*?` takes quadratic time on a completion made of tags.
     """
@@ -125,6 +128,11 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
         if text.count("####") != 1 or not last_line.startswith("#### "):
             return None
         return reasoning.strip(), last_line.removeprefix("#### ").strip()
+    if style == "code":
+        reasoning, opened, rest = f"\n{text}".partition("\n```python\n")
+        if not opened or text.count("```") != 2 or not rest.endswith("\n```"):
+            return None
+        return reasoning.strip(), rest.removesuffix("\n```").strip("\n")
 
     thought = "think" if style == "think" else "reasoning"
     if any(text.count(tag) != 1 for tag in (f"<{thought}>", f"</{thought}>", "<answer>", "</answer>")):

@@ -95,6 +95,7 @@ def test_what_is_written_is_read_back(style, reasoning):
         ("think", "<think>\nr\n</think>\n<answer>\n18\n</answer>"),
         ("hashes", "r\n#### 18\n"),
         ("hashes", "r\n\n#### 18"),
+        ("code", "r\n\n```python\n\n18\n\n```\n"),
     ],
 )
 def test_white_space_does_not_matter(style, text):
@@ -123,7 +124,20 @@ def test_white_space_does_not_matter(style, text):
         ("hashes", "r\n#### 18\nDone."),
         ("hashes", "#### 17\n#### 18"),
         ("hashes", "r\n##### 18"),
+        ("code", "18"),
+        ("code", "```\n18\n```"),
+        ("code", "```python\n18"),
+        ("code", "r ```python\n18\n```"),
+        ("code", "```python\n18 ```"),
+        ("code", "```python\n18\n```\nDone."),
+        ("code", "```python\n17\n```\n```python\n18\n```"),
     ],
 )
 def test_a_completion_that_leaves_the_style_is_not_read(style, text):
     assert read_completion(text, style) is None
+
+
+def test_a_program_keeps_its_indentation_and_needs_no_words_before_it():
+    written = write_completion("", "def f():\n    return 1", "code")
+    assert written == "```python\ndef f():\n    return 1\n```"
+    assert read_completion(written, "code") == ("", "def f():\n    return 1")

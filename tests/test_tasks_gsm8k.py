@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import SYSTEM_PROMPTS
 from lora_grpo.tasks import get_task, gsm8k
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
+STYLES = ("xml", "hashes", "think")
 SOLUTION = "Half is 48/2 = <<48/2=24>>24.\nTogether 48+24 = <<48+24=72>>72.\n#### 72"
 
 
@@ -204,7 +204,7 @@ def test_flexible_is_lm_evals_last_number(completion, flexible):
 
 
 @pytest.mark.parametrize("answer", ["72", "1,234", "-10", "0.5", "$5 in all", SOLUTION, "He owes it.\n#### -47"])
-@pytest.mark.parametrize("style", SYSTEM_PROMPTS)
+@pytest.mark.parametrize("style", STYLES)
 def test_the_gold_completion_passes_every_rule(answer, style):
     gold = row(answer, style)
     verdict = gsm8k.grade(gsm8k.gold_completion(gold), gold)
@@ -223,7 +223,7 @@ def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
     rows = gsm8k.load("eval", str(DATA / file), None, 0)
     assert len(rows) == count
     for gold in rows:
-        for style in SYSTEM_PROMPTS:
+        for style in STYLES:
             styled = {**gold, "prompt_style": style}
             assert all(gsm8k.grade(gsm8k.gold_completion(styled), styled).rules.values()), styled
 
@@ -245,7 +245,7 @@ def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
 )
 @pytest.mark.parametrize("prefix", ["", "#### ", "<answer>", "\\boxed{"])
 def test_hostile_completions_are_graded_without_raising(unit, prefix):
-    for style in SYSTEM_PROMPTS:
+    for style in STYLES:
         assert not gsm8k.grade(prefix + unit * 3000, row("18", style)).passed
 
 
