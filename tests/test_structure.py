@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "grpo_fields": {"errors"},
     "passk": {"errors"},
     "prompts": {"errors"},
+    "sandbox": {"errors"},
     "starter": {"prompts"},
     # Tasks and rewards: one grader for both.
     "tasks": {"errors", "prompts", "starter"},

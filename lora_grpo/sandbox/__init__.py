@@ -1,0 +1,28 @@
+"""Runs programs that a model wrote and says whether they pass their tests: safely, and many a second.
+
+    print(sandbox.start(Settings()))              # tries the isolation; the first `run` does it otherwise
+    verdicts = sandbox.run([Program(source, test), ...])
+
+A worker is a pair of bare interpreters. One forks a process for each candidate, the other a process for its tests:
+
+    pool ── programs ──► worker ─┬─► zygote of candidates ── fork ──► candidate.py   the source, and nothing else
+                                 │                                        ▲ │ plain values over a socket (codec.py)
+                                 │                                        │ ▼
+                                 └─► zygote of tests ─────── fork ──► examiner.py    the real tests ──► the verdict
+
+The verdict is made where the candidate never was, and comes on a pipe it never had. No verdict is a fail.
+
+verdict.py     what goes in and what comes out
+pool.py        the workers of this process, `start`, `run` and `stop`
+worker.py      one pair of zygotes: hand over, wait, kill, decide
+launch.py      how an interpreter is started, bare or in bubblewrap
+isolation.py   which isolation holds here
+zygote.py      the process that forks; candidate.py and examiner.py are its two kinds of children
+codec.py       values on the wire
+lockdown.py    what a process gives up; syscalls.py is its list of system calls
+"""
+
+from lora_grpo.sandbox.pool import describe, run, start, stop
+from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
+
+__all__ = ["BrokenTest", "Program", "Settings", "Verdict", "describe", "run", "start", "stop"]

@@ -1,0 +1,124 @@
+"""The candidate's side: runs its source, then answers what the tests ask of it."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from lora_grpo.sandbox.codec import Decoder, Encoder, receive, send
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda function, *args, **kwargs: function(*args, **kwargs),
+    "getattr": getattr,
+    "setattr": setattr,
+    "iter": iter,
+    "next": next,
+    "len": len,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "truth": bool,
+    "text": str,
+    "repr": repr,
+}
+"""What the tests may ask of an object that stays here. None of them gets an expected value to see: no `==`, no `in`."""
+
+
+class _Objects:
+    """The objects that the tests hold handles to."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def handle(self, value: Any) -> list[Any]:
+        """Return how the object is written; it lives as long as the process, so that its number stays its own."""
+        number = self._numbers.setdefault(id(value), len(self._kept))
+        if number == len(self._kept):
+            self._kept.append(value)
+        return ["handle", number, type(value).__name__]
+
+    def find(self, key: int | str, *_: Any) -> Any:
+        """Return the object of a number, or the candidate's global of a name."""
+        if isinstance(key, int):
+            return self._kept[key]
+        if key not in self._namespace:
+            raise NameError(f"name {key!r} is not defined")
+        return self._namespace[key]
+
+
+def run(source: str, link: int) -> None:
+    """Execute the source and serve calls until the other end closes.
+
+    Args:
+        source: the candidate's program.
+        link: file descriptor of the socket to the tests.
+    """
+    module = types.ModuleType("candidate")
+    sys.modules["candidate"] = module
+    objects = _Objects(module.__dict__)
+    try:
+        program = compile(source, "<candidate>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        send(link, ["invalid", _describe(error)])
+        return
+    try:
+        exec(program, module.__dict__)
+        send(link, ["ready"])
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the tests are told
+        send(link, _raised(error, []))
+        return
+    while True:
+        try:
+            request = receive(link)
+        except EOFError:
+            return
+        send(link, _answer(request, objects))
+
+
+def _answer(request: Any, objects: _Objects) -> list[Any]:
+    """Do what a request asks: `[operation, [argument, ...], [[keyword, argument], ...]]`."""
+    operation, encoded_args, encoded_kwargs = request
+    changes: list[Any] = []
+    decoder = Decoder(objects.find)
+    try:
+        args = [decoder.decode(value) for value in encoded_args]
+        kwargs = {name: decoder.decode(value) for name, value in encoded_kwargs}
+        before = _snapshots(decoder.nodes, objects)
+        try:
+            value = OPERATIONS[operation](*args, **kwargs)
+        finally:
+            encoder = Encoder(objects.handle, decoder.nodes)
+            changes = _changes(before, decoder.nodes, encoder)
+        return ["returned", changes, encoder.encode(value)]
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the tests are told
+        return _raised(error, changes)
+
+
+def _snapshots(nodes: list[Any], objects: _Objects) -> list[Any]:
+    encoder = Encoder(objects.handle, nodes)
+    return [encoder.contents(node) for node in nodes]
+
+
+def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]:
+    """Return `[number, contents]` of each argument that is no longer what it was."""
+    after = [encoder.contents(node) for node in nodes]
+    return [[number, now] for number, (then, now) in enumerate(zip(before, after, strict=True)) if then != now]
+
+
+def _raised(error: BaseException, changes: list[Any]) -> list[Any]:
+    """Describe an exception: the builtin classes it is, from the nearest on, and its text."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind]
+    return ["raised", changes, kinds, _describe(error)]
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException as second:  # noqa: BLE001 - a candidate's own __str__
+        text = f"(its text raises {type(second).__name__})"
+    return f"{type(error).__name__}: {text[:300]}"

@@ -1,0 +1,264 @@
+"""Values between a candidate and its tests: plain data as JSON, everything else as a handle to what stays behind.
+
+Nothing that arrives can run code: numbers, text, bytes and the standard containers are built anew from JSON, so a
+subclass with an `__eq__` of its own becomes the plain value it claims to be, and any other object becomes a handle that
+equals nothing. Containers that a call is given keep their identity: where the callee changes one in place, or returns
+it, the caller finds its own object changed, or gets it back.
+
+A frame is four bytes of length, little-endian, and JSON. A container is written as `[tag, ...]`:
+
+    ["list", [...]]  ["dict", [[key, value], ...]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, "generator"]
+
+The mutable ones are numbered in the order in which they are written; `again` points to such a number.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+MAX_FRAME_BYTES = 4 << 20
+MAX_DEPTH = 100
+MAX_ITEMS = 200_000
+
+_PLAIN = (bool, float, str)
+_SMALL_INT = 1 << 62
+_SEQUENCES: dict[str, type] = {"list": list, "deque": deque, "set": set}
+_MAPPINGS: dict[str, type] = {"Counter": Counter, "OrderedDict": OrderedDict, "dict": dict}
+_NUMBERED = (list, dict, set, deque, bytearray)
+
+
+class Malformed(Exception):
+    """What arrived is no frame, or no value."""
+
+
+def send(descriptor: int, message: Any) -> None:
+    """Write one frame.
+
+    Raises:
+        OverflowError: it is longer than MAX_FRAME_BYTES.
+        OSError: the other end is gone.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise OverflowError(f"{len(body)} bytes; a message has at most {MAX_FRAME_BYTES}")
+    frame = memoryview(len(body).to_bytes(4, "little") + body)
+    while frame:
+        frame = frame[os.write(descriptor, frame) :]
+
+
+def receive(descriptor: int) -> Any:
+    """Read one frame.
+
+    Raises:
+        EOFError: the other end is gone.
+        Malformed: it is too long, or not JSON.
+    """
+    length = int.from_bytes(_read(descriptor, 4), "little")
+    if length > MAX_FRAME_BYTES:
+        raise Malformed(f"a message of {length} bytes")
+    try:
+        return json.loads(_read(descriptor, length))
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not JSON: {error}") from None
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 16))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+class Encoder:
+    """Writes the values of one message.
+
+    Args:
+        handle: what to write for an object that is not plain data.
+        nodes: the mutable containers that the other end has already, by their numbers.
+    """
+
+    def __init__(self, handle: Callable[[Any], Any], nodes: Iterable[Any] = ()) -> None:
+        self.nodes = list(nodes)
+        self._handle = handle
+        self._numbers = {id(node): number for number, node in enumerate(self.nodes)}
+        self._items = 0
+
+    def encode(self, value: Any, depth: int = 0) -> Any:
+        """Return the value as JSON; too deep or too large a container becomes a handle."""
+        kind = type(value)
+        if value is None or kind in _PLAIN:
+            return value
+        if issubclass(kind, int):
+            number = int.__index__(value)
+            return number if -_SMALL_INT < number < _SMALL_INT else ["int", hex(number)]
+        if id(value) in self._numbers:
+            return ["again", self._numbers[id(value)]]
+        if issubclass(kind, float):
+            return float.__float__(value)
+        if issubclass(kind, str):
+            return str.__str__(value)
+        tag = _tag(value)
+        if tag is None:
+            return self._handle(value)
+        if tag in _SCALARS:
+            return [tag, *_SCALARS[tag](value)]
+        self._items += 1 + len(value)
+        if depth >= MAX_DEPTH or self._items > MAX_ITEMS:
+            return self._handle(value)
+        if isinstance(value, _NUMBERED):
+            self._numbers[id(value)] = len(self.nodes)
+            self.nodes.append(value)
+        return [tag, self.contents(value, depth)]
+
+    def contents(self, value: Any, depth: int = 0) -> Any:
+        """Return what a container holds, without the container."""
+        if isinstance(value, bytearray):
+            return value.hex()
+        if isinstance(value, dict):
+            pairs = dict.items(value)
+            return [[self.encode(key, depth + 1), self.encode(item, depth + 1)] for key, item in pairs]
+        base = next(kind for kind in (list, tuple, set, frozenset, deque) if isinstance(value, kind))
+        return [self.encode(item, depth + 1) for item in base.__iter__(value)]
+
+
+class Decoder:
+    """Builds the values of one message.
+
+    Args:
+        handle: returns the object for a handle's arguments.
+        nodes: the mutable containers that both ends know already, by their numbers.
+    """
+
+    def __init__(self, handle: Callable[..., Any], nodes: Iterable[Any] = ()) -> None:
+        self.nodes = list(nodes)
+        self._handle = handle
+
+    def decode(self, data: Any) -> Any:
+        """Return the value.
+
+        Raises:
+            Malformed: the data does not follow this module's grammar.
+        """
+        try:
+            return self._decode(data)
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise Malformed(f"no value: {type(error).__name__}: {error}") from None
+
+    def replace(self, node: Any, data: Any) -> None:
+        """Give a container that is there already the contents written in `data`."""
+        try:
+            self._fill(node, data, clear=True)
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise Malformed(f"no contents: {type(error).__name__}: {error}") from None
+
+    def _decode(self, data: Any) -> Any:
+        if type(data) is not list:
+            if isinstance(data, dict):
+                raise ValueError("an object where a value belongs")
+            return data
+        tag, *rest = data
+        if tag in _SEQUENCES or tag in _MAPPINGS or tag == "bytearray":
+            node: Any = (_SEQUENCES.get(tag) or _MAPPINGS.get(tag) or bytearray)()
+            self.nodes.append(node)
+            self._fill(node, rest[0])
+            return node
+        if tag == "tuple":
+            return tuple([self._decode(item) for item in rest[0]])
+        if tag == "frozenset":
+            return frozenset([self._decode(item) for item in rest[0]])
+        if tag == "again":
+            return self.nodes[_natural(rest[0])]
+        if tag == "iterator":
+            return iter([self._decode(item) for item in rest[0]])
+        if tag == "handle":
+            return self._handle(*rest)
+        return _BUILD[tag](*rest)
+
+    def _fill(self, node: Any, data: Any, clear: bool = False) -> None:
+        if isinstance(node, bytearray):
+            node[:] = bytes.fromhex(data)
+            return
+        # The items first: a node may be among its own items' parts, and is emptied only when all of them are there.
+        if isinstance(node, dict):
+            pairs = [(self._decode(key), self._decode(item)) for key, item in data]
+            if clear:
+                node.clear()
+            for key, item in pairs:
+                node[key] = item
+            return
+        items = [self._decode(item) for item in data]
+        if clear:
+            node.clear()
+        if isinstance(node, set):
+            node.update(items)
+        else:
+            node.extend(items)
+
+
+def _builtin_type(name: Any) -> type:
+    kind = getattr(builtins, name)
+    if not isinstance(kind, type):
+        raise ValueError(f"no builtin type: {name!r}")
+    return kind
+
+
+def _natural(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"no number of a container: {number!r}")
+    return number
+
+
+def _tag(value: Any) -> str | None:
+    """Return the tag of the plain type that the value is, or is a subclass of; None for everything else."""
+    name = _EXACT.get(type(value))
+    if name is None and isinstance(value, type):
+        return "type" if getattr(builtins, value.__name__, None) is value else None
+    if name is None:
+        name = next((name for kind, name in _EXACT.items() if issubclass(type(value), kind)), None)
+    return name
+
+
+_EXACT: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    Counter: "Counter",
+    OrderedDict: "OrderedDict",
+    dict: "dict",
+    set: "set",
+    frozenset: "frozenset",
+    deque: "deque",
+    bytearray: "bytearray",
+    bytes: "bytes",
+    range: "range",
+    complex: "complex",
+    Decimal: "Decimal",
+    Fraction: "Fraction",
+}
+_SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "bytes": lambda value: (bytes.hex(value),),
+    "type": lambda value: (value.__name__,),
+    "range": lambda value: (value.start, value.stop, value.step),
+    "complex": lambda value: (value.real, value.imag),
+    "Decimal": lambda value: (Decimal.__str__(value),),
+    "Fraction": lambda value: (hex(value.numerator), hex(value.denominator)),
+}
+_BUILD: dict[str, Callable[..., Any]] = {
+    "int": lambda text: int(text, 16),
+    "bytes": bytes.fromhex,
+    "type": lambda name: _builtin_type(name),
+    "range": range,
+    "complex": complex,
+    "Decimal": Decimal,
+    "Fraction": lambda top, bottom: Fraction(int(top, 16), int(bottom, 16)),
+}

@@ -1,0 +1,305 @@
+"""The tests' side: runs them for real, with the candidate's functions answering from another process."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+import random
+import symtable
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from lora_grpo.sandbox.codec import MAX_ITEMS, Decoder, Encoder, Malformed, receive, send
+
+Report = dict[str, Any]
+"""`status`, `message`, `passed_tests`, `num_tests`; the status `broken` blames the tests."""
+
+
+class Gone(BaseException):
+    """The candidate is out of the game. No `except Exception` of a test catches it.
+
+    Args:
+        status: the verdict's.
+        message: the verdict's.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class Link:
+    """Asks the candidate's process.
+
+    Args:
+        descriptor: of the socket to it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.asked = 0
+        self.gone: Gone | None = None
+        self._descriptor = descriptor
+
+    def open(self) -> None:
+        """Wait until the candidate's source has run.
+
+        Raises:
+            Gone: it is no program, or died.
+            Exception: what its top level raised.
+        """
+        reply = self._receive()
+        if reply[0] == "invalid":
+            raise self._lose("invalid", str(reply[1]))
+        if reply[0] != "ready":
+            self._raise(reply, Decoder(self._remote))
+
+    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what the candidate's process answers; arguments that it changed in place are changed here.
+
+        Raises:
+            Gone: it died, left, or answered nonsense.
+            Exception: what the operation raised there, as the nearest builtin exception.
+        """
+        if self.gone:
+            raise self.gone
+        self.asked += 1
+        encoder = Encoder(lambda value: self._handle(encoder, value))
+        request = [
+            operation,
+            [encoder.encode(value) for value in args],
+            [[name, encoder.encode(value)] for name, value in kwargs.items()],
+        ]
+        try:
+            send(self._descriptor, request)
+        except OSError:
+            raise self._lose("crashed", "its process ended") from None
+        reply = self._receive()
+        decoder = Decoder(self._remote, encoder.nodes)
+        try:
+            for number, contents in reply[1]:
+                decoder.replace(encoder.nodes[number], contents)
+            if reply[0] == "returned":
+                return decoder.decode(reply[2])
+        except (Malformed, LookupError, TypeError, ValueError) as error:
+            raise self._lose("failed", f"a malformed answer: {error}") from None
+        return self._raise(reply, decoder)
+
+    def _receive(self) -> list[Any]:
+        try:
+            reply = receive(self._descriptor)
+        except (EOFError, OSError):
+            raise self._lose("crashed", "its process ended") from None
+        except Malformed as error:
+            raise self._lose("failed", f"a malformed answer: {error}") from None
+        if type(reply) is not list or not reply or not isinstance(reply[0], str):
+            raise self._lose("failed", "a malformed answer")
+        return reply
+
+    def _raise(self, reply: list[Any], decoder: Decoder) -> Any:
+        try:
+            _, _, kinds, text = reply
+            known = [getattr(builtins, kind, None) for kind in kinds]
+        except (TypeError, ValueError):
+            raise self._lose("failed", "a malformed answer") from None
+        kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), None)
+        message = str(text)[:400]
+        if kind is None or not issubclass(kind, Exception):
+            raise self._lose("failed", message)
+        try:
+            error = kind(message)
+        except TypeError:  # UnicodeDecodeError and its like want more than a text
+            error = ValueError(message)
+        error.add_note(_FROM_CANDIDATE)
+        raise error
+
+    def _handle(self, encoder: Encoder, value: Any) -> list[Any]:
+        if isinstance(value, Remote):
+            return ["handle", object.__getattribute__(value, "_key")]
+        if isinstance(value, Iterator):
+            return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
+        raise TypeError(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
+
+    def _remote(self, key: Any, *_: Any) -> Remote:
+        if type(key) is not int:
+            raise ValueError(f"no handle: {key!r}")
+        return Remote(self, key)
+
+    def _lose(self, status: str, message: str) -> Gone:
+        self.gone = Gone(status, message)
+        return self.gone
+
+
+_FROM_CANDIDATE = "raised by the candidate"
+
+
+class Remote:
+    """An object, or a global name, of the candidate.
+
+    It equals nothing but itself, and `in` looks through its items here: the candidate never sees an expected value.
+    """
+
+    __slots__ = ("_key", "_link")
+
+    def __init__(self, link: Link, key: int | str) -> None:
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_key", key)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _ask(self, "getattr", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _ask(self, "setattr", name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _ask(self, "call", *args, **kwargs)
+
+    def __iter__(self) -> Any:
+        return _ask(self, "iter")
+
+    def __next__(self) -> Any:
+        return _ask(self, "next")
+
+    def __len__(self) -> int:
+        return _ask(self, "len")
+
+    def __getitem__(self, key: Any) -> Any:
+        return _ask(self, "getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _ask(self, "setitem", key, value)
+
+    def __bool__(self) -> bool:
+        return _ask(self, "truth")
+
+    def __str__(self) -> str:
+        return _ask(self, "text")
+
+    def __repr__(self) -> str:
+        return _ask(self, "repr")
+
+
+def _ask(remote: Remote, operation: str, *args: Any, **kwargs: Any) -> Any:
+    link: Link = object.__getattribute__(remote, "_link")
+    return link.ask(operation, remote, *args, **kwargs)
+
+
+def examine(request: dict[str, Any], descriptor: int) -> Report:
+    """Run the tests and report.
+
+    Args:
+        request: `prelude`, `test`, `functions` and `count_tests` of the program.
+        descriptor: of the socket to the candidate.
+    """
+    random.seed(0)
+    link = Link(descriptor)
+    counted = _Counted() if request["count_tests"] else None
+    namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    try:
+        exec(compile(request["prelude"], "<prelude>", "exec", dont_inherit=True), namespace)
+        names = {*_undefined(request["test"], namespace), *request["functions"]}
+        program: Any = request["test"]
+        if counted:
+            program = ast.fix_missing_locations(counted.visit(ast.parse(program)))
+            namespace.update(_held=counted.held, _failed=counted.failed)
+        code = compile(program, "<test>", "exec", dont_inherit=True)
+    except Exception as error:  # noqa: BLE001 - reported
+        return _report("broken", f"{type(error).__name__}: {error}")
+    namespace.update({name: Remote(link, name) for name in names})
+    status, message = "passed", ""
+    try:
+        link.open()
+        exec(code, namespace)
+        if link.gone:  # a test that catches everything, BaseException too
+            raise link.gone
+    except Gone as gone:
+        status, message = gone.status, gone.message
+    except BaseException as error:  # noqa: BLE001 - reported
+        status, message = _blame(error, request["test"], link)
+    if status == "passed" and counted and counted.first:
+        status, message = _blame(counted.first, request["test"], link)
+    return _report(status, message, counted)
+
+
+def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
+    """Return status and message for an exception that ended the tests."""
+    theirs = _FROM_CANDIDATE in getattr(error, "__notes__", ())
+    text = f"{type(error).__name__}: {error}" if not theirs else str(error)
+    if isinstance(error, MemoryError):
+        return "memory", text
+    if theirs:
+        return ("blocked" if isinstance(error, PermissionError) else "failed"), text
+    if isinstance(error, ImportError) or not link.asked:
+        return "broken", text
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<test>"]
+    source = test.split("\n")[lines[-1] - 1].strip() if lines and lines[-1] else ""
+    if isinstance(error, AssertionError):
+        return "failed", f"{source}  # {error}" if str(error) else source
+    return "failed", f"{text}, in {source}"
+
+
+def _report(status: str, message: str, counted: _Counted | None = None) -> Report:
+    return {
+        "status": status,
+        "message": " ".join(message.split())[:500],
+        "passed_tests": counted.passed if counted else 0,
+        "num_tests": counted.number if counted else 0,
+    }
+
+
+def _undefined(test: str, namespace: dict[str, Any]) -> set[str]:
+    """Return the global names that the tests use and that nobody but the candidate can define."""
+    used: set[str] = set()
+    defined = {*namespace, *dir(builtins)}
+    tables = [symtable.symtable(test, "<test>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                if top or symbol.is_declared_global():
+                    defined.add(symbol.get_name())
+            elif symbol.is_referenced() and (top or symbol.is_global()):
+                used.add(symbol.get_name())
+    return used - defined
+
+
+class _Counted(ast.NodeTransformer):
+    """Numbers the asserts that say anything, lets each run whatever became of the others, and keeps count.
+
+    An assert in a loop counts once, and holds if it did every time; one that never ran does not.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.first: Exception | None = None
+        self._held: set[int] = set()
+        self._failed: set[int] = set()
+
+    @property
+    def passed(self) -> int:
+        return len(self._held - self._failed)
+
+    def held(self, number: int) -> None:
+        self._held.add(number)
+
+    def failed(self, number: int, error: Exception) -> None:
+        self._failed.add(number)
+        self.first = self.first or error
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """Return the assert in a try statement; `assert True` stays as it is."""
+        if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
+            return node
+        number, self.number = self.number, self.number + 1
+        wrapped = ast.parse(
+            f"try:\n pass\nexcept Exception as _error:\n _failed({number}, _error)\nelse:\n _held({number})"
+        )
+        guarded = wrapped.body[0]
+        assert isinstance(guarded, ast.Try)
+        guarded.body = [node]
+        return ast.copy_location(guarded, node)

@@ -1,0 +1,79 @@
+"""Which way of shutting programs in this machine offers, found out by trying to break out of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lora_grpo.errors import UserError
+from lora_grpo.sandbox import lockdown
+from lora_grpo.sandbox.verdict import Program, Settings, Verdict
+
+TIERS = ("landlock", "bubblewrap")
+"""The safe ways, the preferred one first."""
+
+
+def missing(tier: str) -> str | None:
+    """Return why a tier cannot be had here, None where nothing speaks against it."""
+    if not lockdown.has_seccomp():
+        return "no seccomp for this system"
+    if tier == "landlock" and not lockdown.landlock_version():
+        return "no Landlock in this kernel (Linux 5.13 brought it; the boot option lsm= may leave it out)"
+    if tier == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    return None
+
+
+def describe(tier: str, workers: int, settings: Settings) -> str:
+    """Return the line that is printed at the start and goes into every report."""
+    how = {
+        "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
+        "bubblewrap": "bubblewrap + seccomp",
+        "none": "NONE - model-written programs run as you, with your files and your network",
+    }[tier]
+    return f"isolation {how}; {workers} workers, {settings.timeout_seconds:g} s and {settings.memory_mb} MiB a program"
+
+
+def refuse(reasons: dict[str, str]) -> UserError:
+    """Return the error for a machine that offers no safe way."""
+    tried = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
+    return UserError(
+        f"no safe way to run model-written programs here ({tried}); install bubblewrap, use Linux 5.13 or newer, or "
+        "pass --sandbox.allow-unsafe to run them unprotected"
+    )
+
+
+def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
+    """Try the sandbox: a right program must pass, and none that needs a way out.
+
+    Args:
+        run: runs programs in the tier that is tried.
+
+    Returns:
+        What got out, or what does not work at all; None where everything is as it must be.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder, "secret")
+        secret.write_text("open", encoding="utf-8")
+        written = Path(folder, "written")
+        attempts = {
+            "reading a file": f"def f(): return open({str(secret)!r}).read()",
+            "writing a file": f"def f():\n open({str(written)!r}, 'w').write('x')\n return 'open'",
+            "a socket": "import socket\ndef f():\n socket.socket()\n return 'open'",
+            "a new process": "import os\ndef f():\n if not os.fork(): os._exit(0)\n return 'open'",
+            "a signal to this process": f"import os\ndef f():\n os.kill({os.getpid()}, 0)\n return 'open'",
+            "the environment": "import os\ndef f(): return 'open' if os.environ else 'shut'",
+        }
+        test = "assert f() == 'open'"
+        right = Program("def f(): return 'open'", test)
+        verdicts = run([right, *(Program(source, test) for source in attempts.values()), right])
+        for verdict in (verdicts[0], verdicts[-1]):
+            if not verdict.passed:
+                return f"a right program does not pass ({verdict.status}: {verdict.message})"
+        passed = [name for name, verdict in zip(attempts, verdicts[1:-1], strict=True) if verdict.passed]
+        if written.exists():
+            passed.append("writing a file")
+    return f"{passed[0]} is possible" if passed else None

@@ -1,0 +1,133 @@
+"""Starts the sandbox's interpreters, bare or inside bubblewrap, with nothing of the project within their reach."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lora_grpo.sandbox import lockdown
+from lora_grpo.sandbox.zygote import PRELOADED
+
+MODULES = ("codec", "syscalls", "lockdown", "candidate", "examiner", "zygote")
+"""What a sandboxed process runs, in the order of their imports."""
+
+# The modules come as text through a descriptor, so that no folder of the project has to be readable in there.
+_BOOTSTRAP = """
+import json, os, sys, types
+role, control, sources, isolation = sys.argv[1:]
+for name in ("lora_grpo", "lora_grpo.sandbox"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+with os.fdopen(int(sources)) as file:
+    for name, source in json.load(file):
+        module = types.ModuleType("lora_grpo.sandbox." + name)
+        sys.modules[module.__name__] = module
+        setattr(sys.modules["lora_grpo.sandbox"], name, module)
+        exec(compile(source, name + ".py", "exec"), module.__dict__)
+sys.argv[:] = [""]
+module.main(role, int(control), isolation)
+"""
+
+
+def start_process(role: str, isolation: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a zygote; it says `!` on the returned control socket when it is ready.
+
+    Args:
+        role: `candidate` or `examiner`.
+        isolation: `landlock`, `bubblewrap` or `none`.
+    """
+    ours, theirs = socket.socketpair()
+    folder = Path(__file__).parent
+    sources = memory_file(json.dumps([(name, (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]).encode())
+    # -I would have the hash seed ignored, and with it the order of sets change from one run to the next.
+    python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOTSTRAP]
+    command = [*python, role, str(theirs.fileno()), str(sources), isolation]
+    environment = {"PYTHONHASHSEED": "0"}
+    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters find their own library by it
+        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    if isolation == "bubblewrap":
+        command = [*_bubblewrap(environment), *command]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(theirs.fileno(), sources),
+            start_new_session=True,  # Ctrl-C is the parent's alone
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(sources)
+    return process, ours
+
+
+def memory_file(content: bytes) -> int:
+    """Return a descriptor of a nameless file with this content, at its beginning."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("program", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _interpreter() -> str:
+    """Return the interpreter itself, not a virtual environment's link to it."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _bubblewrap(environment: dict[str, str]) -> list[str]:
+    """Return the command that puts an empty root around an interpreter, its libraries and the standard library."""
+    executable = shutil.which("bwrap")
+    if executable is None:
+        raise OSError("bubblewrap (bwrap) is not installed")
+    command = [executable, "--unshare-all", "--new-session", "--cap-drop", "ALL", "--clearenv", "--dev", "/dev"]
+    for name, value in environment.items():
+        command += ["--setenv", name, value]
+    for path in _needed_files():
+        command += ["--ro-bind", str(path), str(path)]
+    for path in lockdown.standard_library():
+        command += ["--ro-bind", str(path), str(path)]
+    return [*command, "--remount-ro", "/", "--chdir", "/"]
+
+
+@functools.cache
+def _needed_files() -> tuple[Path, ...]:
+    """Return the interpreter and the shared libraries that it loads, by every name that the loader asks for."""
+    show = f"import importlib\nfor name in {PRELOADED.split()}:\n try: importlib.import_module(name)\n"
+    show += " except ImportError: pass\nprint(open('/proc/self/maps').read())"
+    maps = subprocess.run([_interpreter(), "-I", "-S", "-c", show], capture_output=True, text=True, check=True).stdout
+    mapped = {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
+    libraries = {path for path in mapped if ".so" in path.name and path.is_absolute()}
+    names = set()
+    for folder in {path.parent for path in libraries} | {Path("/lib64"), Path("/lib")}:
+        # A library is asked for by its soname, a link to the file that is mapped.
+        if folder.is_dir():
+            names |= {link for link in folder.iterdir() if ".so" in link.name and link.resolve() in libraries}
+    aliases = {Path(alias, *path.parts[3:]) for path in names | libraries for alias in _merged_folders(path)}
+    return (Path(_interpreter()), *sorted(libraries | names | aliases))
+
+
+def _merged_folders(path: Path) -> list[Path]:
+    """Return `/lib` for a path in `/usr/lib` where the one is a link to the other, as most systems have it today."""
+    if len(path.parts) < 4 or path.parts[1] != "usr":
+        return []
+    short = Path("/", path.parts[2])
+    return [short] if short.is_symlink() and short.resolve() == Path("/usr", path.parts[2]) else []

@@ -1,0 +1,166 @@
+"""What a process of the sandbox gives up, for good: files, system calls, capabilities, resources.
+
+Everything here needs no privilege. Landlock takes the file system away but for the standard library; seccomp takes the
+system calls of `syscalls` away; limits bound memory, CPU time and descriptors. Where these are missing (another system
+than Linux, an old kernel), the functions say so by raising OSError, and nothing is half done.
+
+Source: linux/landlock.h, linux/capability.h, prctl(2), seccomp(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from lora_grpo.sandbox.syscalls import ARCHITECTURES, filter_program
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_SECCOMP_MODE_FILTER = 2
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_LANDLOCK_VERSION, _PATH_BENEATH = 1, 1
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION_3 = 0x20080522
+_DESCRIPTORS, _STACK_BYTES = 32, 64 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def landlock_version() -> int:
+    """Return the kernel's Landlock ABI, 0 where it has none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION))
+
+
+def has_seccomp() -> bool:
+    """Tell whether the kernel filters system calls, and this module knows the machine's numbers."""
+    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+        return False
+    return _libc.prctl(21, 0, 0, 0, 0) >= 0  # PR_GET_SECCOMP
+
+
+def standard_library() -> list[Path]:
+    """Return the files and folders of the standard library, without what was installed beside it."""
+    import sysconfig
+
+    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    found = []
+    for root in sorted(roots):
+        found += [path for path in sorted(root.iterdir()) if path.name not in ("site-packages", "dist-packages")]
+    return found
+
+
+def give_up_privileges() -> None:
+    """No capabilities, no way to new ones, no core dump, no look into this process from one of its kind."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
+    nothing = struct.pack("<6I", *[0] * 6)
+    _check(_libc.syscall(_CAPSET[platform.machine()], header, nothing), "capset")
+
+
+def give_up_files(readable: Iterable[Path]) -> None:
+    """Take the file system away but for reading these paths, and on newer kernels TCP and signals to others too.
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
+    version = landlock_version()
+    if not version:
+        raise OSError("the kernel has no Landlock")
+    # Every right that the version knows: what is handled and not granted is denied.
+    files = (1 << 13) - 1
+    for since, bit in ((2, 13), (3, 14), (5, 15)):
+        files |= (1 << bit) if version >= since else 0
+    network, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    attributes = struct.pack("<QQQ", files, network, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = _check(
+        _libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock_create_ruleset"
+    )
+    for path in readable:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("<Qi", _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE, descriptor)
+        _check(_libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
+        os.close(descriptor)
+    # Listing, not reading: the import system looks its folders through.
+    for folder in {path.parent for path in readable}:
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("<Qi", _READ_DIR, descriptor)
+        _check(_libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, rule, 0), f"landlock_add_rule {folder}")
+        os.close(descriptor)
+    _check(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)
+
+
+class SystemCallFilter:
+    """The seccomp filter, built once and put on after each fork.
+
+    Raises:
+        OSError: the machine's system calls are not known.
+    """
+
+    def __init__(self) -> None:
+        try:
+            program = filter_program(platform.machine())
+        except KeyError:
+            raise OSError(f"no table of system calls for {platform.machine()}") from None
+        self._lines = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of instructions, padding, their address.
+        self._header = struct.pack("<H6xQ", len(program) // 8, ctypes.addressof(self._lines))
+
+    def put_on(self) -> None:
+        """Give up every system call that the filter does not allow."""
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(self._header))
+
+
+def limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
+    """Bound address space, CPU time, descriptors and stack; no file may grow, no core be dumped."""
+    for name, most in (
+        ("RLIMIT_AS", memory_bytes),
+        ("RLIMIT_CPU", cpu_seconds),
+        ("RLIMIT_FSIZE", 0),
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_NOFILE", _DESCRIPTORS),
+        ("RLIMIT_STACK", _STACK_BYTES),
+        ("RLIMIT_MSGQUEUE", 0),
+        ("RLIMIT_MEMLOCK", 0),
+    ):
+        which = getattr(resource, name, None)
+        if which is not None:
+            hard = resource.getrlimit(which)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            # Some systems have limits that cannot be set (RLIMIT_AS on macOS).
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(which, (most, most))
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends, however that happens.
+
+    Args:
+        parent: its process id, to notice an end before this call.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int, pointer: ctypes.c_char_p | int = 0) -> None:
+    _check(_libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,196 @@
+"""The workers that grade a batch of programs, one for each core, and the pool that the process shares."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.sandbox import isolation
+from lora_grpo.sandbox.verdict import Program, Settings, Verdict
+from lora_grpo.sandbox.worker import Worker, WorkerDied
+
+_MAX_WORKERS = 16
+_RIGHT = Program("def f(): return 1", "assert f() == 1", name="the sandbox's own")
+
+
+class Pool:
+    """Workers of one isolation tier.
+
+    Args:
+        settings: limits of each program, and the number of workers.
+        tier: `landlock`, `bubblewrap` or `none`.
+    """
+
+    def __init__(self, settings: Settings, tier: str) -> None:
+        self.settings, self.tier, self.process = settings, tier, os.getpid()
+        self.size = settings.workers or min(_MAX_WORKERS, _cores())
+        self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+        for _ in range(self.size):
+            self._idle.put(None)  # started when it is first needed
+        self._workers: list[Worker] = []
+        self._closing = False
+
+    def run(self, programs: Sequence[Program]) -> list[Verdict]:
+        """Return the verdicts of the programs, in their order.
+
+        A program whose worker dies is run again, once, by a new one.
+
+        Raises:
+            BrokenTest: the tests of a program cannot run.
+            RunError: workers cannot be started, or die without a program's doing.
+        """
+        executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
+        try:
+            return list(executor.map(self._grade, programs))
+        except BaseException:
+            # An error, or Ctrl-C: no worker is left in the middle of a program.
+            self.close()
+            raise
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        """End all processes; the pool is of no use any more."""
+        self._closing = True
+        while self._workers:
+            worker = self._workers.pop()
+            worker.kill() if self.process == os.getpid() else worker.abandon()
+
+    def _grade(self, program: Program) -> Verdict:
+        worker = self._idle.get()
+        try:
+            for _ in range(2):
+                worker = worker or self._start()
+                try:
+                    return worker.grade(program, self.settings)
+                except WorkerDied:
+                    self._bury(worker)
+                    worker = None
+            # Twice under the same program. If a new worker does its work, the program is to blame.
+            worker = self._start()
+            if worker.grade(_RIGHT, self.settings).passed:
+                return Verdict("crashed", "the worker that ran it died, twice", 0.0)
+            raise WorkerDied("a right program does not pass any more")
+        except WorkerDied as error:
+            if worker is not None:
+                self._bury(worker)
+                worker = None
+            raise RunError(f"the sandbox's workers die: {error}; is the machine out of memory?") from None
+        finally:
+            self._idle.put(worker)
+
+    def _start(self) -> Worker:
+        if self._closing:
+            raise WorkerDied("the pool is closed")
+        worker = Worker(self.tier)
+        self._workers.append(worker)
+        return worker
+
+    def _bury(self, worker: Worker) -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
+        worker.kill()
+
+
+_pool: Pool | None = None
+_lock = threading.RLock()
+
+
+def start(settings: Settings | None = None, tier: str | None = None) -> str:
+    """Find a safe way to run programs here, try to break out of it, and keep it for `run`.
+
+    Args:
+        settings: limits of each program; None takes the defaults.
+        tier: `landlock` or `bubblewrap`; None takes the first that holds.
+
+    Returns:
+        One line that names the isolation and the limits, for the terminal and for reports.
+
+    Raises:
+        UserError: no way is safe, and `settings.allow_unsafe` was not given; or a setting is out of range.
+    """
+    global _pool
+    settings = settings or Settings()
+    _check(settings)
+    reasons: dict[str, str] = {}
+    with _lock:
+        stop()
+        for name in (tier,) if tier else isolation.TIERS:
+            reason = isolation.missing(name)
+            pool = Pool(settings, name)
+            try:
+                reason = reason or isolation.escapes(pool.run)
+            except RunError as error:
+                reason = str(error)
+            if reason is None:
+                _pool = pool
+                return describe()
+            pool.close()
+            reasons[name] = reason
+        if not settings.allow_unsafe:
+            raise isolation.refuse(reasons)
+        _pool = Pool(settings, "none")
+        return describe()
+
+
+def run(programs: Sequence[Program]) -> list[Verdict]:
+    """Run programs with their tests and return their verdicts, in the same order.
+
+    Args:
+        programs: what to run; as many at once as there are workers.
+
+    Raises:
+        BrokenTest: the tests of a program cannot run, whatever the candidate.
+        RunError: the sandbox's processes cannot be started.
+        UserError: no way to run programs is safe here.
+    """
+    with _lock:
+        if _pool is None or _pool.process != os.getpid():
+            settings, tier = (_pool.settings, _pool.tier) if _pool else (None, None)
+            print(f"sandbox: {start(settings, tier if tier != 'none' else None)}", file=sys.stderr)
+        assert _pool is not None
+        try:
+            return _pool.run(programs)
+        except BaseException:
+            stop()
+            raise
+
+
+def describe() -> str:
+    """Return the line that `start` returned; say that nothing runs where that is so."""
+    if _pool is None:
+        return "not started"
+    return isolation.describe(_pool.tier, _pool.size, _pool.settings)
+
+
+def stop() -> None:
+    """End the sandbox's processes; the next `run` starts them anew."""
+    global _pool
+    with _lock:
+        if _pool is not None:
+            _pool.close()
+            _pool = None
+
+
+atexit.register(stop)
+
+
+def _check(settings: Settings) -> None:
+    for name, value, low in (
+        ("workers", settings.workers, 1),
+        ("timeout-seconds", settings.timeout_seconds, 0.01),
+        ("memory-mb", settings.memory_mb, 64),
+    ):
+        if value is not None and not low <= value < float("inf"):
+            raise UserError(f"--sandbox.{name} is {value}; expected {low} or more")
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

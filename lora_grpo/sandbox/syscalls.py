@@ -1,0 +1,98 @@
+"""What a sandboxed process may ask of the kernel: a seccomp allow list, as a BPF program.
+
+What is on the list is what computing needs. What only an attempt to leave needs (new processes, sockets, other
+processes, the kernel's own machinery) ends the process, which gives the verdict `blocked`; anything else fails with
+EPERM, which Python reports as PermissionError.
+
+Source: numbers from Linux's asm/unistd_64.h and asm-generic/unistd.h; layout from linux/seccomp.h and linux/filter.h.
+"""
+
+from __future__ import annotations
+
+import struct
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""Machine name -> AUDIT_ARCH constant; the column of the tables below."""
+
+# name: number on x86_64, number on aarch64 (- where there is none)
+_ALLOWED = """
+read 0 63, write 1 64, close 3 57, lseek 8 62, readv 19 65, writev 20 66, pread64 17 67,
+open 2 -, openat 257 56, getdents64 217 61, getcwd 79 17, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59,
+stat 4 -, lstat 6 -, fstat 5 80, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439,
+mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, madvise 28 233, brk 12 214, membarrier 324 283,
+rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128,
+select 23 -, poll 7 -, pselect6 270 72, ppoll 271 73, sched_yield 24 124, sched_getaffinity 204 123,
+nanosleep 35 101, clock_nanosleep 230 115, getitimer 36 102, setitimer 38 103, alarm 37 -, pause 34 -,
+gettimeofday 96 169, time 201 -, times 100 153, clock_gettime 228 113, clock_getres 229 114,
+getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177,
+uname 63 160, sysinfo 99 179, getrlimit 97 163, getrusage 98 165, getrandom 318 278,
+futex 202 98, set_robust_list 273 99, rseq 334 293, exit 60 93, exit_group 231 94
+"""
+
+_DEADLY = """
+clone 56 220, clone3 435 435, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
+socket 41 198, socketpair 53 199, connect 42 203, accept 43 202, accept4 288 242, bind 49 200, listen 50 201,
+sendto 44 206, sendmsg 46 211, sendmmsg 307 269, recvfrom 45 207, recvmsg 47 212, recvmmsg 299 243,
+kill 62 129, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
+pidfd_open 434 434, pidfd_getfd 438 438, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,
+process_madvise 440 440, kcmp 312 272, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
+unshare 272 97, setns 308 268, move_mount 429 429, open_tree 428 428, fsopen 430 430, memfd_create 319 279,
+memfd_secret 447 447, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427,
+bpf 321 280, perf_event_open 298 241, add_key 248 217, request_key 249 218, keyctl 250 219, init_module 175 105,
+finit_module 313 273, kexec_load 246 104, reboot 169 142, swapon 167 224, name_to_handle_at 303 264,
+open_by_handle_at 304 265
+"""
+
+# Allowed with some values of one argument only: (numbers, argument's place, values).
+_LIMITED = (
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: not F_SETOWN or F_SETSIG, which send signals to others.
+    ((72, 25), 1, (0, 1, 2, 3, 1030)),
+    # TCGETS (isatty), FIONREAD, FIOCLEX, FIONCLEX: not FIOASYNC or FIOSETOWN.
+    ((16, 29), 1, (0x5401, 0x541B, 0x5451, 0x5450)),
+    # prlimit64 of oneself, whose hard limits cannot be raised.
+    ((302, 261), 0, (0,)),
+)
+
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _EPERM, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+
+
+def filter_program(machine: str) -> bytes:
+    """Return the BPF program for a machine of `ARCHITECTURES`.
+
+    Raises:
+        KeyError: the machine is not in the table.
+    """
+    column = list(ARCHITECTURES).index(machine) if machine in ARCHITECTURES else -1
+    lines = [
+        _line(_LOAD, _ARCHITECTURE),
+        _line(_EQUAL, ARCHITECTURES[machine], 1, 0),
+        _line(_RETURN, _KILL),  # the 32-bit interface, which numbers its calls differently
+        _line(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        lines += [_line(_AT_LEAST, 0x40000000, 0, 1), _line(_RETURN, _KILL)]  # x32
+    for verdict, table in ((_ALLOW, _ALLOWED), (_KILL, _DEADLY)):
+        for number in _numbers(table, column):
+            lines += [_line(_EQUAL, number, 0, 1), _line(_RETURN, verdict)]
+    for numbers, place, values in _LIMITED:
+        argument = _ARGUMENTS + 8 * place
+        # The kernel reads 32 bits of fcntl's and ioctl's commands and of a pid, so only those are compared.
+        block = [_line(_LOAD, argument)]
+        for value in values:
+            block += [_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW)]
+        block += [_line(_RETURN, _EPERM)]
+        lines += [_line(_EQUAL, numbers[column], 0, len(block)), *block]
+    lines.append(_line(_RETURN, _EPERM))
+    return b"".join(lines)
+
+
+def _numbers(table: str, column: int) -> list[int]:
+    entries = [entry.split() for entry in table.replace("\n", " ").split(",")]
+    return [int(entry[1 + column]) for entry in entries if entry[1 + column] != "-"]
+
+
+def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return one BPF instruction; the jumps say how many instructions to skip."""
+    return struct.pack("<HBBI", code, if_true, if_false, value)

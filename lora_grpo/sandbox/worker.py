@@ -1,0 +1,203 @@
+"""A pair of zygotes that grades one program after another, and the watch over it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from typing import Any
+
+from lora_grpo.sandbox.launch import memory_file, start_process
+from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Status, Verdict
+from lora_grpo.sandbox.zygote import ANSWER
+
+_ROLES = ("candidate", "examiner")
+_START_SECONDS, _KILL_SECONDS = 60.0, 10.0
+_MAX_REPORT_BYTES = 1 << 16
+
+
+class WorkerDied(Exception):
+    """A process of the pair is gone or does not answer. What it was doing is undecided, never passed."""
+
+
+class Worker:
+    """A pair of zygotes: one forks candidates, the other their tests.
+
+    Args:
+        isolation: `landlock`, `bubblewrap` or `none`.
+
+    Raises:
+        WorkerDied: a process did not start; the message holds what it said.
+    """
+
+    def __init__(self, isolation: str) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._controls: dict[str, socket.socket] = {}
+        try:
+            for role in _ROLES:
+                process, self._controls[role] = start_process(role, isolation)
+                self._processes.append(process)
+            for role, process in zip(_ROLES, self._processes, strict=True):
+                _wait_ready(self._controls[role], process)
+        except (OSError, subprocess.SubprocessError) as error:
+            self.kill()
+            raise WorkerDied(str(error)) from None
+        except BaseException:
+            self.kill()
+            raise
+
+    def grade(self, program: Program, settings: Settings) -> Verdict:
+        """Run one program with its tests.
+
+        Raises:
+            BrokenTest: the tests cannot run, whatever the program.
+            WorkerDied: a process of the pair is gone; the pair is of no use any more.
+        """
+        started = time.monotonic()
+        report, report_end = os.pipe()
+        try:
+            try:
+                self._hand_over(program, settings, report_end)
+            finally:
+                os.close(report_end)
+            said = self._listen(report, started + settings.timeout_seconds)
+        finally:
+            os.close(report)
+        # Both children are killed and reaped before anything else runs, whatever they said.
+        ends = self._stop()
+        return _decide(said, ends, program, settings, time.monotonic() - started)
+
+    def kill(self) -> None:
+        """End both processes; their children end with them."""
+        for control in self._controls.values():
+            control.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            if process.stderr:
+                process.stderr.close()
+
+    def abandon(self) -> None:
+        """Let go of a pair that belongs to the process this one was forked from."""
+        for control in self._controls.values():
+            control.close()
+
+    def _hand_over(self, program: Program, settings: Settings, report_end: int) -> None:
+        memory = settings.memory_mb << 20
+        # A backstop: the clock on the wall comes first.
+        limits = {"memory_bytes": memory, "cpu_seconds": math.ceil(settings.timeout_seconds) + 1}
+        tests = {
+            "prelude": program.prelude,
+            "test": program.test,
+            "functions": program.functions,
+            "count_tests": program.count_tests,
+            **limits,
+            "memory_bytes": 2 * memory,
+        }
+        for_candidate, for_tests = socket.socketpair()
+        with for_candidate, for_tests:
+            self._send("candidate", {"source": program.source, **limits}, for_candidate.fileno())
+            self._send("examiner", tests, for_tests.fileno(), report_end)
+
+    def _send(self, role: str, request: dict[str, Any], *descriptors: int) -> None:
+        payload = memory_file(json.dumps(request).encode())
+        try:
+            socket.send_fds(self._controls[role], [b"R"], [payload, *descriptors])
+        except OSError as error:
+            raise WorkerDied(f"the {role}'s process is gone ({error})") from None
+        finally:
+            os.close(payload)
+
+    def _listen(self, report: int, deadline: float) -> bytes | None:
+        """Return what the tests' process said, which may be nothing; None when time is up."""
+        poll = select.poll()
+        for descriptor in (report, *(control.fileno() for control in self._controls.values())):
+            poll.register(descriptor, select.POLLIN)
+        said = b""
+        while not said.endswith(b"\n") and len(said) < _MAX_REPORT_BYTES:
+            left = deadline - time.monotonic()
+            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
+            if report in ready:
+                part = os.read(report, _MAX_REPORT_BYTES)
+                if not part:
+                    break
+                said += part
+            elif ready:
+                raise WorkerDied("a process of the sandbox was killed")
+            elif left <= 0:
+                return None
+        return said
+
+    def _stop(self) -> dict[str, tuple[bool, int]]:
+        """Have both children killed; return for each whether it had to be, and its wait status."""
+        try:
+            for control in self._controls.values():
+                control.sendall(b"K")
+            ends = {}
+            for role, control in self._controls.items():
+                answer = control.recv(ANSWER.size, socket.MSG_WAITALL)
+                if len(answer) < ANSWER.size:
+                    raise WorkerDied(f"the {role}'s process was killed")
+                ends[role] = ANSWER.unpack(answer)
+            return ends
+        except OSError as error:  # a timeout is one
+            raise WorkerDied(f"a process of the sandbox does not answer ({error})") from None
+
+
+def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    control.settimeout(_START_SECONDS)
+    try:
+        ready = control.recv(1)
+    except OSError:
+        ready = b""
+    if ready != b"!":
+        process.kill()
+        said = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+        raise WorkerDied(said.splitlines()[-1] if said else "a process of the sandbox did not start")
+    if process.stderr:
+        process.stderr.close()
+    control.settimeout(_KILL_SECONDS)
+
+
+def _decide(
+    said: bytes | None, ends: dict[str, tuple[bool, int]], program: Program, settings: Settings, seconds: float
+) -> Verdict:
+    """Make a verdict of what the tests' process said and of how the children ended. Silence never passes."""
+    if said is None:
+        return Verdict("timeout", f"still running after {settings.timeout_seconds:g} s", seconds)
+    if not said.endswith(b"\n"):
+        killed, wait_status = ends["examiner"]
+        if killed or not os.WIFSIGNALED(wait_status):
+            raise WorkerDied("the tests' process ended without a word")
+        return Verdict("crashed", f"its tests' process ended by {_signal(wait_status)}", seconds)
+    report = json.loads(said)
+    status, message = report["status"], report["message"]
+    if status == "broken":
+        raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
+    if status == "crashed":
+        status, message = _how_it_ended(*ends["candidate"])
+    return Verdict(status, message, seconds, report["passed_tests"], report["num_tests"])
+
+
+def _how_it_ended(killed: bool, status: int) -> tuple[Status, str]:
+    """Read the wait status of a candidate that closed its link to the tests."""
+    if not os.WIFSIGNALED(status):
+        return "crashed", f"its process left with exit code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    if number == signal.SIGSYS:
+        return "blocked", "it made a system call that the sandbox forbids"
+    if number == signal.SIGKILL:
+        return ("crashed", "it closed its link to the tests") if killed else ("memory", "killed for its memory")
+    return "crashed", f"its process ended by {_signal(status)}"
+
+
+def _signal(status: int) -> str:
+    try:
+        return signal.Signals(os.WTERMSIG(status)).name
+    except ValueError:
+        return f"signal {os.WTERMSIG(status)}"
