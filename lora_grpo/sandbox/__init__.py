@@ -14,6 +14,7 @@ The verdict is made where the candidate never was, and comes on a pipe it never 
 
 verdict.py     what goes in and what comes out
 pool.py        the workers of this process, `start`, `run` and `stop`
+exam.py        tests, compiled once for all candidates
 worker.py      one pair of zygotes: hand over, wait, kill, decide
 launch.py      how an interpreter is started, bare or in bubblewrap
 isolation.py   which isolation holds here

@@ -51,18 +51,18 @@ class _Objects:
         return self._namespace[key]
 
 
-def run(source: str, link: int) -> None:
+def run(source: bytes, link: int) -> None:
     """Execute the source and serve calls until the other end closes.
 
     Args:
-        source: the candidate's program.
+        source: the candidate's program, UTF-8 that may hold surrogates.
         link: file descriptor of the socket to the tests.
     """
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
     objects = _Objects(module.__dict__)
     try:
-        program = compile(source, "<candidate>", "exec", dont_inherit=True)
+        program = compile(source.decode(errors="surrogatepass"), "<candidate>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         send(link, ["invalid", _describe(error)])
         return

@@ -15,12 +15,11 @@ The mutable ones are numbered in the order in which they are written; `again` po
 from __future__ import annotations
 
 import builtins
+import importlib
 import json
 import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 MAX_FRAME_BYTES = 4 << 20
@@ -34,6 +33,9 @@ _MAPPINGS: dict[str, type] = {"Counter": Counter, "OrderedDict": OrderedDict, "d
 _NUMBERED = (list, dict, set, deque, bytearray)
 
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class Malformed(Exception):
     """What arrived is no frame, or no value."""
 
@@ -45,7 +47,7 @@ def send(descriptor: int, message: Any) -> None:
         OverflowError: it is longer than MAX_FRAME_BYTES.
         OSError: the other end is gone.
     """
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _to_json(message).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise OverflowError(f"{len(body)} bytes; a message has at most {MAX_FRAME_BYTES}")
     frame = memoryview(len(body).to_bytes(4, "little") + body)
@@ -206,6 +208,10 @@ class Decoder:
             node.extend(items)
 
 
+def _late(module: str) -> Any:
+    return importlib.import_module(module)
+
+
 def _builtin_type(name: Any) -> type:
     kind = getattr(builtins, name)
     if not isinstance(kind, type):
@@ -221,7 +227,7 @@ def _natural(number: Any) -> int:
 
 def _tag(value: Any) -> str | None:
     """Return the tag of the plain type that the value is, or is a subclass of; None for everything else."""
-    name = _EXACT.get(type(value))
+    name = _EXACT.get(type(value)) or _LATE.get((type(value).__module__, type(value).__qualname__))
     if name is None and isinstance(value, type):
         return "type" if getattr(builtins, value.__name__, None) is value else None
     if name is None:
@@ -242,15 +248,15 @@ _EXACT: dict[type, str] = {
     bytes: "bytes",
     range: "range",
     complex: "complex",
-    Decimal: "Decimal",
-    Fraction: "Fraction",
 }
+# By name: a value of these types has its module loaded already, and most programs have none.
+_LATE = {("decimal", "Decimal"): "Decimal", ("fractions", "Fraction"): "Fraction"}
 _SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "bytes": lambda value: (bytes.hex(value),),
     "type": lambda value: (value.__name__,),
     "range": lambda value: (value.start, value.stop, value.step),
     "complex": lambda value: (value.real, value.imag),
-    "Decimal": lambda value: (Decimal.__str__(value),),
+    "Decimal": lambda value: (str(value),),
     "Fraction": lambda value: (hex(value.numerator), hex(value.denominator)),
 }
 _BUILD: dict[str, Callable[..., Any]] = {
@@ -259,6 +265,6 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "type": lambda name: _builtin_type(name),
     "range": range,
     "complex": complex,
-    "Decimal": Decimal,
-    "Fraction": lambda top, bottom: Fraction(int(top, 16), int(bottom, 16)),
+    "Decimal": lambda text: _late("decimal").Decimal(text),
+    "Fraction": lambda top, bottom: _late("fractions").Fraction(int(top, 16), int(bottom, 16)),
 }

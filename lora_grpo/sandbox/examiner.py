@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import itertools
+import marshal
 import random
-import symtable
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,41 +185,36 @@ def _ask(remote: Remote, operation: str, *args: Any, **kwargs: Any) -> Any:
     return link.ask(operation, remote, *args, **kwargs)
 
 
-def examine(request: dict[str, Any], descriptor: int) -> Report:
+def examine(exam: bytes, descriptor: int) -> Report:
     """Run the tests and report.
 
     Args:
-        request: `prelude`, `test`, `functions` and `count_tests` of the program.
+        exam: what `exam.prepare` made of the tests.
         descriptor: of the socket to the candidate.
     """
     random.seed(0)
-    link = Link(descriptor)
-    counted = _Counted() if request["count_tests"] else None
+    prelude, code, names, functions, test, num_tests = marshal.loads(exam)
+    link, count = Link(descriptor), _Count(num_tests)
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     try:
-        exec(compile(request["prelude"], "<prelude>", "exec", dont_inherit=True), namespace)
-        names = {*_undefined(request["test"], namespace), *request["functions"]}
-        program: Any = request["test"]
-        if counted:
-            program = ast.fix_missing_locations(counted.visit(ast.parse(program)))
-            namespace.update(_held=counted.held, _failed=counted.failed)
-        code = compile(program, "<test>", "exec", dont_inherit=True)
+        exec(prelude, namespace)
     except Exception as error:  # noqa: BLE001 - reported
-        return _report("broken", f"{type(error).__name__}: {error}")
-    namespace.update({name: Remote(link, name) for name in names})
+        return _report("broken", f"{type(error).__name__}: {error}", count)
+    theirs = [name for name in names if name not in namespace] + functions
+    namespace.update({name: Remote(link, name) for name in theirs}, _held=count.held, _failed=count.failed)
     status, message = "passed", ""
     try:
         link.open()
         exec(code, namespace)
         if link.gone:  # a test that catches everything, BaseException too
             raise link.gone
+        if count.first:
+            raise count.first
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported
-        status, message = _blame(error, request["test"], link)
-    if status == "passed" and counted and counted.first:
-        status, message = _blame(counted.first, request["test"], link)
-    return _report(status, message, counted)
+        status, message = _blame(error, test, link)
+    return _report(status, message, count)
 
 
 def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
@@ -234,48 +227,29 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
     if isinstance(error, ImportError) or not link.asked:
         return "broken", text
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<test>"]
-    source = test.split("\n")[lines[-1] - 1].strip() if lines and lines[-1] else ""
+    line, trace = 0, error.__traceback__
+    while trace:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "<test>" else line
+        trace = trace.tb_next
+    source = test.split("\n")[line - 1].strip() if line else ""
     if isinstance(error, AssertionError):
         return "failed", f"{source}  # {error}" if str(error) else source
     return "failed", f"{text}, in {source}"
 
 
-def _report(status: str, message: str, counted: _Counted | None = None) -> Report:
-    return {
-        "status": status,
-        "message": " ".join(message.split())[:500],
-        "passed_tests": counted.passed if counted else 0,
-        "num_tests": counted.number if counted else 0,
-    }
+def _report(status: str, message: str, count: _Count) -> Report:
+    message = " ".join(message.split())[:500]
+    return {"status": status, "message": message, "passed_tests": count.passed, "num_tests": count.number}
 
 
-def _undefined(test: str, namespace: dict[str, Any]) -> set[str]:
-    """Return the global names that the tests use and that nobody but the candidate can define."""
-    used: set[str] = set()
-    defined = {*namespace, *dir(builtins)}
-    tables = [symtable.symtable(test, "<test>", "exec")]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        top = table.get_type() == "module"
-        for symbol in table.get_symbols():
-            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
-                if top or symbol.is_declared_global():
-                    defined.add(symbol.get_name())
-            elif symbol.is_referenced() and (top or symbol.is_global()):
-                used.add(symbol.get_name())
-    return used - defined
+class _Count:
+    """Keeps count of the asserts, where the tests were prepared for it.
 
-
-class _Counted(ast.NodeTransformer):
-    """Numbers the asserts that say anything, lets each run whatever became of the others, and keeps count.
-
-    An assert in a loop counts once, and holds if it did every time; one that never ran does not.
+    One that ran several times holds if it did each time; one that never ran does not.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.first: Exception | None = None
         self._held: set[int] = set()
         self._failed: set[int] = set()
@@ -290,16 +264,3 @@ class _Counted(ast.NodeTransformer):
     def failed(self, number: int, error: Exception) -> None:
         self._failed.add(number)
         self.first = self.first or error
-
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Return the assert in a try statement; `assert True` stays as it is."""
-        if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
-            return node
-        number, self.number = self.number, self.number + 1
-        wrapped = ast.parse(
-            f"try:\n pass\nexcept Exception as _error:\n _failed({number}, _error)\nelse:\n _held({number})"
-        )
-        guarded = wrapped.body[0]
-        assert isinstance(guarded, ast.Try)
-        guarded.body = [node]
-        return ast.copy_location(guarded, node)

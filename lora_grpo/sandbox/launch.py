@@ -9,14 +9,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
-from lora_grpo.sandbox import lockdown
-from lora_grpo.sandbox.zygote import PRELOADED
-
 MODULES = ("codec", "syscalls", "lockdown", "candidate", "examiner", "zygote")
 """What a sandboxed process runs, in the order of their imports."""
+
+_USERS_OF_LIBRARIES = ["bz2", "ctypes", "datetime", "decimal", "hashlib", "lzma", "math", "random", "uuid", "zlib"]
 
 # The modules come as text through a descriptor, so that no folder of the project has to be readable in there.
 _BOOTSTRAP = """
@@ -26,26 +26,30 @@ for name in ("lora_grpo", "lora_grpo.sandbox"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
 with os.fdopen(int(sources)) as file:
-    for name, source in json.load(file):
+    modules, readable, limits = json.load(file)
+    for name, source in modules:
         module = types.ModuleType("lora_grpo.sandbox." + name)
         sys.modules[module.__name__] = module
         setattr(sys.modules["lora_grpo.sandbox"], name, module)
         exec(compile(source, name + ".py", "exec"), module.__dict__)
 sys.argv[:] = [""]
-module.main(role, int(control), isolation)
+module.main(role, int(control), isolation, readable, limits)
 """
 
 
-def start_process(role: str, isolation: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a zygote; it says `!` on the returned control socket when it is ready.
 
     Args:
         role: `candidate` or `examiner`.
         isolation: `landlock`, `bubblewrap` or `none`.
+        limits: address space of a child in bytes, and its CPU time in seconds.
     """
     ours, theirs = socket.socketpair()
     folder = Path(__file__).parent
-    sources = memory_file(json.dumps([(name, (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]).encode())
+    modules = [(name, (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
+    readable = _readable() if isolation == "landlock" else []
+    sources = memory_file(json.dumps([modules, readable, limits]).encode())
     # -I would have the hash seed ignored, and with it the order of sets change from one run to the next.
     python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOTSTRAP]
     command = [*python, role, str(theirs.fileno()), str(sources), isolation]
@@ -93,25 +97,38 @@ def _interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
+def _readable() -> list[str]:
+    """Return what the sandbox may read: the standard library with its libraries, and its folders' listings."""
+    paths = [*_standard_library(), *_libraries()]
+    # The import system looks a folder through before it opens a file of it.
+    return [*map(str, paths), *sorted({f"{path.parent}/" for path in _standard_library()})]
+
+
 def _bubblewrap(environment: dict[str, str]) -> list[str]:
     """Return the command that puts an empty root around an interpreter, its libraries and the standard library."""
     executable = shutil.which("bwrap")
     if executable is None:
         raise OSError("bubblewrap (bwrap) is not installed")
+    # Without --die-with-parent, which means the thread that starts it: the end of its control socket ends a zygote.
     command = [executable, "--unshare-all", "--new-session", "--cap-drop", "ALL", "--clearenv", "--dev", "/dev"]
     for name, value in environment.items():
         command += ["--setenv", name, value]
-    for path in _needed_files():
-        command += ["--ro-bind", str(path), str(path)]
-    for path in lockdown.standard_library():
+    for path in (Path(_interpreter()), *_libraries(), *_standard_library()):
         command += ["--ro-bind", str(path), str(path)]
     return [*command, "--remount-ro", "/", "--chdir", "/"]
 
 
+def _standard_library() -> list[Path]:
+    """Return the files and folders of the standard library, without what was installed beside it."""
+    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    installed = ("site-packages", "dist-packages")
+    return [path for root in sorted(roots) for path in sorted(root.iterdir()) if path.name not in installed]
+
+
 @functools.cache
-def _needed_files() -> tuple[Path, ...]:
-    """Return the interpreter and the shared libraries that it loads, by every name that the loader asks for."""
-    show = f"import importlib\nfor name in {PRELOADED.split()}:\n try: importlib.import_module(name)\n"
+def _libraries() -> tuple[Path, ...]:
+    """Return the shared libraries that the interpreter and its extensions load, by every name the loader asks for."""
+    show = f"import importlib\nfor name in {_USERS_OF_LIBRARIES}:\n try: importlib.import_module(name)\n"
     show += " except ImportError: pass\nprint(open('/proc/self/maps').read())"
     maps = subprocess.run([_interpreter(), "-I", "-S", "-c", show], capture_output=True, text=True, check=True).stdout
     mapped = {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
@@ -122,7 +139,7 @@ def _needed_files() -> tuple[Path, ...]:
         if folder.is_dir():
             names |= {link for link in folder.iterdir() if ".so" in link.name and link.resolve() in libraries}
     aliases = {Path(alias, *path.parts[3:]) for path in names | libraries for alias in _merged_folders(path)}
-    return (Path(_interpreter()), *sorted(libraries | names | aliases))
+    return tuple(sorted(libraries | names | aliases))
 
 
 def _merged_folders(path: Path) -> list[Path]:

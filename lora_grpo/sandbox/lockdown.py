@@ -12,15 +12,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import resource
 import signal
+import stat
 import struct
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from lora_grpo.sandbox.syscalls import ARCHITECTURES, filter_program
+from lora_grpo.sandbox.syscalls import ARCHITECTURES, denials, permissions
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
@@ -43,20 +42,9 @@ def landlock_version() -> int:
 
 def has_seccomp() -> bool:
     """Tell whether the kernel filters system calls, and this module knows the machine's numbers."""
-    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+    if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         return False
     return _libc.prctl(21, 0, 0, 0, 0) >= 0  # PR_GET_SECCOMP
-
-
-def standard_library() -> list[Path]:
-    """Return the files and folders of the standard library, without what was installed beside it."""
-    import sysconfig
-
-    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-    found = []
-    for root in sorted(roots):
-        found += [path for path in sorted(root.iterdir()) if path.name not in ("site-packages", "dist-packages")]
-    return found
 
 
 def give_up_privileges() -> None:
@@ -65,11 +53,14 @@ def give_up_privileges() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
     nothing = struct.pack("<6I", *[0] * 6)
-    _check(_libc.syscall(_CAPSET[platform.machine()], header, nothing), "capset")
+    _check(_libc.syscall(_CAPSET[os.uname().machine], header, nothing), "capset")
 
 
-def give_up_files(readable: Iterable[Path]) -> None:
+def give_up_files(readable: Iterable[str]) -> None:
     """Take the file system away but for reading these paths, and on newer kernels TCP and signals to others too.
+
+    Args:
+        readable: files, folders with all they hold, and folders ending in `/`, which may be listed and no more.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -88,45 +79,53 @@ def give_up_files(readable: Iterable[Path]) -> None:
     )
     for path in readable:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("<Qi", _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE, descriptor)
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        rights = _READ_DIR if path.endswith("/") else _READ_FILE | (_READ_DIR if is_folder else 0)
+        rule = struct.pack("<Qi", rights, descriptor)
         _check(_libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
-        os.close(descriptor)
-    # Listing, not reading: the import system looks its folders through.
-    for folder in {path.parent for path in readable}:
-        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("<Qi", _READ_DIR, descriptor)
-        _check(_libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, rule, 0), f"landlock_add_rule {folder}")
         os.close(descriptor)
     _check(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 
 
 class SystemCallFilter:
-    """The seccomp filter, built once and put on after each fork.
+    """A seccomp filter: built once, put on in no time.
 
-    Raises:
-        OSError: the machine's system calls are not known.
+    Args:
+        program: BPF instructions from `syscalls`.
     """
 
-    def __init__(self) -> None:
-        try:
-            program = filter_program(platform.machine())
-        except KeyError:
-            raise OSError(f"no table of system calls for {platform.machine()}") from None
+    def __init__(self, program: bytes) -> None:
         self._lines = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: the number of instructions, padding, their address.
         self._header = struct.pack("<H6xQ", len(program) // 8, ctypes.addressof(self._lines))
 
     def put_on(self) -> None:
-        """Give up every system call that the filter does not allow."""
+        """Give up every system call that the filter does not allow, besides those given up before."""
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(self._header))
 
 
-def limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
-    """Bound address space, CPU time, descriptors and stack; no file may grow, no core be dumped."""
+def give_up_system_calls() -> SystemCallFilter:
+    """Give up all system calls but those of `syscalls`, and return the filter that a child puts on besides.
+
+    The long list costs most of a millisecond, so it is put on once; what only a process that forks needs is a short
+    one, given up by each child.
+
+    Raises:
+        OSError: the machine's system calls are not known.
+    """
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(f"no table of system calls for {machine}")
+    rest = SystemCallFilter(denials(machine))
+    SystemCallFilter(permissions(machine)).put_on()
+    return rest
+
+
+def limit_resources(memory_bytes: int) -> None:
+    """Bound address space, descriptors and stack, here and in every child; no file may grow, no core be dumped."""
     for name, most in (
         ("RLIMIT_AS", memory_bytes),
-        ("RLIMIT_CPU", cpu_seconds),
         ("RLIMIT_FSIZE", 0),
         ("RLIMIT_CORE", 0),
         ("RLIMIT_NOFILE", _DESCRIPTORS),
@@ -141,6 +140,11 @@ def limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
             # Some systems have limits that cannot be set (RLIMIT_AS on macOS).
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(which, (most, most))
+
+
+def limit_cpu(seconds: int) -> None:
+    """Bound this process's CPU time."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 def die_with_parent(parent: int) -> None:

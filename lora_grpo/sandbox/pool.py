@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.sandbox import isolation
-from lora_grpo.sandbox.verdict import Program, Settings, Verdict
+from lora_grpo.sandbox.exam import prepare
+from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
 _MAX_WORKERS = 16
@@ -45,9 +46,12 @@ class Pool:
             BrokenTest: the tests of a program cannot run.
             RunError: workers cannot be started, or die without a program's doing.
         """
+        exams = [prepare(program) for program in programs]
         executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
         try:
-            return list(executor.map(self._grade, programs))
+            return list(executor.map(self._grade, programs, exams))
+        except BrokenTest:
+            raise  # the workers are well, and finish what they have begun
         except BaseException:
             # An error, or Ctrl-C: no worker is left in the middle of a program.
             self.close()
@@ -62,19 +66,19 @@ class Pool:
             worker = self._workers.pop()
             worker.kill() if self.process == os.getpid() else worker.abandon()
 
-    def _grade(self, program: Program) -> Verdict:
+    def _grade(self, program: Program, exam: bytes) -> Verdict:
         worker = self._idle.get()
         try:
             for _ in range(2):
                 worker = worker or self._start()
                 try:
-                    return worker.grade(program, self.settings)
+                    return worker.grade(program, exam)
                 except WorkerDied:
                     self._bury(worker)
                     worker = None
             # Twice under the same program. If a new worker does its work, the program is to blame.
             worker = self._start()
-            if worker.grade(_RIGHT, self.settings).passed:
+            if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
                 return Verdict("crashed", "the worker that ran it died, twice", 0.0)
             raise WorkerDied("a right program does not pass any more")
         except WorkerDied as error:
@@ -88,7 +92,7 @@ class Pool:
     def _start(self) -> Worker:
         if self._closing:
             raise WorkerDied("the pool is closed")
-        worker = Worker(self.tier)
+        worker = Worker(self.tier, self.settings)
         self._workers.append(worker)
         return worker
 
@@ -157,6 +161,8 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
         assert _pool is not None
         try:
             return _pool.run(programs)
+        except BrokenTest:
+            raise
         except BaseException:
             stop()
             raise

@@ -1,8 +1,9 @@
-"""What a sandboxed process may ask of the kernel: a seccomp allow list, as a BPF program.
+"""What a sandboxed process may ask of the kernel: a seccomp allow list, as BPF programs.
 
 What is on the list is what computing needs. What only an attempt to leave needs (new processes, sockets, other
 processes, the kernel's own machinery) ends the process, which gives the verdict `blocked`; anything else fails with
-EPERM, which Python reports as PermissionError.
+EPERM, which Python reports as PermissionError. A zygote also forks, kills and talks to its parent; its children lose
+that by a second filter on top of the first.
 
 Source: numbers from Linux's asm/unistd_64.h and asm-generic/unistd.h; layout from linux/seccomp.h and linux/filter.h.
 """
@@ -29,11 +30,19 @@ uname 63 160, sysinfo 99 179, getrlimit 97 163, getrusage 98 165, getrandom 318 
 futex 202 98, set_robust_list 273 99, rseq 334 293, exit 60 93, exit_group 231 94
 """
 
+# What a zygote does and its children may not: fatal for them, but for the last line.
+_ZYGOTE_DEADLY = """
+clone 56 220, kill 62 129, sendto 44 206, recvmsg 47 212
+"""
+_ZYGOTE = """
+wait4 61 260, waitid 247 95, prctl 157 167, setpgid 109 154, close_range 436 436
+"""
+
 _DEADLY = """
-clone 56 220, clone3 435 435, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
+clone3 435 435, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
 socket 41 198, socketpair 53 199, connect 42 203, accept 43 202, accept4 288 242, bind 49 200, listen 50 201,
-sendto 44 206, sendmsg 46 211, sendmmsg 307 269, recvfrom 45 207, recvmsg 47 212, recvmmsg 299 243,
-kill 62 129, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
+sendmsg 46 211, sendmmsg 307 269, recvfrom 45 207, recvmmsg 299 243,
+tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
 pidfd_open 434 434, pidfd_getfd 438 438, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,
 process_madvise 440 440, kcmp 312 272, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
 unshare 272 97, setns 308 268, move_mount 429 429, open_tree 428 428, fsopen 430 430, memfd_create 319 279,
@@ -58,13 +67,9 @@ _ALLOW, _EPERM, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 
-def filter_program(machine: str) -> bytes:
-    """Return the BPF program for a machine of `ARCHITECTURES`.
-
-    Raises:
-        KeyError: the machine is not in the table.
-    """
-    column = list(ARCHITECTURES).index(machine) if machine in ARCHITECTURES else -1
+def permissions(machine: str) -> bytes:
+    """Return the program of the allow list, with what a zygote needs, for a machine of `ARCHITECTURES`."""
+    column = list(ARCHITECTURES).index(machine)
     lines = [
         _line(_LOAD, _ARCHITECTURE),
         _line(_EQUAL, ARCHITECTURES[machine], 1, 0),
@@ -73,19 +78,31 @@ def filter_program(machine: str) -> bytes:
     ]
     if machine == "x86_64":
         lines += [_line(_AT_LEAST, 0x40000000, 0, 1), _line(_RETURN, _KILL)]  # x32
-    for verdict, table in ((_ALLOW, _ALLOWED), (_KILL, _DEADLY)):
-        for number in _numbers(table, column):
-            lines += [_line(_EQUAL, number, 0, 1), _line(_RETURN, verdict)]
+    for verdict, table in ((_ALLOW, _ALLOWED + "," + _ZYGOTE_DEADLY + "," + _ZYGOTE), (_KILL, _DEADLY)):
+        lines += _verdicts(verdict, table, column)
     for numbers, place, values in _LIMITED:
-        argument = _ARGUMENTS + 8 * place
         # The kernel reads 32 bits of fcntl's and ioctl's commands and of a pid, so only those are compared.
-        block = [_line(_LOAD, argument)]
+        block = [_line(_LOAD, _ARGUMENTS + 8 * place)]
         for value in values:
             block += [_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW)]
         block += [_line(_RETURN, _EPERM)]
         lines += [_line(_EQUAL, numbers[column], 0, len(block)), *block]
-    lines.append(_line(_RETURN, _EPERM))
-    return b"".join(lines)
+    return b"".join([*lines, _line(_RETURN, _EPERM)])
+
+
+def denials(machine: str) -> bytes:
+    """Return the program that takes from a child what `permissions` leaves to its zygote."""
+    column = list(ARCHITECTURES).index(machine)
+    lines = [_line(_LOAD, _NUMBER)]
+    lines += _verdicts(_KILL, _ZYGOTE_DEADLY, column) + _verdicts(_EPERM, _ZYGOTE, column)
+    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+
+
+def _verdicts(verdict: int, table: str, column: int) -> list[bytes]:
+    lines = []
+    for number in _numbers(table, column):
+        lines += [_line(_EQUAL, number, 0, 1), _line(_RETURN, verdict)]
+    return lines
 
 
 def _numbers(table: str, column: int) -> list[int]:

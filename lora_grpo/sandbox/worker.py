@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import time
-from typing import Any
 
 from lora_grpo.sandbox.launch import memory_file, start_process
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Status, Verdict
@@ -30,17 +29,22 @@ class Worker:
 
     Args:
         isolation: `landlock`, `bubblewrap` or `none`.
+        settings: limits of each program.
 
     Raises:
         WorkerDied: a process did not start; the message holds what it said.
     """
 
-    def __init__(self, isolation: str) -> None:
+    def __init__(self, isolation: str, settings: Settings) -> None:
+        self._settings = settings
+        memory = settings.memory_mb << 20
+        # The CPU time is a backstop: the clock on the wall comes first.
+        seconds = math.ceil(settings.timeout_seconds) + 1
         self._processes: list[subprocess.Popen[bytes]] = []
         self._controls: dict[str, socket.socket] = {}
         try:
-            for role in _ROLES:
-                process, self._controls[role] = start_process(role, isolation)
+            for role, share in zip(_ROLES, (1, 2), strict=True):
+                process, self._controls[role] = start_process(role, isolation, [share * memory, seconds])
                 self._processes.append(process)
             for role, process in zip(_ROLES, self._processes, strict=True):
                 _wait_ready(self._controls[role], process)
@@ -51,8 +55,12 @@ class Worker:
             self.kill()
             raise
 
-    def grade(self, program: Program, settings: Settings) -> Verdict:
+    def grade(self, program: Program, exam: bytes) -> Verdict:
         """Run one program with its tests.
+
+        Args:
+            program: the candidate.
+            exam: its tests, from `exam.prepare`.
 
         Raises:
             BrokenTest: the tests cannot run, whatever the program.
@@ -62,15 +70,15 @@ class Worker:
         report, report_end = os.pipe()
         try:
             try:
-                self._hand_over(program, settings, report_end)
+                self._hand_over(program, exam, report_end)
             finally:
                 os.close(report_end)
-            said = self._listen(report, started + settings.timeout_seconds)
+            said = self._listen(report, started + self._settings.timeout_seconds)
         finally:
             os.close(report)
         # Both children are killed and reaped before anything else runs, whatever they said.
         ends = self._stop()
-        return _decide(said, ends, program, settings, time.monotonic() - started)
+        return _decide(said, ends, program, self._settings, time.monotonic() - started)
 
     def kill(self) -> None:
         """End both processes; their children end with them."""
@@ -87,31 +95,21 @@ class Worker:
         for control in self._controls.values():
             control.close()
 
-    def _hand_over(self, program: Program, settings: Settings, report_end: int) -> None:
-        memory = settings.memory_mb << 20
-        # A backstop: the clock on the wall comes first.
-        limits = {"memory_bytes": memory, "cpu_seconds": math.ceil(settings.timeout_seconds) + 1}
-        tests = {
-            "prelude": program.prelude,
-            "test": program.test,
-            "functions": program.functions,
-            "count_tests": program.count_tests,
-            **limits,
-            "memory_bytes": 2 * memory,
-        }
+    def _hand_over(self, program: Program, exam: bytes, report_end: int) -> None:
         for_candidate, for_tests = socket.socketpair()
         with for_candidate, for_tests:
-            self._send("candidate", {"source": program.source, **limits}, for_candidate.fileno())
-            self._send("examiner", tests, for_tests.fileno(), report_end)
+            source = program.source.encode(errors="surrogatepass")
+            self._send("candidate", source, for_candidate.fileno())
+            self._send("examiner", exam, for_tests.fileno(), report_end)
 
-    def _send(self, role: str, request: dict[str, Any], *descriptors: int) -> None:
-        payload = memory_file(json.dumps(request).encode())
+    def _send(self, role: str, payload: bytes, *descriptors: int) -> None:
+        file = memory_file(payload)
         try:
-            socket.send_fds(self._controls[role], [b"R"], [payload, *descriptors])
+            socket.send_fds(self._controls[role], [b"R"], [file, *descriptors])
         except OSError as error:
             raise WorkerDied(f"the {role}'s process is gone ({error})") from None
         finally:
-            os.close(payload)
+            os.close(file)
 
     def _listen(self, report: int, deadline: float) -> bytes | None:
         """Return what the tests' process said, which may be nothing; None when time is up."""

@@ -21,17 +21,13 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
 
 from lora_grpo.sandbox import candidate, examiner, lockdown
 
-# Loaded before the fork, so that programs need not load them; those with libraries of their own must be.
 PRELOADED = """
-abc array ast base64 bisect bz2 calendar cmath collections collections.abc contextlib copy csv ctypes dataclasses
-datetime decimal difflib enum fractions functools hashlib heapq hmac inspect io itertools json keyword locale lzma math
-numbers operator os pprint queue random re reprlib secrets statistics string struct sys textwrap threading time timeit
-traceback types typing unicodedata uuid weakref zlib
+bisect cmath collections copy datetime functools heapq itertools math operator random re string typing
 """
+"""Loaded before the fork, as programs use them most. More would make each fork dearer: the cost grows with memory."""
 
 ANSWER = struct.Struct("<?i")
 """How a child ended: whether it had to be killed, its wait status."""
@@ -39,13 +35,15 @@ ANSWER = struct.Struct("<?i")
 _LINK, _REPORT = 3, 4
 
 
-def main(role: str, control_descriptor: int, isolation: str) -> None:
+def main(role: str, control_descriptor: int, isolation: str, readable: list[str], limits: list[int]) -> None:
     """Serve until the other end of the control socket closes.
 
     Args:
         role: `candidate` or `examiner`.
         control_descriptor: of the control socket.
         isolation: `landlock`, `bubblewrap` (which is around this process already) or `none`.
+        readable: what stays readable, as `lockdown.give_up_files` takes it.
+        limits: address space of a child in bytes, and its CPU time in seconds.
     """
     control = socket.socket(fileno=control_descriptor)
     parent, here = os.getppid(), os.getpid()
@@ -59,18 +57,18 @@ def main(role: str, control_descriptor: int, isolation: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
-    put_on_filter: Callable[[], None] = lambda: None  # noqa: E731
+    lockdown.limit_resources(limits[0])
+    filter_ = None
     if isolation != "none":
         lockdown.give_up_privileges()
-        put_on_filter = lockdown.SystemCallFilter().put_on
-    if isolation == "landlock":
-        lockdown.give_up_files(lockdown.standard_library())
+        if isolation == "landlock":
+            lockdown.give_up_files(readable)
+        filter_ = lockdown.give_up_system_calls()
     sys.path[:] = [path for path in sys.path if "site-packages" not in path and "dist-packages" not in path]
     gc.collect()
     gc.freeze()
     control.sendall(b"!")
-    # From here on nothing is said on the standard error, whose other end is closed.
-    os.dup2(null, 2)
+    os.dup2(null, 2)  # what was said there was for the parent to read if the start had failed
     os.close(null)
     child = 0
     while True:
@@ -83,7 +81,8 @@ def main(role: str, control_descriptor: int, isolation: str) -> None:
         if command == b"R":
             child = os.fork()
             if child == 0:
-                _serve(role, parent=here, control=control, descriptors=descriptors, filter_=put_on_filter)
+                control.close()
+                _serve(role, here, descriptors, limits[1], filter_)
             for descriptor in descriptors:
                 os.close(descriptor)
         elif command == b"K":
@@ -117,27 +116,27 @@ def _end(child: int) -> tuple[bool, int]:
     return not ended, os.waitpid(child, 0)[1]
 
 
-def _serve(role: str, parent: int, control: socket.socket, descriptors: list[int], filter_: Callable[[], None]) -> None:
+def _serve(
+    role: str, parent: int, descriptors: list[int], cpu_seconds: int, filter_: lockdown.SystemCallFilter | None
+) -> None:
     """Be the child: take the descriptors, shut the door, run the program, end."""
     code = 1
     try:
         lockdown.die_with_parent(parent)
         os.setpgid(0, 0)
-        control.close()
-        request = json.loads(os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0))
+        payload = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
         # Moved out of the way first: one of them may have the number that another is to get.
-        moved = [os.dup(descriptor) for descriptor in descriptors[1:]]
-        high = [os.dup2(descriptor, 20 + place) for place, descriptor in enumerate(moved)]
+        high = [os.dup2(descriptor, 20 + place) for place, descriptor in enumerate(descriptors[1:])]
         for place, descriptor in enumerate(high):
             os.dup2(descriptor, _LINK + place, inheritable=False)
-        os.closerange(_LINK + len(high), 4096)
-        lockdown.limit_resources(request["memory_bytes"], request["cpu_seconds"])
-        filter_()
+        os.closerange(_LINK + len(high), 64)
+        lockdown.limit_cpu(cpu_seconds)
+        if filter_:
+            filter_.put_on()
         if role == "candidate":
-            candidate.run(request["source"], _LINK)
+            candidate.run(payload, _LINK)
         else:
-            report = examiner.examine(request, _LINK)
-            os.write(_REPORT, json.dumps(report).encode() + b"\n")
+            os.write(_REPORT, json.dumps(examiner.examine(payload, _LINK)).encode() + b"\n")
         code = 0
     finally:
         os._exit(code)

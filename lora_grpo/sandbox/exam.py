@@ -1,0 +1,88 @@
+"""Tests made ready in the trusted process: compiled once, however many candidates take them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import marshal
+import symtable
+import warnings
+from types import CodeType
+from typing import Any
+
+from lora_grpo.sandbox.verdict import BrokenTest, Program
+
+_BUILTINS = frozenset(dir(builtins))
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(prelude: str, test: str, count_tests: bool) -> tuple[CodeType, CodeType, list[str], int]:
+    """Return the code of prelude and test, the names the test takes from the candidate, and its number of asserts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "assertion is always true" is the data set's business
+        counted = _Counted()
+        tree: Any = ast.parse(test)
+        if count_tests:
+            tree = ast.fix_missing_locations(counted.visit(tree))
+        names = sorted(_global_names(test) - _BUILTINS)
+        return (
+            compile(prelude, "<prelude>", "exec", dont_inherit=True),
+            compile(tree, "<test>", "exec", dont_inherit=True),
+            names,
+            counted.number,
+        )
+
+
+def prepare(program: Program) -> bytes:
+    """Return what the tests' process is given for a program.
+
+    Raises:
+        BrokenTest: prelude or test is not Python.
+    """
+    try:
+        prelude, test, names, number = _compiled(program.prelude, program.test, program.count_tests)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BrokenTest(f"the tests of {program.name} cannot run: {type(error).__name__}: {error}") from None
+    # marshal is for one and the same interpreter, which the zygotes are, and fast.
+    return marshal.dumps((prelude, test, names, list(program.functions), program.test, number))
+
+
+def _global_names(test: str) -> set[str]:
+    """Return the global names that the tests use and do not define."""
+    used: set[str] = set()
+    defined: set[str] = set()
+    tables = [symtable.symtable(test, "<test>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                if top or symbol.is_declared_global():
+                    defined.add(symbol.get_name())
+            elif symbol.is_referenced() and (top or symbol.is_global()):
+                used.add(symbol.get_name())
+    return used - defined
+
+
+class _Counted(ast.NodeTransformer):
+    """Numbers the asserts that say anything, and lets each run whatever became of the others.
+
+    An assert in a loop is one; `_held` and `_failed` are told of each time it runs.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """Return the assert in a try statement; `assert True` stays as it is."""
+        if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
+            return node
+        number, self.number = self.number, self.number + 1
+        guarded = ast.parse(
+            f"try:\n pass\nexcept Exception as _error:\n _failed({number}, _error)\nelse:\n _held({number})"
+        ).body[0]
+        assert isinstance(guarded, ast.Try)
+        guarded.body = [node]
+        return ast.copy_location(guarded, node)
