@@ -117,7 +117,7 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     """Split a completion that keeps to the style into reasoning and answer; None where it does not.
 
     Nothing but white space may stand before, between or after the sections. `xml` and `think` hold each of their four
-    tags exactly once; `hashes` has a single `####`, which opens the last line; `code` ends with its single fenced block.
+    tags exactly once; `hashes` has a single `####`, which opens the last line; `code` ends with its one fenced block.
 
     String methods rather than one pattern: `<a>.*?</a>.*?` takes quadratic time on a completion made of tags.
     """

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "atomic": set(),
     "progress": set(),
     "optional": {"errors"},
+    "json_lines": {"errors"},
     "hardware": {"errors"},
     "grpo_fields": {"errors"},
     "passk": {"errors"},
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "sandbox": {"errors"},
     "starter": {"prompts"},
     # Tasks and rewards: one grader for both.
-    "tasks": {"errors", "prompts", "starter"},
+    "tasks": {"errors", "json_lines", "prompts", "sandbox", "starter"},
     "rewards": {"prompts", "tasks"},
     "reward_guard": {"errors", "rewards"},
     "reward_files": {"errors", "reward_guard", "rewards"},

@@ -25,8 +25,6 @@ https://github.com/EleutherAI/lm-evaluation-harness (`lm_eval/tasks/gsm8k/gsm8k.
 
 from __future__ import annotations
 
-import json
-import random
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -34,13 +32,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import json_lines
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import DEFAULT_STYLE, read_completion, write_completion
-from lora_grpo.tasks import Row, Verdict
+from lora_grpo.tasks import Row, Verdict, sources
 
 HUB_DATASET = "openai/gsm8k"
 _HUB_SPLITS = {"train": "train", "eval": "test"}
-_FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet", ".txt"}
 
 # Columns that the kit or TRL's reward call adds: a data set's own column of that name would collide.
 _RESERVED_COLUMNS = {"id", "task", "prompt", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
@@ -77,14 +75,16 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     Raises:
         UserError: the source is missing, unreadable or empty, or a row is malformed.
     """
-    if split not in _HUB_SPLITS:
-        raise UserError(f"split={split!r}; expected 'train' or 'eval'")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit={limit}; expected at least 1 row, or no limit")
-    rows = _read_hub(source or HUB_DATASET, _HUB_SPLITS[split]) if _is_on_hub(source) else _read_file(str(source))
-    if limit is not None and limit < len(rows):
-        rows = [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), limit))]
-    return rows
+    sources.check_request(split, limit)
+    if sources.is_on_hub(source):
+        name, hub_split = source or HUB_DATASET, _HUB_SPLITS[split]
+        found = sources.read_hub(name, "main" if name in (HUB_DATASET, "gsm8k") else None, hub_split)
+        label = f"{'gsm8k' if name == HUB_DATASET else name}/{hub_split}"
+    else:
+        found = list(sources.read_file(str(source), "'question' and 'answer'"))
+        label = json_lines.stem(Path(str(source)))
+    rows = [_row(record, f"{label}/{i}", where) for i, (where, record) in enumerate(found)]
+    return sources.draw(rows, limit, seed)
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -233,76 +233,16 @@ def _gold_number(row: Mapping[str, Any]) -> str:
     return found[0]
 
 
-def _is_on_hub(source: str | None) -> bool:
-    """Tell a data set's name on the Hub from a path; what looks like a path is never tried on the Hub."""
-    if source is None:
-        return True
-    path = Path(source).expanduser()
-    looks_like_path = source.startswith((".", "~", "/")) or path.suffix.lower() in _FILE_SUFFIXES
-    return not looks_like_path and not path.exists()
-
-
-def _read_file(source: str) -> list[Row]:
-    path = Path(source).expanduser()
-    if path.is_dir():
-        raise UserError(f"{path} is a directory; expected a JSON-lines file with 'question' and 'answer' on each line")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a JSON-lines file with 'question' and 'answer'") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8 JSON lines") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from None
-    rows: list[Row] = []
-    # Not splitlines(): JSON strings may hold U+2028, which it takes for a line's end.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(f"{path}:{number}: not JSON; expected one object a line, got {line[:60]!r}") from None
-        rows.append(_row(record, f"{path.stem}/{len(rows)}", f"{path}:{number}"))
-    if not rows:
-        raise UserError(f"{path}: no rows; expected one JSON object with 'question' and 'answer' a line")
-    return rows
-
-
-def _read_hub(name: str, split: str) -> list[Row]:
-    config = "main" if name in (HUB_DATASET, "gsm8k") else None
-    try:
-        import datasets
-
-        records = list(datasets.load_dataset(name, config, split=split))
-    except Exception as error:
-        # Offline, missing, gated and misnamed data sets raise many types, httpx's and OSError's among them.
-        cause = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"cannot load split {split!r} of {name!r} from the Hub ({cause}); "
-            "pass a local JSON-lines file by --data.train or --data.eval"
-        ) from error
-    if not records:
-        raise UserError(f"{name!r} has no rows in split {split!r}")
-    label = f"{'gsm8k' if name == HUB_DATASET else name}/{split}"
-    return [_row(record, f"{label}/{i}", f"{name} ({split}) row {i}") for i, record in enumerate(records)]
-
-
 def _row(record: Any, row_id: str, where: str) -> Row:
     """Check one record and give it its id.
 
     Raises:
         UserError: it is not an object, a key is missing, empty or not text, or its answer is not a number.
     """
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: got {type(record).__name__}; expected an object with 'question' and 'answer'")
-    if isinstance(record.get("answer"), (int, float)) and not isinstance(record["answer"], bool):
-        record = {**record, "answer": str(record["answer"])}
-    for key in ("question", "answer"):
-        value = record.get(key)
-        if not isinstance(value, str) or not value.strip():
-            got = "is missing" if key not in record else "is empty" if value in ("", None) else f"is {value!r:.60}"
-            raise UserError(f"{where}: {key!r} {got}; expected a non-empty string")
+    answer = record.get("answer") if isinstance(record, dict) else None
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        record = {**record, "answer": str(answer)}
+    sources.texts(record, ("question", "answer"), where)
     row = {"id": row_id} | {key: value for key, value in record.items() if key not in _RESERVED_COLUMNS}
     try:
         _gold_number(row)

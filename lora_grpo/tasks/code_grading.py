@@ -1,0 +1,99 @@
+"""Grades code tasks: the program in a completion runs against its row's tests, in the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lora_grpo import sandbox
+from lora_grpo.errors import UserError
+from lora_grpo.prompts import write_completion
+from lora_grpo.tasks import CODE_TASKS, Verdict
+from lora_grpo.tasks.code_extraction import extract_program
+
+NO_CODE = "no_code"
+"""The reason of a completion that holds no program; every other reason is the sandbox's status."""
+
+
+class Outcome(NamedTuple):
+    """One completion's program, and what became of it."""
+
+    program: str | None
+    """None where the completion holds no code."""
+    verdict: sandbox.Verdict | None
+    """None where nothing ran."""
+
+
+def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
+    """Grade one completion; `grade_many` is faster for several."""
+    return grade_many([completion], [row])[0]
+
+
+def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Grade completions by their rows' tests, all in one call of the sandbox.
+
+    Args:
+        completions: B texts.
+        rows: B rows of a code task.
+
+    Returns:
+        B verdicts; `reason` is the sandbox's status or `no_code`, `extracted` the program that ran.
+
+    Raises:
+        UserError: a row has no tests.
+        RunError: a row's tests cannot run whatever the candidate, or the sandbox cannot start.
+    """
+    verdicts = []
+    for program, verdict in run_tests(completions, rows):
+        if verdict is None:
+            verdicts.append(Verdict(False, NO_CODE))
+        else:
+            verdicts.append(Verdict(verdict.passed, verdict.status, program, detail=verdict.message or None))
+    return verdicts
+
+
+def run_tests(
+    completions: Sequence[str], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
+) -> list[Outcome]:
+    """Run each completion's program against its row's tests; what occurs twice runs once.
+
+    Args:
+        completions: B texts.
+        rows: B rows with `id`, `entry_point`, `test`, `prelude`, and `completion_prefix` where a prompt begins the
+            program.
+        count_tests: go on after a test that fails, and count those that hold.
+
+    Raises:
+        UserError, RunError: see `grade_many`.
+    """
+    programs = [_program(*pair, count_tests=count_tests) for pair in zip(completions, rows, strict=True)]
+    different = list(dict.fromkeys(program for program in programs if program is not None))
+    verdicts = dict(zip(different, sandbox.run(different), strict=True)) if different else {}
+    return [Outcome(program.source, verdicts[program]) if program else Outcome(None, None) for program in programs]
+
+
+def gold_completion(row: Mapping[str, Any]) -> str:
+    """Return the row's own program in a fenced block, within the tags of its `prompt_style`."""
+    program = write_completion("", row["answer"].strip("\n"), "code")
+    style = row.get("prompt_style") or "code"
+    return program if style == "code" else write_completion("The function is below.", program, style)
+
+
+def _program(completion: str, row: Mapping[str, Any], *, count_tests: bool) -> sandbox.Program | None:
+    entry_point, test = row.get("entry_point"), row.get("test")
+    if not entry_point or not test:
+        raise UserError(
+            f"row {row.get('id', '?')} has no unit tests ('entry_point' and 'test'); "
+            f"expected a row of a code task: {', '.join(CODE_TASKS)}"
+        )
+    source = extract_program(completion, entry_point, row.get("completion_prefix") or "")
+    if source is None:
+        return None
+    return sandbox.Program(
+        source,
+        test,
+        functions=(entry_point,),
+        prelude=row.get("prelude") or "",
+        count_tests=count_tests,
+        name=str(row.get("id", "a program")),
+    )

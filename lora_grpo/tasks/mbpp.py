@@ -1,0 +1,121 @@
+"""MBPP: short Python problems, each stated in a sentence and three asserts; or a file of the same shape.
+
+The split goes by upstream's ids: 601 to 974 are for training, 11 to 510 for evaluation. A file that holds ids of both
+kinds and none outside 1 to 974 is taken for upstream's and split so; any other file is read whole for either split.
+
+Source: Austin et al. 2021 (arXiv:2108.07732), https://github.com/google-research/google-research/tree/master/mbpp. The
+question is the prompt of that README without its `[BEGIN]`, which was for a model that had not learnt to chat.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from typing import Any
+
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import Row, sources
+from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+
+__all__ = ["gold_completion", "grade", "grade_many", "load", "read"]
+
+HUB_DATASET = "google-research-datasets/mbpp"
+_HUB_SPLITS = {"train": "train", "eval": "test"}
+_UPSTREAM_IDS = range(1, 975)
+_SPLIT_IDS = {"train": range(601, 975), "eval": range(11, 511)}
+_QUESTION = (
+    "You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n{tests}"
+)
+
+BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its own program takes 5 s, and a program has 3"}
+"""Rows whose own program does not pass its tests in the sandbox, by id and entry point (a file of your own may use the
+same numbers), with the reason; neither trained on nor evaluated. All 974 were run."""
+
+
+def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
+    """Return the rows of `split`, those of `BROKEN_UPSTREAM` left out and their number printed.
+
+    Args:
+        split: "train" or "eval"; see this module's docstring.
+        source: a `.jsonl` or `.jsonl.gz` file, a data set's name on the Hub, or None for MBPP there.
+        limit: keep this many rows, drawn with `seed` without replacement and kept in order; None keeps all.
+        seed: seed of that draw.
+
+    Raises:
+        UserError: the source is missing, unreadable or empty, or a row is malformed.
+    """
+    sources.check_request(split, limit)
+    if sources.is_on_hub(source):
+        rows = _read_hub(source or HUB_DATASET, split)
+    else:
+        rows = read(str(source))
+        ids = {_number(row) for row in rows}
+        if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
+            rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
+    whole = [row for row in rows if (row["id"], row["entry_point"]) not in BROKEN_UPSTREAM]
+    if len(whole) < len(rows):
+        count = len(rows) - len(whole)
+        print(f"left {count} MBPP row{'s' * (count > 1)} out, whose own program fails its tests", file=sys.stderr)
+    return sources.draw(whole, limit, seed)
+
+
+def read(source: str) -> list[Row]:
+    """Return every row of a file, whatever its split, broken ones too.
+
+    Returns:
+        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `test` (set-up and
+        asserts) and an empty `prelude`.
+
+    Raises:
+        UserError: as `load`.
+    """
+    found = sources.read_file(source, "'text', 'code', 'task_id' and 'test_list'")
+    rows = [_row(record, where) for where, record in found]
+    sources.check_ids(rows, source)
+    return rows
+
+
+def _read_hub(name: str, split: str) -> list[Row]:
+    found = sources.read_hub(name, "full" if name == HUB_DATASET else None, _HUB_SPLITS[split])
+    rows = [_row(record, where) for where, record in found]
+    sources.check_ids(rows, name)
+    return rows
+
+
+def _number(row: Row) -> int:
+    """Return upstream's number of a row, or 0 where its id is no number."""
+    number = row["id"].removeprefix("mbpp/")
+    return int(number) if number.isdecimal() and len(number) < 9 else 0
+
+
+def _row(record: Any, where: str) -> Row:
+    text, code = (part.replace("\r\n", "\n") for part in sources.texts(record, ("text", "code"), where))
+    task_id, tests, setup = record.get("task_id"), record.get("test_list"), record.get("test_setup_code") or ""
+    if isinstance(task_id, bool) or not isinstance(task_id, (int, str)) or not str(task_id).strip():
+        raise UserError(f"{where}: 'task_id' is {task_id!r:.60}; expected a number or a name")
+    if not isinstance(tests, list) or not tests or not all(isinstance(t, str) and t.strip() for t in tests):
+        raise UserError(f"{where}: 'test_list' is {tests!r:.60}; expected a list of assert statements")
+    if not isinstance(setup, str):
+        raise UserError(f"{where}: 'test_setup_code' is {setup!r:.60}; expected Python text")
+    asserts = "\n".join(test.replace("\r\n", "\n").strip() for test in tests)
+    test = f"{setup.replace(chr(13), '')}\n{asserts}\n".lstrip("\n")
+    return {
+        "id": f"mbpp/{task_id}",
+        "question": _QUESTION.format(text=text.strip(), tests=asserts),
+        "answer": code,
+        "entry_point": _entry_point(code, test, where),
+        "test": test,
+        "prelude": "",
+    }
+
+
+def _entry_point(code: str, test: str, where: str) -> str:
+    """Return the function that the tests call and the reference program defines; the first where there are several."""
+    body = sources.check_python(code, "code", where).body
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    tree = sources.check_python(test, "test_list", where)
+    calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+    for name in calls:
+        if name in defined:
+            return name
+    raise UserError(f"{where}: 'test_list' calls no function that 'code' defines; mend the row or leave it out")

@@ -1,0 +1,193 @@
+"""Python as text and tree: what a piece of code defines and uses, and how pieces become one program."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import textwrap
+import warnings
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+_STATEMENT_LINE = re.compile(r"(?!else\b|elif\b|except\b|finally\b)[^\s#)\]}]")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_PARSE_ATTEMPTS = 6
+
+
+class Code(NamedTuple):
+    """Python text and the statements that it parses to."""
+
+    text: str
+    body: list[ast.stmt]
+
+
+def parse(text: str) -> Code | None:
+    """Parse a text; None where it is not Python."""
+    code = _try(text)
+    return code if isinstance(code, Code) else None
+
+
+def parse_start(text: str) -> Code | None:
+    """Parse a text, or what comes before a truncated statement or prose; None where nothing does."""
+    for _ in range(_PARSE_ATTEMPTS):
+        code = _try(text)
+        if code is None or isinstance(code, Code):
+            return code
+        lines = text.split("\n")
+        cut = min(code, len(lines)) - 1
+        while cut > 0 and not _STATEMENT_LINE.match(lines[cut]):
+            cut -= 1
+        if cut <= 0:
+            return None
+        text = "\n".join(lines[:cut])
+    return None
+
+
+def defines(code: Code, name: str) -> bool:
+    """Tell whether the code gives the name a value at the top level; an import of it elsewhere does not count."""
+    return any(name in _bound(node) for node in code.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
+def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
+    """Return the program around a definition of the entry point, without the examples that follow it.
+
+    Args:
+        code: defines `entry_point`.
+        entry_point: the function asked for.
+        prefix: the prompt; its imports and helper functions come first.
+        earlier: pieces of Python from which names are taken that the code uses and does not define.
+    """
+    parts = [*_borrowed(code, prefix, earlier), _without_examples(code, entry_point)]
+    opening, texts = "", []
+    for part in parts:
+        # These must open the program, whatever comes before the code now.
+        future = {node for node in part.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"}
+        opening += "".join(f"{ast.unparse(node)}\n" for node in part.body if node in future)
+        texts.append(_without(part, future).text.strip("\n"))
+    return opening + context(prefix, entry_point) + "\n\n".join(texts) + "\n"
+
+
+def context(prefix: str, entry_point: str) -> str:
+    """Return the prompt without the function that it asks for: its imports and helpers."""
+    code = parse(prefix)
+    function = code and _function(code, entry_point)
+    if not code or not function or len(code.body) == 1:
+        return ""
+    return _without(code, {function}).text.strip("\n") + "\n\n\n"
+
+
+def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
+    """Put a function's body under the prompt's signature; None where the prompt has none, or this is no body.
+
+    Args:
+        body: Python, at any indentation; also where its first line alone has lost it.
+        entry_point: the function that `prefix` begins.
+        prefix: the prompt, up to the function's docstring.
+    """
+    start = parse(prefix)
+    promised = start and _function(start, entry_point)
+    if not promised:
+        return None
+    depth = " " * promised.body[0].col_offset
+    body = body.strip("\n")
+    first, _, rest = body.partition("\n")
+    ways = [body] if body[:1] in (" ", "\t") else []
+    ways += [textwrap.indent(textwrap.dedent(body), depth), f"{depth}{first.lstrip()}\n{rest}"]
+    for way in ways:
+        code = parse_start(f"{prefix.rstrip()}\n{way}")
+        function = code and _function(code, entry_point)
+        if code and function and len(function.body) > len(promised.body):
+            return assemble(code, entry_point)
+    return None
+
+
+def _try(text: str) -> Code | int | None:
+    """Parse a text; where it is wrong return the line, counted from 1, and None where no line is to blame."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "\d" in a string is the model's own affair.
+            return Code(text, ast.parse(text).body)
+    except SyntaxError as error:
+        return error.lineno or 1
+    except (ValueError, MemoryError, RecursionError):  # NUL, and code nested too deeply.
+        return None
+
+
+def _function(code: Code, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the last function of this name at the top level."""
+    for node in reversed(code.body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            return node
+    return None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Return the names that a definition, an import or an assignment gives a value."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+        return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return set()
+
+
+def _used(statements: Iterable[ast.stmt]) -> set[str]:
+    """Return the names that statements read and do not bind inside themselves."""
+    used: set[str] = set()
+    for statement in statements:
+        nodes = list(ast.walk(statement))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        inside = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        inside |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        inside -= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+        used |= {node.id for node in names if isinstance(node.ctx, ast.Load)} - inside
+    return used
+
+
+def _without_examples(code: Code, entry_point: str) -> Code:
+    """Leave out what follows the entry point and is neither a definition nor a value that a definition reads."""
+    first = next(place for place, node in enumerate(code.body) if entry_point in _bound(node))
+    wanted = _used(node for node in code.body if isinstance(node, _DEFINITIONS)) | {entry_point}
+    return _without(code, {node for node in code.body[first + 1 :] if _is_idle(node, wanted)})
+
+
+def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:
+    return not isinstance(statement, _DEFINITIONS) and wanted.isdisjoint(_bound(statement))
+
+
+def _borrowed(code: Code, prefix: str, earlier: Sequence[str]) -> list[Code]:
+    """Return the definitions of earlier pieces that the code needs and lacks, in their order."""
+    start = parse(prefix)
+    known = set(dir(builtins)).union(*(_bound(node) for part in (code, start) if part for node in part.body))
+    missing = _used(code.body) - known
+    found: list[Code] = []
+    for text in reversed(earlier):
+        part = parse(text) if missing else None
+        if part is None or missing.isdisjoint(set().union(*map(_bound, part.body))):
+            continue
+        wanted = missing | _used(node for node in part.body if isinstance(node, _DEFINITIONS))
+        kept = _without(part, {node for node in part.body if _is_idle(node, wanted)})
+        found.append(kept)
+        known = known.union(*map(_bound, kept.body))
+        missing = (missing | _used(kept.body)) - known
+    return found[::-1]
+
+
+def _without(code: Code, statements: Collection[ast.stmt]) -> Code:
+    """Return the code less the lines of these statements, save those that they share with others."""
+    if not statements:
+        return code
+    body = [node for node in code.body if node not in statements]
+    dropped = {line for node in statements for line in _lines(node)}
+    dropped -= {line for node in body for line in _lines(node)}
+    lines = enumerate(code.text.split("\n"), start=1)
+    return Code("\n".join(line for number, line in lines if number not in dropped), body)
+
+
+def _lines(statement: ast.stmt) -> range:
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(node.lineno for node in decorators)])
+    return range(first, (statement.end_lineno or first) + 1)

@@ -1,0 +1,186 @@
+import time
+
+import pytest
+
+from lora_grpo.tasks.code_extraction import cut_at_stop, extract_program
+
+PREFIX = 'import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    """Round up, then double."""\n'
+WHOLE = "def f(x):\n    return twice(math.ceil(x))"
+BODY = "    return twice(math.ceil(x))\n"
+
+
+def fenced(code, language="python"):
+    return f"```{language}\n{code}\n```"
+
+
+def value(completion, argument=1.5, prefix=PREFIX):
+    """Run the program that was extracted, and call f."""
+    names = {"__name__": "__main__"}
+    exec(extract_program(completion, "f", prefix), names)
+    return names["f"](argument)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        # Fences
+        fenced(WHOLE),
+        fenced(WHOLE, "py"),
+        fenced(WHOLE, "Python3"),
+        fenced(WHOLE, ""),
+        fenced(WHOLE, " python title=solution.py"),
+        f"~~~python\n{WHOLE}\n~~~",
+        f"````python\n{WHOLE}\n````",
+        f"Sure! Here it is:\n\n{fenced(WHOLE)}\n\nIt doubles the ceiling.",
+        f"Sure: {fenced(WHOLE)}",
+        f"```python\n{WHOLE}",
+        f"```python\n{WHOLE}```",
+        f"```python\n{WHOLE}\n\nprint(f(1",
+        f"1. Do it:\n   ```python\n   {WHOLE.replace(chr(10), chr(10) + '   ')}\n   ```",
+        "```def f(x): return twice(math.ceil(x))```",
+        "```python def f(x): return twice(math.ceil(x))```",
+        fenced('def f(x):\n    """\n    ```\n    f(1)\n    ```\n    """\n    return twice(math.ceil(x))'),
+        # No fence
+        WHOLE,
+        f" {WHOLE}",
+        f"Here is the function:\n\n{WHOLE}\n\nThis rounds up, then doubles it.\nIt's done.",
+        f"Here is the function:\n\n{PREFIX}{BODY}\nHope this helps!",
+        f"from the prompt we take:\n{WHOLE}",
+        f"<reasoning>\nEasy.\n</reasoning>\n<answer>\n{WHOLE}\n</answer>",
+        # The body alone
+        BODY,
+        BODY.strip(),
+        f"\n\n{BODY}",
+        "\tif x:\n\t\treturn twice(math.ceil(x))\n",
+        "  if x:\n    return twice(math.ceil(x))\n",
+        "if x:\n    return twice(math.ceil(x))\nreturn 0",
+        "for y in [x]:\n        return twice(math.ceil(y))\n    return 0",
+        fenced(BODY),
+        fenced(BODY.strip()),
+        f"{BODY}```\n\nThat is all.",
+        # A base model that does not stop
+        f"{BODY}\n\ndef g(x):\n    return f(",
+        f"{BODY}\nif __name__ == '__main__':\n    f(input())",
+        f"{BODY}\nprint(f(input()))",
+        f"{BODY}\n# Test\nassert f(1) == 99",
+        f"{BODY}\n```python\ndef f(x):\n    return 0\n```",
+        f"{BODY}\nThis function doubles.",
+        # Several blocks
+        fenced("def f(x):\n    return 0") + "\nNo, wait:\n" + fenced(WHOLE),
+        fenced(WHOLE) + "\nUse it:\n" + fenced("print(f(input()))"),
+        fenced(WHOLE) + "\nUse it:\n" + fenced("from solution import f\nassert f(1) == 99"),
+        fenced(WHOLE) + "\nIt prints:\n" + fenced("def f(x): nonsense", "text"),
+        fenced(WHOLE) + "\nOr shorter:\n```python\ndef f(x):\n    return twice(",
+        f"```python\n{WHOLE}\n```python\nf(1)\n```",
+        fenced("N = 2\ndef up(x):\n    return math.ceil(x) * N\nup(input())") + fenced("def f(x):\n    return up(x)"),
+        # What is around the function
+        fenced(PREFIX + BODY),
+        fenced("def up(x):\n    return math.ceil(x)\n\ndef f(x):\n    return twice(up(x))"),
+        fenced("def f(x):\n    return twice(up(x))\n\ndef up(x):\n    return math.ceil(x)"),
+        fenced(f"{WHOLE}\n\nif __name__ == '__main__':\n    f(input())"),
+        fenced(f"{WHOLE}\n\nassert f(1) == 99\nprint(f(input()))\nx = int(input())"),
+        fenced("def f(x):\n    return N * math.ceil(x)\n\nN = 2\n"),
+        fenced("def f(x):\n    return SEEN.setdefault(x, twice(math.ceil(x)))\nSEEN: dict = {}; print(input)"),
+        fenced("def g(x):\n    return x\n\ng.ready = True\nf = lambda x: twice(math.ceil(g(x)))"),
+        fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}\n\nf = keep(f)"),
+        fenced(f"from __future__ import annotations\n\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
+        # Odd characters
+        fenced(WHOLE).replace("\n", "\r\n"),
+        fenced(WHOLE).replace(" ", "\u00a0"),
+        "\ufeff" + WHOLE,
+        fenced("def f(x):\n\tif x:\n\t\treturn twice(math.ceil(x))"),
+        fenced("def f(x):\n    '\ud800'\n    return twice(math.ceil(x))"),
+        f"{WHOLE}<|im_end|>\n<|im_start|>user\nThanks",
+        # Thinking
+        f"<think>\n{fenced('def f(x): return 0')}\n</think>\n{fenced(WHOLE)}",
+        f"Hm, def f\n</think>\n\n{WHOLE}",
+    ],
+)
+def test_the_program_that_was_meant(completion):
+    assert value(completion) == 4
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        " \n",
+        "I cannot do that.",
+        " Sure",
+        "It returns twice the ceiling.",
+        "<think>\n" + WHOLE,
+        f"<think>{WHOLE}</think>",
+        "```python\n```",
+        fenced("$ pip install f", "bash"),
+        "<|im_end|>",
+    ],
+)
+def test_no_code_is_none(completion):
+    assert extract_program(completion, "f", PREFIX) is None
+    assert extract_program(completion, "f") is None
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "def f(x):\n    return (",
+        fenced("def f(x):\n    return ("),
+        fenced("def f(x)\n    return x"),
+        fenced("def g(x):\n    return ("),
+        "    return (",
+        "    if x\n        return x",
+    ],
+)
+def test_what_is_no_python_is_left_for_the_sandbox(completion):
+    with pytest.raises(SyntaxError):
+        compile(extract_program(completion, "f", PREFIX), "f", "exec")
+
+
+def test_another_name_is_left_for_the_sandbox():
+    assert "def g(x)" in extract_program("def g(x):\n    return x", "f")
+    assert "def g(x)" in extract_program(fenced("def g(x):\n    return x"), "f", PREFIX)
+
+
+def test_without_a_prompt_the_program_is_the_answers_own():
+    assert extract_program(f"So:\n{fenced(WHOLE)}", "f") == WHOLE + "\n"
+
+
+def test_a_redefined_helper_is_the_models():
+    assert value(fenced(f"def twice(x):\n    return 3 * x\n\n{WHOLE}")) == 6
+
+
+def test_comments_and_spelling_are_kept():
+    program = "def f(x):\n    # a comment\n    return  x"
+    assert program in extract_program(fenced(program + "\nf(1)"), "f")
+
+
+def test_the_first_example_between_two_definitions_goes_too():
+    assert value(fenced(f"def f(x):\n    return 0\nassert f(1)\n{WHOLE}")) == 4
+
+
+def test_a_prompt_with_two_spaces_is_continued_with_two():
+    prefix = 'def f(x):\n  """Double."""\n'
+    assert value("    return 2 * x", 2, prefix) == value(fenced("return 2 * x"), 2, prefix) == 4
+
+
+def test_stop_sequences():
+    assert cut_at_stop("    return 1\n\n\ndef g():") == "    return 1\n\n"
+    assert cut_at_stop("    return 1\n    # not at the margin") == "    return 1\n    # not at the margin"
+
+
+HOSTILE = [
+    "```python\n", "```\n", "```python\nreturn (\n```\n", "~~~", "`", "(", "def f(x):\n", "    return 1\n",
+    "def f(x):\n    return 1\n", "f(1)\n", "f = f\n", "@f\n", "'''\n", "\\\n", " ", "\t", "\n", "<think>", "</think>",
+    "<|a|>", "x;", "import a\n", "a.", "```python\ndef f(x):\n    return a\n```\n", "```python\na = b\nb = a\n```\n",
+    "    ", "    x\n", "else:\n", ")\n", "1+", "\ud800", "\0", "if x:\n", "#\n", ": return", "f(", "lambda:",
+    "from __future__ import annotations\n", "    if x:\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+@pytest.mark.parametrize("opening", ["", "```python\ndef f(x):\n    return 1\n", "    return 1\n"])
+def test_hostile_texts_take_linear_time(unit, opening):
+    text = opening + unit * (100_000 // len(unit))
+    started = time.process_time()
+    extract_program(text, "f", PREFIX)
+    assert time.process_time() - started < 6

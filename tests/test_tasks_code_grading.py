@@ -1,0 +1,117 @@
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import code_grading
+from lora_grpo.tasks.code_grading import grade, grade_many, run_tests
+
+ROW = {"id": "t/0", "entry_point": "f", "test": "assert f(1) == 2\nassert f(2) == 4\n", "prelude": "", "answer": ""}
+
+
+def fenced(code):
+    return f"```python\n{code}\n```"
+
+
+RIGHT = fenced("def f(x):\n    return 2 * x")
+WRONG = fenced("def f(x):\n    return 2")
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Stands for the sandbox: what has `2 * x` passes; the list holds the programs of each call."""
+    calls = []
+
+    def run(programs):
+        calls.append(list(programs))
+        verdicts = (
+            ("passed", "") if "2 * x" in program.source else ("failed", "assert f(2) == 4") for program in programs
+        )
+        return [sandbox.Verdict(status, message, 0.1) for status, message in verdicts]
+
+    monkeypatch.setattr(sandbox, "run", run)
+    return calls
+
+
+def test_a_batch_is_one_call_and_what_has_no_code_is_not_run(ran):
+    verdicts = grade_many([WRONG, "I cannot.", RIGHT], [ROW] * 3)
+    assert [(verdict.passed, verdict.reason, verdict.detail) for verdict in verdicts] == [
+        (False, "failed", "assert f(2) == 4"),
+        (False, "no_code", None),
+        (True, "passed", None),
+    ]
+    assert [verdict.extracted for verdict in verdicts] == [
+        "def f(x):\n    return 2\n",
+        None,
+        "def f(x):\n    return 2 * x\n",
+    ]
+    assert [len(call) for call in ran] == [2]
+
+
+def test_what_occurs_twice_runs_once(ran):
+    assert [verdict.passed for verdict in grade_many([RIGHT, WRONG, RIGHT, RIGHT], [ROW] * 4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    grade_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "assert f(1) == 3"}])
+    assert [len(call) for call in ran] == [2, 2]
+
+
+def test_nothing_to_run_is_no_call(ran):
+    assert [verdict.reason for verdict in grade_many(["", "No."], [ROW] * 2)] == ["no_code"] * 2
+    assert ran == []
+
+
+def test_the_program_says_what_the_sandbox_needs(ran):
+    prefix = 'import math\n\ndef f(x):\n    """Double."""\n'
+    run_tests(["    return 2 * x"], [{**ROW, "prelude": prefix, "completion_prefix": prefix}], count_tests=True)
+    ((program,),) = ran
+    assert program == sandbox.Program(
+        f"{prefix}    return 2 * x\n", ROW["test"], ("f",), prefix, count_tests=True, name="t/0"
+    )
+
+
+@pytest.mark.parametrize("missing", ["test", "entry_point"])
+@pytest.mark.parametrize("row", [ROW, dict.fromkeys(ROW)])
+def test_a_row_of_another_task_is_refused(ran, missing, row):
+    row = {key: value for key, value in row.items() if key != missing} | {"id": "gsm8k/test/1"}
+    with pytest.raises(UserError, match=r"row gsm8k/test/1 has no unit tests.*humaneval, mbpp, starter-code"):
+        grade(RIGHT, row)
+
+
+# In the real sandbox
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (RIGHT, "passed"),
+        (WRONG, "failed"),
+        (fenced("def g(x):\n    return 2 * x"), "failed"),
+        (fenced("def f(x):\n    return ("), "invalid"),
+        (fenced("def f(x):\n    raise SystemExit(0)"), "failed"),
+        (fenced("import os\ndef f(x):\n    os._exit(0)"), "crashed"),
+        (fenced("import socket\ndef f(x):\n    return socket.socket() and 2 * x"), "blocked"),
+        (fenced("def f(x):\n    return 2 * x\n\nif __name__ == '__main__':\n    f(input())"), "passed"),
+    ],
+)
+def test_the_reason_is_the_sandboxs_status(completion, reason):
+    verdict = grade(completion, ROW)
+    assert (verdict.reason, verdict.passed) == (reason, reason == "passed"), verdict.detail
+
+
+def test_a_broken_test_is_an_error_and_names_its_row():
+    with pytest.raises(sandbox.BrokenTest, match="t/0"):
+        grade_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "import no_such_module\nassert f(1) == 2"}])
+
+
+def test_tests_are_counted():
+    ((_, verdict),) = run_tests([WRONG], [ROW], count_tests=True)
+    assert (verdict.status, verdict.passed_tests, verdict.num_tests) == ("failed", 1, 2)
+
+
+def test_a_gold_completion_is_read_back(ran):
+    row = {**ROW, "answer": "def f(x):\n    return 2 * x\n"}
+    for style in ("code", "xml", "hashes", "think", None):
+        assert grade(code_grading.gold_completion({**row, "prompt_style": style}), row).passed
