@@ -110,7 +110,12 @@ def _bubblewrap(environment: dict[str, str]) -> list[str]:
     if executable is None:
         raise OSError("bubblewrap (bwrap) is not installed")
     # Without --die-with-parent, which means the thread that starts it: the end of its control socket ends a zygote.
-    command = [executable, "--unshare-all", "--new-session", "--cap-drop", "ALL", "--clearenv", "--dev", "/dev"]
+    command = [executable, "--unshare-all", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    command += [
+        "--dev-bind",
+        "/dev/null",
+        "/dev/null",
+    ]  # all that is left of /dev; --dev would bring a writable /dev/shm
     for name, value in environment.items():
         command += ["--setenv", name, value]
     for path in (Path(_interpreter()), *_libraries(), *_standard_library()):

@@ -94,6 +94,9 @@ class Pool:
             raise WorkerDied("the pool is closed")
         worker = Worker(self.tier, self.settings)
         self._workers.append(worker)
+        if self._closing:  # while it started
+            self._bury(worker)
+            raise WorkerDied("the pool is closed")
         return worker
 
     def _bury(self, worker: Worker) -> None:
