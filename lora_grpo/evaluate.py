@@ -18,7 +18,7 @@ from lora_grpo.progress import Progress
 from lora_grpo.prompts import render
 from lora_grpo.rollouts import Sampler
 from lora_grpo.run_record import Run
-from lora_grpo.tasks import Row, get_task
+from lora_grpo.tasks import Row, grade_all
 
 Sample = dict[str, Any]
 """One graded completion: id, draw ("greedy" or the sample's number), completion, passed, reason, ..."""
@@ -68,7 +68,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         return samples
     if done:
         print(f"{path.name}: {len(samples)} samples are there already", file=sys.stderr)
-    task, total = get_task(config.data.task), sum(_size(batch, config.eval) for batch in batches)
+    total = sum(_size(batch, config.eval) for batch in batches)
     progress = Progress(total, f"evaluating {name}")
     with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
         for batch in batches[done:]:
@@ -80,23 +80,29 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
                 top_p=1.0 if batch.greedy else config.eval.top_p,
                 seed=batch.seed,
             )
-            new: list[Sample] = []
-            for row, rollouts in zip(batch.rows, drawn, strict=True):
-                for place, rollout in enumerate(rollouts):
-                    verdict = task.grade(rollout.text, row)
-                    new.append(
-                        {
-                            "id": row["id"],
-                            "draw": "greedy" if batch.greedy else place,
-                            "completion": rollout.text,
-                            "passed": verdict.passed,
-                            "reason": verdict.reason,
-                            "extracted": verdict.extracted,
-                            "rules": dict(verdict.rules),
-                            "num_tokens": len(rollout.token_ids),
-                            "truncated": rollout.truncated,
-                        }
-                    )
+            pairs = [
+                (row, place, rollout)
+                for row, rollouts in zip(batch.rows, drawn, strict=True)
+                for place, rollout in enumerate(rollouts)
+            ]
+            verdicts = grade_all(
+                config.data.task, [rollout.text for _, _, rollout in pairs], [row for row, _, _ in pairs]
+            )
+            new: list[Sample] = [
+                {
+                    "id": row["id"],
+                    "draw": "greedy" if batch.greedy else place,
+                    "completion": rollout.text,
+                    "passed": verdict.passed,
+                    "reason": verdict.reason,
+                    "detail": verdict.detail,
+                    "extracted": verdict.extracted,
+                    "rules": dict(verdict.rules),
+                    "num_tokens": len(rollout.token_ids),
+                    "truncated": rollout.truncated,
+                }
+                for (row, place, rollout), verdict in zip(pairs, verdicts, strict=True)
+            ]
             file.write("".join(map(_line, new)))
             file.flush()
             os.fsync(file.fileno())

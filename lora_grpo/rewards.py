@@ -15,11 +15,13 @@ patterns never matched an answer of more than one line.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lora_grpo.prompts import read_completion
-from lora_grpo.tasks import get_task
+from lora_grpo.tasks import Row, grade_all
+from lora_grpo.tasks.code_grading import Outcome, run_tests
 from lora_grpo.tasks.gsm8k import find_answers
 
 RewardFunction = Callable[..., list[float | None]]
@@ -53,15 +55,36 @@ def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | N
     """
     if "answer" not in columns:
         raise ValueError("correct_answer needs an 'answer' column in the data set")
-    per_row = {name: column for name, column in columns.items() if isinstance(column, list)}
+    rows = _rows(columns, len(completions))
+    by_task: dict[str, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        if row["answer"] is not None:
+            by_task[row.get("task") or "gsm8k"].append(i)
+    rewards: list[float | None] = [None] * len(rows)
+    for task, places in by_task.items():
+        verdicts = grade_all(task, [completion_text(completions[i]) for i in places], [rows[i] for i in places])
+        for i, verdict in zip(places, verdicts, strict=True):
+            rewards[i] = float(verdict.passed)
+    return rewards
+
+
+def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """1 where the completion's program passes all of its row's unit tests, else 0; for rows of code tasks."""
+    return [float(verdict is not None and verdict.passed) for _, verdict in _tested(completions, columns)]
+
+
+def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """The share of its row's asserts that the completion's program passes; for rows of code tasks.
+
+    1 only where the verdict is a pass: a program that is killed after its last assert held has at least one too few. 0
+    where there was no verdict, or no code.
+    """
     rewards: list[float | None] = []
-    for i, completion in enumerate(completions):
-        row = {name: column[i] for name, column in per_row.items()}
-        if row["answer"] is None:
-            rewards.append(None)
+    for _, verdict in _tested(completions, columns):
+        if verdict is None or verdict.passed or not verdict.num_tests:
+            rewards.append(float(verdict is not None and verdict.passed))
         else:
-            task = get_task(row.get("task") or "gsm8k")
-            rewards.append(float(task.grade(completion_text(completion), row).passed))
+            rewards.append(min(verdict.passed_tests, verdict.num_tests - 1) / verdict.num_tests)
     return rewards
 
 
@@ -170,6 +193,8 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
     "soft_xml_format": soft_xml_format,
     "xml_tag_count": xml_tag_count,
     "think_answer_format": think_answer_format,
+    "passes_tests": passes_tests,
+    "share_of_tests_passed": share_of_tests_passed,
 }
 """The rewards that take no argument, by name."""
 
@@ -181,6 +206,26 @@ SCALES: dict[str, float] = {
     "xml_tag_count": 0.5,
 }
 """What full marks are worth where the command line gives no scale; every other reward's is 1."""
+
+
+_TESTED_COLUMNS = ("id", "entry_point", "test", "prelude", "completion_prefix")
+_last_tested: tuple[Any, list[Outcome]] | None = None
+
+
+def _tested(completions: Sequence[Any], columns: dict[str, Any]) -> list[Outcome]:
+    """Run the programs, once for the two rewards that ask about one batch: the last batch is remembered."""
+    global _last_tested
+    texts = [completion_text(completion) for completion in completions]
+    rows = [{name: row.get(name) for name in _TESTED_COLUMNS} for row in _rows(columns, len(texts))]
+    if _last_tested is None or _last_tested[0] != (texts, rows):
+        _last_tested = ((texts, rows), run_tests(texts, rows, count_tests=True))
+    return _last_tested[1]
+
+
+def _rows(columns: dict[str, Any], size: int) -> list[Row]:
+    """Return the data set's columns as rows, one a completion."""
+    per_row = {name: column for name, column in columns.items() if isinstance(column, list)}
+    return [{name: column[i] for name, column in per_row.items()} for i in range(size)]
 
 
 def _is_integer(text: str) -> bool:

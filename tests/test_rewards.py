@@ -2,7 +2,10 @@ import re
 
 import pytest
 
-from lora_grpo import rewards
+from lora_grpo import rewards, sandbox
+from lora_grpo.reward_guard import RewardError
+from lora_grpo.reward_registry import parse_reward_specs, resolve
+from lora_grpo.tasks import Verdict, code_grading
 
 XML = "<reasoning>\n16 - 3 = 13\nand 13 - 4 = 9\n</reasoning>\n<answer>\n18\n</answer>"
 XML_ON_ONE_LINE = "<reasoning>r</reasoning> <answer>18</answer>"
@@ -13,7 +16,7 @@ def chat(text):
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.mark.parametrize("name", rewards.PLAIN_REWARDS)
+@pytest.mark.parametrize("name", sorted({*rewards.PLAIN_REWARDS} - {"passes_tests", "share_of_tests_passed"}))
 @pytest.mark.parametrize("text", ["", XML, XML_ON_ONE_LINE, "#### 18"])
 def test_strings_and_conversations_are_worth_the_same_from_0_to_1(name, text):
     columns = {"answer": ["18"], "prompts": ["?"], "completion_ids": [[1]], "trainer_state": object()}
@@ -33,19 +36,19 @@ def test_correct_answer_is_the_graders_verdict_row_by_row():
     assert rewards.correct_answer([XML, XML, XML], **columns) == [1.0, 0.0, None]
 
 
-def test_correct_answer_asks_the_rows_own_task(monkeypatch):
+def test_correct_answer_asks_each_rows_own_task_once(monkeypatch):
     asked = []
 
-    class Passes:
-        def grade(self, completion, row):
-            asked.append((completion, row["id"]))
-            return type("Verdict", (), {"passed": True})
+    def grade_all(task, completions, rows):
+        asked.append((task, completions, [row["id"] for row in rows]))
+        return [Verdict(completion == "right", "") for completion in completions]
 
-    tasks = {"gsm8k": rewards.get_task("gsm8k"), "other": Passes()}
-    monkeypatch.setattr(rewards, "get_task", tasks.__getitem__)
-    columns = {"answer": ["1", "1"], "task": ["other", None], "id": ["a", "b"]}
-    assert rewards.correct_answer(["x", "x"], **columns) == [1.0, 0.0]
-    assert asked == [("x", "a")]
+    monkeypatch.setattr(rewards, "grade_all", grade_all)
+    columns = {"answer": ["1"] * 5, "task": ["other", None, "other", "other", "gsm8k"], "id": ["a", "b", "c", "d", "e"]}
+    columns["answer"][3] = None
+    completions = ["right", "right", chat("wrong"), "right", "wrong"]
+    assert rewards.correct_answer(completions, **columns) == [1.0, 1.0, 0.0, None, 0.0]
+    assert asked == [("other", ["right", "wrong"], ["a", "c"]), ("gsm8k", ["right", "wrong"], ["b", "e"])]
 
 
 def test_correct_answer_without_an_answer_column():
@@ -187,3 +190,67 @@ def test_formats_read_long_hostile_texts(unit):
     text = "<reasoning>\n<think>" + unit * 20_000
     for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format"):
         assert rewards.PLAIN_REWARDS[name]([text])[0] < 1
+
+
+# Unit tests
+
+TESTED = {"id": ["t/0"], "entry_point": ["f"], "test": ["assert f(1) == 2\nassert f(2) == 4\nassert f(3) == 6"]}
+
+
+def program(body):
+    return f"```python\ndef f(x):\n    {body}\n```"
+
+
+@pytest.mark.parametrize(
+    ("completion", "passes", "share"),
+    [
+        (program("return 2 * x"), 1, 1),
+        (chat(program("return 2 * x")), 1, 1),
+        (program("return 2"), 0, 1 / 3),
+        (program("return min(2 * x, 4)"), 0, 2 / 3),
+        (program("return 0"), 0, 0),
+        (program("print(2 * x)"), 0, 0),
+        (program("return (")[:-4], 0, 0),
+        ("I cannot.", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_rewards_of_unit_tests(completion, passes, share):
+    assert rewards.passes_tests([completion], **TESTED) == [passes]
+    assert rewards.share_of_tests_passed([completion], **TESTED) == [pytest.approx(share)]
+
+
+@pytest.mark.parametrize(
+    ("status", "passed_tests", "num_tests", "share"),
+    [("passed", 3, 3, 1), ("timeout", 3, 3, 2 / 3), ("failed", 1, 1, 0), ("timeout", 0, 0, 0), ("passed", 0, 0, 1)],
+)
+def test_full_marks_need_the_verdict(status, passed_tests, num_tests, share, monkeypatch):
+    verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
+    monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
+    monkeypatch.setattr(rewards, "_last_tested", None)
+    assert rewards.share_of_tests_passed([program("return 2 * x")], **TESTED) == [pytest.approx(share)]
+
+
+def test_two_rewards_of_a_batch_run_it_once(monkeypatch):
+    runs = []
+
+    def run(programs):
+        runs.append(len(programs))
+        return [sandbox.Verdict("passed", "", 0.1, 3, 3) for _ in programs]
+
+    monkeypatch.setattr(code_grading.sandbox, "run", run)
+    monkeypatch.setattr(rewards, "_last_tested", None)
+    for reward in (rewards.passes_tests, rewards.share_of_tests_passed):
+        assert reward([program("return 2 * x")], **TESTED, trainer_state=object(), completion_ids=[[1]]) == [1]
+    assert runs == [1]
+    rewards.passes_tests([program("return 2 * x")], **{**TESTED, "test": ["assert f(1) == 3"]})
+    rewards.passes_tests([program("return x + x")], **{**TESTED, "test": ["assert f(1) == 3"]})
+    assert runs == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["passes_tests", "share_of_tests_passed"])
+def test_rows_without_unit_tests_are_refused(name):
+    (reward,) = resolve(parse_reward_specs([name]))
+    assert (reward.name, reward.weight) == (name, 1.0)
+    with pytest.raises(RewardError, match=r"row gsm8k/test/3 has no unit tests.*expected a row of a code task"):
+        reward.function([program("return 2 * x")], id=["gsm8k/test/3"], answer=["18"], task=["gsm8k"])
