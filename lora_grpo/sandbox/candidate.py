@@ -70,7 +70,7 @@ def run(source: bytes, link: int) -> None:
         exec(program, module.__dict__)
         send(link, ["ready"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, the tests are told
-        send(link, _raised(error, []))
+        send(link, _raised(error, [], objects))
         return
     while True:
         try:
@@ -96,7 +96,7 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
             changes = _changes(before, decoder.nodes, encoder)
         return ["returned", changes, encoder.encode(value)]
     except BaseException as error:  # noqa: BLE001 - whatever it is, the tests are told
-        return _raised(error, changes)
+        return _raised(error, changes, objects)
 
 
 def _snapshots(nodes: list[Any], objects: _Objects) -> list[Any]:
@@ -110,15 +110,19 @@ def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]
     return [[number, now] for number, (then, now) in enumerate(zip(before, after, strict=True)) if then != now]
 
 
-def _raised(error: BaseException, changes: list[Any]) -> list[Any]:
-    """Describe an exception: the builtin classes it is, from the nearest on, and its text."""
+def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list[Any]:
+    """Describe an exception: the builtin classes it is, from the nearest on, its name, text and arguments."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind]
-    return ["raised", changes, kinds, _describe(error)]
+    try:
+        args = Encoder(objects.handle).encode(tuple(error.args))
+    except BaseException:  # noqa: BLE001 - a candidate's own exception class
+        args = ["tuple", []]
+    return ["raised", changes, kinds, _describe(error), args]
 
 
 def _describe(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = str(error)[:300]
     except BaseException as second:  # noqa: BLE001 - a candidate's own __str__
         text = f"(its text raises {type(second).__name__})"
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {text}"

@@ -46,10 +46,10 @@ class Link:
             Gone: it is no program, or died.
             Exception: what its top level raised.
         """
-        reply = self._receive()
+        reply = self._receive("ready", "invalid", "raised")
         if reply[0] == "invalid":
-            raise self._lose("invalid", str(reply[1]))
-        if reply[0] != "ready":
+            raise self._lose("invalid", reply[1])
+        if reply[0] == "raised":
             self._raise(reply, Decoder(self._remote))
 
     def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ class Link:
             send(self._descriptor, request)
         except OSError:
             raise self._lose("crashed", "its process ended") from None
-        reply = self._receive()
+        reply = self._receive("returned", "raised")
         decoder = Decoder(self._remote, encoder.nodes)
         try:
             for number, contents in reply[1]:
@@ -81,34 +81,41 @@ class Link:
                 return decoder.decode(reply[2])
         except (Malformed, LookupError, TypeError, ValueError) as error:
             raise self._lose("failed", f"a malformed answer: {error}") from None
-        return self._raise(reply, decoder)
+        return self._raise(reply, decoder, may_stop=operation == "next")
 
-    def _receive(self) -> list[Any]:
+    def _receive(self, *expected: str) -> list[Any]:
+        """Return a reply that is one of the expected ones and has all its parts."""
         try:
             reply = receive(self._descriptor)
         except (EOFError, OSError):
             raise self._lose("crashed", "its process ended") from None
         except Malformed as error:
             raise self._lose("failed", f"a malformed answer: {error}") from None
-        if type(reply) is not list or not reply or not isinstance(reply[0], str):
+        known = isinstance(reply, list) and reply and reply[0] in expected
+        if not known or [type(part) for part in reply[1:]] not in _REPLIES[reply[0]]:
             raise self._lose("failed", "a malformed answer")
         return reply
 
-    def _raise(self, reply: list[Any], decoder: Decoder) -> Any:
+    def _raise(self, reply: list[Any], decoder: Decoder, may_stop: bool = False) -> None:
+        """Raise what the candidate raised, as the nearest class that this process knows too."""
+        _, _, kinds, text, encoded = reply
+        known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
+        nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
+        # Only `next` may end an iteration of the tests: `all(map(...))` would take it for the end of the cases.
+        if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
+            raise self._lose("failed", text)
         try:
-            _, _, kinds, text = reply
-            known = [getattr(builtins, kind, None) for kind in kinds]
-        except (TypeError, ValueError):
-            raise self._lose("failed", "a malformed answer") from None
-        kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), None)
-        message = str(text)[:400]
-        if kind is None or not issubclass(kind, Exception):
-            raise self._lose("failed", message)
-        try:
-            error = kind(message)
-        except TypeError:  # UnicodeDecodeError and its like want more than a text
-            error = ValueError(message)
-        error.add_note(_FROM_CANDIDATE)
+            args = decoder.decode(encoded)
+        except Malformed as cause:
+            raise self._lose("failed", f"a malformed answer: {cause}") from None
+        error = Exception(text)
+        for kind in nearest:
+            try:
+                error = kind(*args)
+                break
+            except (TypeError, ValueError):  # it wants other arguments, as the candidate's own subclass did
+                continue
+        error.add_note(_FROM_CANDIDATE + text)
         raise error
 
     def _handle(self, encoder: Encoder, value: Any) -> list[Any]:
@@ -128,7 +135,14 @@ class Link:
         return self.gone
 
 
-_FROM_CANDIDATE = "raised by the candidate"
+_FROM_CANDIDATE = "raised by the candidate: "
+_REPLIES: dict[str, list[list[type]]] = {
+    "ready": [[]],
+    "invalid": [[str]],
+    "returned": [[list, kind] for kind in (type(None), bool, int, float, str, list)],
+    "raised": [[list, list, str, list]],
+}
+"""The types of each reply's parts."""
 
 
 class Remote:
@@ -217,8 +231,9 @@ def examine(exam: bytes, descriptor: int) -> Report:
 
 def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
     """Return status and message for an exception that ended the tests."""
-    theirs = _FROM_CANDIDATE in getattr(error, "__notes__", ())
-    text = f"{type(error).__name__}: {error}" if not theirs else str(error)
+    notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(_FROM_CANDIDATE)]
+    theirs, detail = bool(notes), _text(error)
+    text = str(notes[0]).removeprefix(_FROM_CANDIDATE) if theirs else f"{type(error).__name__}: {detail}"
     if isinstance(error, MemoryError):
         return "memory", text
     if theirs:
@@ -231,8 +246,16 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         trace = trace.tb_next
     source = test.split("\n")[line - 1].strip() if line else ""
     if isinstance(error, AssertionError):
-        return "failed", f"{source}  # {error}" if str(error) else source
+        return "failed", f"{source}  # {detail}" if detail else source
     return "failed", f"{text}, in {source}"
+
+
+def _text(error: BaseException) -> str:
+    """Return the exception's text; it may hold a candidate's values, whose texts may fail."""
+    try:
+        return str(error)
+    except BaseException as second:  # noqa: BLE001 - said instead
+        return f"(its text raises {type(second).__name__})"
 
 
 def _report(status: str, message: str, count: _Count) -> Report:

@@ -48,7 +48,7 @@ def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subproc
     ours, theirs = socket.socketpair()
     folder = Path(__file__).parent
     modules = [(name, (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
-    readable = _readable() if isolation == "landlock" else []
+    readable = [str(path) for path in (*_standard_library(), *_libraries())] if isolation == "landlock" else []
     sources = memory_file(json.dumps([modules, readable, limits]).encode())
     # -I would have the hash seed ignored, and with it the order of sets change from one run to the next.
     python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOTSTRAP]
@@ -95,13 +95,6 @@ def memory_file(content: bytes) -> int:
 def _interpreter() -> str:
     """Return the interpreter itself, not a virtual environment's link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-
-
-def _readable() -> list[str]:
-    """Return what the sandbox may read: the standard library with its libraries, and its folders' listings."""
-    paths = [*_standard_library(), *_libraries()]
-    # The import system looks a folder through before it opens a file of it.
-    return [*map(str, paths), *sorted({f"{path.parent}/" for path in _standard_library()})]
 
 
 def _bubblewrap(environment: dict[str, str]) -> list[str]:

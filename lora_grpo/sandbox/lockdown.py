@@ -60,7 +60,7 @@ def give_up_files(readable: Iterable[str]) -> None:
     """Take the file system away but for reading these paths, and on newer kernels TCP and signals to others too.
 
     Args:
-        readable: files, folders with all they hold, and folders ending in `/`, which may be listed and no more.
+        readable: files, and folders with all they hold.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -79,8 +79,7 @@ def give_up_files(readable: Iterable[str]) -> None:
     )
     for path in readable:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        rights = _READ_DIR if path.endswith("/") else _READ_FILE | (_READ_DIR if is_folder else 0)
+        rights = _READ_FILE | (_READ_DIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0)
         rule = struct.pack("<Qi", rights, descriptor)
         _check(_libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
         os.close(descriptor)

@@ -18,7 +18,7 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # name: number on x86_64, number on aarch64 (- where there is none)
 _ALLOWED = """
 read 0 63, write 1 64, close 3 57, lseek 8 62, readv 19 65, writev 20 66, pread64 17 67,
-open 2 -, openat 257 56, getdents64 217 61, getcwd 79 17, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59,
+getdents64 217 61, getcwd 79 17, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59,
 stat 4 -, lstat 6 -, fstat 5 80, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439,
 mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, madvise 28 233, brk 12 214, membarrier 324 283,
 rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128,
@@ -62,7 +62,14 @@ _LIMITED = (
     ((302, 261), 0, (0,)),
 )
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+# Allowed without these bits in one argument: (number by machine, argument's place, bits). Nothing is opened for writing:
+# O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND, O_TMPFILE.
+_WITHOUT = (
+    ({"x86_64": 2}, 1, 0o20003103),
+    ({"x86_64": 257, "aarch64": 56}, 2, 0o20003103),
+)
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _EPERM, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
@@ -87,6 +94,11 @@ def permissions(machine: str) -> bytes:
             block += [_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW)]
         block += [_line(_RETURN, _EPERM)]
         lines += [_line(_EQUAL, numbers[column], 0, len(block)), *block]
+    for by_machine, place, bits in _WITHOUT:
+        if machine in by_machine:
+            block = [_line(_LOAD, _ARGUMENTS + 8 * place), _line(_ANY_BIT, bits, 1, 0)]
+            block += [_line(_RETURN, _ALLOW), _line(_RETURN, _EPERM)]
+            lines += [_line(_EQUAL, by_machine[machine], 0, len(block)), *block]
     return b"".join([*lines, _line(_RETURN, _EPERM)])
 
 

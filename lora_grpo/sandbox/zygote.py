@@ -48,6 +48,7 @@ def main(role: str, control_descriptor: int, isolation: str, readable: list[str]
     """
     control = socket.socket(fileno=control_descriptor)
     parent, here = os.getppid(), os.getpid()
+    # The first look for a module also has the import system list the library's folder, whose listing is not granted.
     for name in PRELOADED.split():
         with contextlib.suppress(ImportError):  # an interpreter built without it
             importlib.import_module(name)
