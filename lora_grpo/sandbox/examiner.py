@@ -108,7 +108,7 @@ class Link:
             args = decoder.decode(encoded)
         except Malformed as cause:
             raise self._lose("failed", f"a malformed answer: {cause}") from None
-        error = Exception(text)
+        error: BaseException = Exception(text)
         for kind in nearest:
             try:
                 error = kind(*args)

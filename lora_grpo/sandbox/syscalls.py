@@ -62,7 +62,7 @@ _LIMITED = (
     ((302, 261), 0, (0,)),
 )
 
-# Allowed without these bits in one argument: (number by machine, argument's place, bits). Nothing is opened for writing:
+# Allowed without these bits in one argument: (number by machine, argument's place, bits). Nothing opens for writing:
 # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND, O_TMPFILE.
 _WITHOUT = (
     ({"x86_64": 2}, 1, 0o20003103),
