@@ -106,6 +106,11 @@ def replace(config: Any, changes: Overrides) -> Any:
 def _settle_task(config: RunConfig) -> RunConfig:
     """Read files that are given over the starter's own problems as GSM8K is read: `question` and `answer`."""
     given = [name for name in ("train", "eval") if getattr(config.data, name)]
+    if config.data.task == "starter-code" and given:
+        raise UserError(
+            f"--data.{given[0]} is given for starter-code, which generates its problems; say what the file holds, e.g. "
+            "--data.task mbpp --data.eval-task humaneval"
+        )
     if config.data.task != "starter" or not given:
         return config
     if len(given) == 1:

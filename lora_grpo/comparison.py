@@ -53,9 +53,11 @@ def conclude(run: Run, before: Sequence[Sample], after: Sequence[Sample]) -> Non
     settings = run.config.eval
     table = compare(before, after, settings, run.config.seed)
     protocol = {
-        "task": run.config.data.task,
+        "task": run.config.data.held_out_task,
         "rows": len({sample["id"] for sample in before}),
         "data_sha256": run.record["data"]["eval"]["sha256"],
+        "left_out_as_trained_on": run.record["data"].get("left_out_as_trained_on", 0),
+        "sandbox": run.record["data"].get("sandbox"),
         "prompt_style": run.config.data.prompt_style,
         "few_shot": run.config.data.few_shot,
         "num_samples": settings.num_samples,
@@ -143,9 +145,11 @@ def _details(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _title(protocol: dict[str, Any]) -> str:
+    lost = protocol["left_out_as_trained_on"]
     return (
         f"{protocol['task']}, {protocol['rows']} held-out problems, {protocol['num_samples']} samples each at "
         f"temperature {protocol['temperature']:g}, 95 % intervals"
+        + (f"; {lost} problems of this benchmark were trained on and left out: not comparable" if lost else "")
     )
 
 

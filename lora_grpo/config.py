@@ -17,7 +17,10 @@ from lora_grpo.errors import UserError
 from lora_grpo.grpo_fields import check_name, parse_grpo_overrides
 from lora_grpo.prompts import check_style
 from lora_grpo.reward_registry import parse_reward_specs
-from lora_grpo.tasks import get_task
+from lora_grpo.rewards import TEST_REWARDS
+from lora_grpo.sandbox import Settings as SandboxSettings
+from lora_grpo.sandbox import check_settings
+from lora_grpo.tasks import CODE_TASKS, get_task
 
 STARTER = "starter"
 """The model name that means the embedded model; nothing is downloaded for it."""
@@ -61,7 +64,10 @@ class LoraSettings:
 @dataclass(frozen=True)
 class DataConfig:
     task: str = "starter"
-    """Where rows come from and how they are graded: `gsm8k`, `starter`, or `prompts` (no right answer)."""
+    """Where rows come from and how they are graded: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no right answer), or the
+    generated `starter` and `starter-code`."""
+    eval_task: str | None = None
+    """Task of the held-out rows, where it is another: train on `mbpp`, evaluate on `humaneval`."""
     train: str | None = None
     """Training rows: a .jsonl file or a Hub data set id; None takes the task's own source."""
     eval: str | None = None
@@ -71,9 +77,19 @@ class DataConfig:
     eval_limit: int | None = None
     """Keep this many held-out rows; None keeps all."""
     prompt_style: str = "xml"
-    """Answer format the system prompt asks for: `xml`, `hashes` (####) or `think`."""
+    """Answer format the system prompt asks for: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
     few_shot: int = 0
     """Worked examples put before the question, taken from the training rows and not trained on."""
+
+    @property
+    def held_out_task(self) -> str:
+        """The task of the held-out rows."""
+        return self.eval_task or self.task
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether grading runs what the model wrote."""
+        return bool({self.task, self.held_out_task} & {*CODE_TASKS})
 
 
 @dataclass(frozen=True)
@@ -147,11 +163,12 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rewards: tuple[str, ...] = ("correct_answer",)
-    """Rewards as NAME=SCALE, summed. Built in: correct_answer, integer_answer, strict_xml_format, soft_xml_format,
-    xml_tag_count, think_answer_format, pattern:REGEX, longer_is_better, near_length:200; TRL's as trl:NAME; yours as
-    my_file.py:function."""
+    """Rewards as NAME=SCALE, summed. Built in: correct_answer, passes_tests, share_of_tests_passed, integer_answer,
+    strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format, pattern:REGEX, longer_is_better,
+    near_length:200; TRL's as trl:NAME; yours as my_file.py:function."""
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     grpo: tuple[str, ...] = ()
     """Any other GRPOConfig field as KEY=VALUE, e.g. epsilon_high=0.28."""
 
@@ -239,8 +256,15 @@ def check(config: RunConfig) -> None:
     """
     batch_shape(config)
     get_task(config.data.task)
+    get_task(config.data.held_out_task)
     check_style(config.data.prompt_style)
-    parse_reward_specs(config.rewards)
+    check_settings(config.sandbox)
+    for spec in parse_reward_specs(config.rewards):
+        if spec.name in TEST_REWARDS and config.data.task not in CODE_TASKS:
+            raise UserError(
+                f"--rewards {spec.name} runs unit tests, and --data.task {config.data.task} has none; "
+                f"expected one of {', '.join(CODE_TASKS)}"
+            )
     overrides = parse_grpo_overrides(config.grpo)
     check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
     check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.config import RunConfig
+from lora_grpo import sandbox
+from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import add_prompts
 from lora_grpo.tasks import Row, get_task
@@ -26,21 +27,23 @@ class Data:
 
 
 def load_data(config: RunConfig) -> Data:
-    """Load both splits and write their prompts.
+    """Load both splits and write their prompts; start the sandbox where grading runs programs.
 
-    A training row whose question is also held out is left out of training, and the number is said.
+    A training row whose question is also held out is left out of training. Where the benchmark has no split to train
+    on, it is the evaluation that loses the row. Either number is said.
 
     Raises:
-        UserError: a source is missing, malformed or empty, or too small for one step.
+        UserError: a source is missing, malformed or empty, or too small for one step; or there is no safe sandbox.
     """
-    task, asked = get_task(config.data.task), config.data
+    asked = config.data
+    task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
+    isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
+    if isolation:
+        print(f"sandbox: {isolation}", file=sys.stderr)
     train = task.load("train", asked.train, asked.train_limit, config.seed)
-    held_out = task.load("eval", asked.eval, asked.eval_limit, config.seed)
-    questions = {row["question"] for row in held_out}
-    apart = [row for row in train if row["question"] not in questions]
-    if len(apart) < len(train):
-        print(f"left {len(train) - len(apart)} training rows out: their questions are held out too", file=sys.stderr)
-    shots, train = apart[: asked.few_shot], apart[asked.few_shot :]
+    held_out = held_out_task.load("eval", asked.eval, asked.eval_limit, config.seed)
+    train, held_out, contaminated = _apart(train, held_out, asked)
+    shots, train = train[: asked.few_shot], train[asked.few_shot :]
     if len(train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(train)} training rows are left, fewer than --train.prompts-per-step "
@@ -55,15 +58,43 @@ def load_data(config: RunConfig) -> Data:
         )
     record = {
         "task": asked.task,
+        "eval_task": asked.held_out_task,
         "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint([*shots, *train])},
         "eval": {"source": asked.eval, "rows": len(held_out), "sha256": fingerprint(held_out)},
+        "left_out_as_trained_on": contaminated,
+        "sandbox": isolation,
     }
 
-    def ask(rows: Sequence[Row]) -> list[Row]:
+    def ask(rows: Sequence[Row], task_name: str) -> list[Row]:
         prompted = add_prompts(rows, asked.prompt_style, shots, gold_completion=task.gold_completion)
-        return [{**row, "task": asked.task} for row in prompted]
+        return [{**row, "task": task_name} for row in prompted]
 
-    return Data(train=ask(train), eval=ask(held_out), record=record)
+    return Data(train=ask(train, asked.task), eval=ask(held_out, asked.held_out_task), record=record)
+
+
+def _apart(train: list[Row], held_out: list[Row], asked: DataConfig) -> tuple[list[Row], list[Row], int]:
+    """Return both splits without a question in common, and how many held-out rows that cost."""
+    if getattr(get_task(asked.task), "ONE_SPLIT", False) and asked.held_out_task == asked.task:
+        trained = {row["question"] for row in train}
+        apart = [row for row in held_out if row["question"] not in trained]
+        lost = len(held_out) - len(apart)
+        if not apart:
+            raise UserError(
+                f"every {asked.task} problem would be trained on, and none is left to evaluate; "
+                "pass --data.train-limit 10, or --data.eval-task with another benchmark"
+            )
+        if lost:
+            print(
+                f"CONTAMINATED: training on {len(train)} {asked.task} problems, so that the score after it is no "
+                f"{asked.task} score; the {lost} of them that were to be evaluated are left out",
+                file=sys.stderr,
+            )
+        return train, apart, lost
+    questions = {row["question"] for row in held_out}
+    apart = [row for row in train if row["question"] not in questions]
+    if len(apart) < len(train):
+        print(f"left {len(train) - len(apart)} training rows out: their questions are held out too", file=sys.stderr)
+    return apart, held_out, 0
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:

@@ -198,6 +198,9 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
 }
 """The rewards that take no argument, by name."""
 
+TEST_REWARDS = ("passes_tests", "share_of_tests_passed")
+"""The rewards that only rows of code tasks can have."""
+
 SCALES: dict[str, float] = {
     "correct_answer": 2.0,
     "integer_answer": 0.5,

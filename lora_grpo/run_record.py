@@ -32,6 +32,7 @@ _MAY_CHANGE = (
     "train.checkpoint_steps",
     "train.keep_checkpoints",
     "train.report_to",
+    "sandbox.workers",
 )
 """Settings a resumed run may have other values of: they change no step, or (the micro-batch) its rounding."""
 

@@ -124,7 +124,7 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
     """
     global _pool
     settings = settings or Settings()
-    _check(settings)
+    check_settings(settings)
     reasons: dict[str, str] = {}
     with _lock:
         stop()
@@ -137,13 +137,13 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
                 reason = str(error)
             if reason is None:
                 _pool = pool
-                return describe()
+                return isolation.describe(name, pool.size, settings)
             pool.close()
             reasons[name] = reason
         if not settings.allow_unsafe:
             raise isolation.refuse(reasons)
         _pool = Pool(settings, "none")
-        return describe()
+        return isolation.describe("none", _pool.size, settings)
 
 
 def run(programs: Sequence[Program]) -> list[Verdict]:
@@ -171,10 +171,10 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
             raise
 
 
-def describe() -> str:
-    """Return the line that `start` returned; say that nothing runs where that is so."""
+def describe() -> str | None:
+    """Return the line that `start` returned; None where nothing was started."""
     if _pool is None:
-        return "not started"
+        return None
     return isolation.describe(_pool.tier, _pool.size, _pool.settings)
 
 
@@ -190,7 +190,12 @@ def stop() -> None:
 atexit.register(stop)
 
 
-def _check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that no program could run under.
+
+    Raises:
+        UserError: a number is out of range.
+    """
     for name, value, low in (
         ("workers", settings.workers, 1),
         ("timeout-seconds", settings.timeout_seconds, 0.01),

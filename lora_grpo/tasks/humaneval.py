@@ -1,7 +1,7 @@
 """HumanEval: 164 Python functions to complete, each decided by unit tests; or a file of the same shape.
 
-All rows are one split upstream, so "train" and "eval" read the same ones. Whoever trains on them and evaluates on them
-is told so by whatever keeps the two apart, question by question.
+All rows are one split upstream, so "train" and "eval" read the same ones; `data.load_data` leaves out of the evaluation
+what was trained on, and says so.
 
 Source: Chen et al. 2021 (arXiv:2107.03374), https://github.com/openai/human-eval. The question's wording is that of
 https://github.com/deepseek-ai/DeepSeek-Coder (`Evaluation/HumanEval/eval_instruct.py`), which other reports use too.
@@ -19,6 +19,9 @@ from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
 __all__ = ["gold_completion", "grade", "grade_many", "load"]
 
 HUB_DATASET = "openai/openai_humaneval"
+ONE_SPLIT = True
+"""There is no training split: whoever trains on these rows takes them from the evaluation."""
+
 _KEYS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 _QUESTION = (
     "Please continue to complete the function. You are not allowed to modify the given code and do the completion "
