@@ -145,7 +145,7 @@ def _details(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _title(protocol: dict[str, Any]) -> str:
-    lost = protocol["left_out_as_trained_on"]
+    lost = protocol.get("left_out_as_trained_on")
     return (
         f"{protocol['task']}, {protocol['rows']} held-out problems, {protocol['num_samples']} samples each at "
         f"temperature {protocol['temperature']:g}, 95 % intervals"

@@ -66,8 +66,6 @@ class DataConfig:
     task: str = "starter"
     """Where rows come from and how they are graded: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no right answer), or the
     generated `starter` and `starter-code`."""
-    eval_task: str | None = None
-    """Task of the held-out rows, where it is another: train on `mbpp`, evaluate on `humaneval`."""
     train: str | None = None
     """Training rows: a .jsonl file or a Hub data set id; None takes the task's own source."""
     eval: str | None = None
@@ -78,6 +76,8 @@ class DataConfig:
     """Keep this many held-out rows; None keeps all."""
     prompt_style: str = "xml"
     """Answer format the system prompt asks for: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
+    eval_task: str | None = None
+    """Task of the held-out rows, where it is another: train on `mbpp`, evaluate on `humaneval`."""
     few_shot: int = 0
     """Worked examples put before the question, taken from the training rows and not trained on."""
 

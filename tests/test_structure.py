@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "atomic": set(),
     "progress": set(),
     "optional": {"errors"},
+    "script_flags": {"errors"},
     "json_lines": {"errors"},
     "hardware": {"errors"},
     "grpo_fields": {"errors"},
@@ -36,9 +37,9 @@ MAY_IMPORT = {
     "reward_files": {"errors", "reward_guard", "rewards"},
     "reward_registry": {"errors", "reward_files", "reward_guard", "rewards"},
     # What is asked for, and its record.
-    "config": {"errors", "grpo_fields", "prompts", "reward_registry", "tasks"},
+    "config": {"errors", "grpo_fields", "prompts", "reward_registry", "rewards", "sandbox", "tasks"},
     "run_record": {"atomic", "config", "errors", "reward_registry"},
-    "data": {"config", "errors", "prompts", "tasks"},
+    "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
     "rollouts": set(),
     "merged_copy": {"rollouts"},
@@ -57,7 +58,8 @@ MAY_IMPORT = {
         "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
         "tasks",
     },
-    "evaluate": {"atomic", "config", "errors", "progress", "prompts", "rollouts", "run_record", "tasks"},
+    "evaluate": {"config", "errors", "json_lines", "progress", "prompts", "rollouts", "run_record", "tasks"},
+    "sample_files": {"atomic", "data", "errors", "json_lines", "passk", "progress", "sandbox", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
     "dry_run": {"config", "data", "policy", "prompts", "reward_registry", "tasks"},
 }  # fmt: skip

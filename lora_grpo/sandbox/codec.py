@@ -213,7 +213,7 @@ def _late(module: str) -> Any:
 
 
 def _builtin_type(name: Any) -> type:
-    kind = getattr(builtins, name)
+    kind = vars(builtins)[name]
     if not isinstance(kind, type):
         raise ValueError(f"no builtin type: {name!r}")
     return kind

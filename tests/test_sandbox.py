@@ -1,0 +1,244 @@
+"""Programs and their verdicts: what passes, what does not, and what tests may do with a candidate's objects."""
+
+import textwrap
+
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.errors import UserError
+from lora_grpo.sandbox import BrokenTest, Program, Settings, isolation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool():
+    sandbox.start(Settings(timeout_seconds=2.0, workers=2))
+    yield
+    sandbox.stop()
+
+
+def verdict(source, test, **more):
+    program = Program(textwrap.dedent(source), textwrap.dedent(test), **more)
+    return sandbox.run([program])[0]
+
+
+@pytest.mark.parametrize(
+    "source, status, message",
+    [
+        ("def f(x): return x + 1", "passed", ""),
+        ("def f(x): return x", "failed", "assert f(2) == 3"),
+        ("def f(x): return x / 0", "failed", "ZeroDivisionError: division by zero"),
+        ("def g(x): return x + 1", "failed", "NameError: name 'f' is not defined"),
+        ("raise ValueError('top')\ndef f(x): return 3", "failed", "ValueError: top"),
+        ("import sys\nsys.exit(0)", "failed", "SystemExit: 0"),
+        ("def f(x): raise KeyboardInterrupt", "failed", "KeyboardInterrupt: "),
+        ("def f(x) return x + 1", "invalid", "SyntaxError: expected ':' (<candidate>, line 1)"),
+        ("\ud800", "invalid", "UnicodeEncodeError"),
+        ("def f(x):\n while True: pass", "timeout", "still running after 2 s"),
+        ("import time\ntime.sleep(60)", "timeout", "still running after 2 s"),
+        ("def f(x): return [0] * 10**9", "memory", "MemoryError: "),
+        ("import os\ndef f(x): os._exit(0)", "crashed", "its process left with exit code 0"),
+        ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed", "its process ended by SIGSEGV"),
+        ("import os\ndef f(x): os.close(3)", "crashed", "its process left with exit code 1"),
+        ("import os\ndef f(x): os.fork()", "blocked", "it made a system call that the sandbox forbids"),
+        ("def f(x): return open('/etc/hostname').read()", "blocked", "PermissionError"),
+    ],
+)
+def test_each_end_has_its_status_and_its_reason(source, status, message):
+    found = verdict(source, "assert f(2) == 3")
+    assert (found.status, found.passed) == (status, status == "passed")
+    assert found.message.startswith(message) and found.message.isprintable() and bool(found.message) == bool(message)
+    assert 0 < found.seconds < 10
+
+
+def test_verdicts_come_in_the_order_of_their_programs():
+    programs = [
+        Program(f"import time\ntime.sleep({i % 3} / 50)\ndef f(): return {i}", "assert f() % 2") for i in range(20)
+    ]
+    assert [found.passed for found in sandbox.run(programs)] == [i % 2 == 1 for i in range(20)]
+    assert sandbox.run([]) == []
+
+
+def test_an_argument_changed_in_place_is_changed_for_the_tests():
+    source = """
+        def sort_and_return(rows):
+            rows.sort()
+            rows[0].append("first")
+            rows.append({"new": rows[0]})
+            return rows
+    """
+    test = """
+        inner = [1]
+        rows = [[2], inner]
+        result = sort_and_return(rows)
+        assert result is rows and rows[0] is inner and rows[2]["new"] is inner
+        assert rows == [[1, "first"], [2], {"new": [1, "first"]}]
+    """
+    assert verdict(source, test).passed
+
+
+def test_arguments_are_changed_by_a_call_that_raises_too():
+    source = "def f(d):\n d.pop('a')\n raise KeyError('b')"
+    test = "d = {'a': 1}\ntry:\n f(d)\nexcept KeyError as error:\n assert error.args == ('b',)\nassert d == {}"
+    assert verdict(source, test).passed
+
+
+def test_generators_run_step_by_step():
+    source = "log = []\ndef count(n):\n for i in range(n):\n  log.append(i)\n  yield i\ndef seen(): return log"
+    test = """
+        steps = count(3)
+        assert steps != [0, 1, 2] and seen() == []
+        assert next(steps) == 0 and seen() == [0]
+        assert list(steps) == [1, 2]
+        assert next(steps, "over") == "over"
+        assert sum(count(4)) == 6 and 2 in count(3) and 5 not in count(3)
+    """
+    assert verdict(source, test).passed
+
+
+def test_tests_may_build_and_read_a_candidates_objects():
+    source = """
+        class Node:
+            def __init__(self, value):
+                self.value, self.left = value, None
+            def depth(self):
+                return 1 + (self.left.depth() if self.left else 0)
+        def total(nodes): return sum(node.value for node in nodes)
+    """
+    test = """
+        root = Node(1)
+        root.left = Node(5)
+        assert root.depth() == 2 and root.left.value == 5
+        assert total([root, root.left]) == 6
+        assert root != root.left and Node(1) != Node(1)
+    """
+    assert verdict(source, test).passed
+
+
+def test_only_one_that_raises_what_is_expected_satisfies_the_tests():
+    test = "try:\n f()\n assert False\nexcept ValueError as error:\n assert str(error) == 'no'"
+    assert verdict("def f(): raise ValueError('no')", test).passed
+    assert verdict("class E(ValueError): pass\ndef f(): raise E('no')", test).passed
+    assert not verdict("def f(): raise TypeError('no')", test).passed
+    assert not verdict("def f(): raise ExceptionGroup('no', [ValueError('no')])", test).passed
+
+
+def test_a_test_that_catches_everything_does_not_save_a_candidate_that_left():
+    test = "try:\n f()\nexcept:\n pass"
+    assert verdict("import os\ndef f(): os._exit(0)", test).status == "crashed"
+    assert verdict("def f(): raise SystemExit", test).status == "failed"
+    assert verdict("def f(): raise ValueError", test).passed
+
+
+def test_the_end_of_an_iteration_is_no_way_round_the_cases():
+    test = "assert all(map(lambda case: f(case) == case, [1, 2]))"
+    assert not verdict("def f(x): raise StopIteration", test).passed
+
+
+def test_functions_wins_over_builtins_and_the_prelude():
+    assert verdict("def sum(a, b): return a + b", "assert sum(10, 15) == 25", functions=("sum",)).passed
+    prelude = "def helper(x): return x * 2\ndef f(x): pass"
+    assert verdict("def f(x): return 2 * x", "assert f(3) == helper(3)", functions=("f",), prelude=prelude).passed
+    assert not verdict("def f(x): return x", "assert f(3) == helper(3)", functions=("f",), prelude=prelude).passed
+
+
+def test_a_candidate_does_not_see_the_tests_or_the_prelude():
+    source = """
+        import gc, sys
+        WORD = "emases"[::-1]
+        def f():
+            texts = [t for t in gc.get_objects() if isinstance(t, str)] + [repr(sys.modules), repr(sys.argv)]
+            return any(WORD in text for text in texts) or any(WORD in repr(f.f_locals) for f in frames())
+        def frames():
+            frame = sys._getframe()
+            while frame:
+                yield frame
+                frame = frame.f_back
+    """
+    assert verdict(source, "word = 'open ' + 'sesame'\nassert f() is False", prelude="OTHER = 'sesame'").passed
+
+
+@pytest.mark.parametrize(
+    "test, prelude",
+    [
+        ("assert f( == 3", ""),
+        ("import no_such_module\nassert f(2) == 3", ""),
+        ("def check(c):\n import no_such_module\n assert c(2) == 3\ncheck(f)", ""),
+        ("assert 1 == 2", ""),
+        ("assert f(2) == 3", "1 / 0"),
+        ("assert f(2) == 3", "def"),
+    ],
+)
+def test_tests_that_cannot_run_are_an_error_that_names_the_row(test, prelude):
+    with pytest.raises(BrokenTest, match="row 7"):
+        verdict("def f(x): return x + 1", test, prelude=prelude, name="row 7")
+    assert verdict("def f(x): return x + 1", "assert f(2) == 3").passed
+
+
+COUNTED = "assert f(1) == 1\nassert f(2) == 4\nfor x in (3, 4):\n    assert f(x) == x * x\nassert True"
+
+
+@pytest.mark.parametrize(
+    "source, share",
+    [
+        ("def f(x): return x * x", (3, 3)),
+        ("def f(x): return x", (1, 3)),
+        ("def f(x): return x * x if x < 4 else 0", (2, 3)),
+        ("def f(x): return {1: 1}[x]", (1, 3)),
+        ("def f(x): return 0", (0, 3)),
+        ("import os\ndef f(x): return x * x if x < 2 else os._exit(0)", (1, 3)),
+        ("def f(x):\n while x == 2: pass\n return x * x", (0, 0)),
+        ("def f(x)", (0, 3)),
+    ],
+)
+def test_asserts_are_counted_and_a_pass_needs_them_all(source, share):
+    found = verdict(source, COUNTED, count_tests=True)
+    assert (found.passed_tests, found.num_tests) == share
+    assert found.passed == (share == (3, 3))
+
+
+def test_draws_are_the_same_each_time():
+    source = "import random\ndef f(): return random.random()"
+    found = sandbox.run([Program(source, "assert f() < 0, f()")] * 4)
+    assert len({one.message for one in found}) == 1
+
+
+def test_sets_are_in_the_same_order_each_time():
+    program = Program("def f(): return ''.join(set('abcdefgh'))", "assert not f(), f()")
+    first = sandbox.run([program])[0].message
+    sandbox.start(Settings(timeout_seconds=2.0, workers=1))
+    assert sandbox.run([program])[0].message == first
+
+
+def test_the_line_that_start_returns_names_the_isolation():
+    line = sandbox.start(Settings(workers=1, timeout_seconds=1.5, memory_mb=256))
+    assert "seccomp" in line and "1 workers, 1.5 s and 256 MiB" in line and sandbox.describe() == line
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [({"workers": 0}, "workers"), ({"timeout_seconds": 0}, "timeout-seconds"), ({"memory_mb": 1}, "memory-mb")],
+)
+def test_settings_that_no_program_could_run_under_are_refused(settings, named):
+    with pytest.raises(UserError, match=f"--sandbox.{named}"):
+        sandbox.start(Settings(**settings))
+
+
+def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(isolation, "missing", lambda tier: "not today")
+    with pytest.raises(UserError, match=r"landlock: not today; bubblewrap: not today.*--sandbox\.allow-unsafe"):
+        sandbox.start(Settings())
+    line = sandbox.start(Settings(allow_unsafe=True, workers=1))
+    assert "NONE" in line
+    assert verdict("def f(x): return x + 1", "assert f(2) == 3").passed
+    assert not verdict("def f(x): return x", "assert f(2) == 3").passed
+    sandbox.stop()
+
+
+def test_a_tier_that_lets_something_out_is_not_used(monkeypatch):
+    monkeypatch.setattr(isolation, "missing", lambda tier: None if tier == "landlock" else "not today")
+    monkeypatch.setattr("lora_grpo.sandbox.pool.Pool.run", lambda self, programs: [PASSED] * len(programs))
+    with pytest.raises(UserError, match="landlock: reading a file is possible"):
+        sandbox.start(Settings())
+
+
+PASSED = sandbox.Verdict("passed", "", 0.1)
