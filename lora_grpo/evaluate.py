@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import json_lines
 from lora_grpo.config import EvalConfig, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
@@ -59,11 +57,10 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     run.evaluation.mkdir(exist_ok=True)
     path = run.evaluation / f"{name}.samples.jsonl"
     batches = list(_batches(rows, config))
-    kept = _kept_samples(path)
+    kept: list[Sample] = json_lines.read_finished(path)
     done = _whole_batches(kept, batches, config.eval, path)
     samples = kept[: sum(_size(batch, config.eval) for batch in batches[:done])]
-    if len(samples) < len(kept) or (path.exists() and not path.read_bytes().endswith(b"\n")):
-        atomic.write_text(path, "".join(map(_line, samples)))
+    json_lines.cut(path, len(samples))
     if done == len(batches):
         return samples
     if done:
@@ -86,7 +83,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
                 for place, rollout in enumerate(rollouts)
             ]
             verdicts = grade_all(
-                config.data.task, [rollout.text for _, _, rollout in pairs], [row for row, _, _ in pairs]
+                config.data.held_out_task, [rollout.text for _, _, rollout in pairs], [row for row, _, _ in pairs]
             )
             new: list[Sample] = [
                 {
@@ -103,9 +100,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
                 }
                 for (row, place, rollout), verdict in zip(pairs, verdicts, strict=True)
             ]
-            file.write("".join(map(_line, new)))
-            file.flush()
-            os.fsync(file.fileno())
+            json_lines.append(file, new)
             samples += new
             passed = sum(sample["passed"] for sample in samples)
             progress.show(len(samples), f"{passed / len(samples):.1%} pass")
@@ -129,18 +124,6 @@ def _size(batch: _Batch, settings: EvalConfig) -> int:
     return len(batch.rows) * (1 if batch.greedy else settings.num_samples)
 
 
-def _kept_samples(path: Path) -> list[Sample]:
-    """Read the samples of an earlier process up to the first line that was not written to its end."""
-    samples: list[Sample] = []
-    # Lines end in "\n" alone: a completion may hold U+2028, which str.splitlines takes for an end as well.
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        try:
-            samples.append(json.loads(line))
-        except ValueError:
-            break
-    return samples
-
-
 def _whole_batches(kept: Sequence[Sample], batches: Sequence[_Batch], settings: EvalConfig, path: Path) -> int:
     done = used = 0
     for batch in batches:
@@ -153,7 +136,3 @@ def _whole_batches(kept: Sequence[Sample], batches: Sequence[_Batch], settings: 
             raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
         used, done = used + size, done + 1
     return done
-
-
-def _line(sample: Sample) -> str:
-    return json.dumps(sample, ensure_ascii=False) + "\n"

@@ -1,13 +1,17 @@
-"""JSON-lines files, plain or gzipped, read whole; every mistake is told with file and line."""
+"""JSON-lines files: a user's, plain or gzipped, its mistakes told by line; and the kit's own, appended as work goes on.
+
+Lines end in "\\n" alone: JSON strings may hold U+2028, which str.splitlines() takes for an end as well.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lora_grpo.errors import UserError
 
@@ -22,8 +26,7 @@ def read(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     Raises:
         UserError: the file is missing, a directory or unreadable, holds no line, or a line is not JSON.
     """
-    # Lines end in "\n" alone: JSON strings may hold U+2028, which splitlines() takes for an end as well.
-    number = count = 0
+    count = 0
     for number, line in enumerate(_text(path, expected).split("\n"), start=1):
         if not line.strip():
             continue
@@ -35,6 +38,36 @@ def read(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}:{number}", value
     if not count:
         raise UserError(f"{path}: no rows; expected {expected}")
+
+
+def read_finished(path: Path) -> list[Any]:
+    """Return the values of a file that a killed process may have left, up to the first line without an end."""
+    values: list[Any] = []
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            break
+    return values
+
+
+def cut(path: Path, count: int) -> None:
+    """Cut a file off after its first `count` lines, if it exists."""
+    if not path.exists():
+        return
+    data, end = path.read_bytes(), 0
+    for _ in range(count):
+        end = data.index(b"\n", end) + 1
+    if end < len(data):
+        os.truncate(path, end)
+
+
+def append(file: IO[str], values: Iterable[Any]) -> None:
+    """Write values at the file's end, a line each, and flush them to disk."""
+    # ASCII: a model's text may hold half of a surrogate pair, which UTF-8 has no bytes for.
+    file.write("".join(json.dumps(value) + "\n" for value in values))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def stem(path: Path) -> str:

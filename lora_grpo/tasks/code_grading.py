@@ -55,7 +55,7 @@ def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
 def run_tests(
     completions: Sequence[str], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
-    """Run each completion's program against its row's tests; what occurs twice runs once.
+    """Run each completion's program against its row's tests.
 
     Args:
         completions: B texts.
@@ -66,7 +66,30 @@ def run_tests(
     Raises:
         UserError, RunError: see `grade_many`.
     """
-    programs = [_program(*pair, count_tests=count_tests) for pair in zip(completions, rows, strict=True)]
+    sources = [
+        extract_program(completion, _tested(row)["entry_point"], row.get("completion_prefix") or "")
+        for completion, row in zip(completions, rows, strict=True)
+    ]
+    return run_sources(sources, rows, count_tests=count_tests)
+
+
+def run_sources(
+    sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
+) -> list[Outcome]:
+    """Run programs as they stand, None where there is none; what occurs twice runs once. Else as `run_tests`."""
+    programs = [
+        source
+        if source is None
+        else sandbox.Program(
+            source,
+            _tested(row)["test"],
+            functions=(row["entry_point"],),
+            prelude=row.get("prelude") or "",
+            count_tests=count_tests,
+            name=str(row.get("id", "a program")),
+        )
+        for source, row in zip(sources, rows, strict=True)
+    ]
     different = list(dict.fromkeys(program for program in programs if program is not None))
     verdicts = dict(zip(different, sandbox.run(different), strict=True)) if different else {}
     return [Outcome(program.source, verdicts[program]) if program else Outcome(None, None) for program in programs]
@@ -79,21 +102,11 @@ def gold_completion(row: Mapping[str, Any]) -> str:
     return program if style == "code" else write_completion("The function is below.", program, style)
 
 
-def _program(completion: str, row: Mapping[str, Any], *, count_tests: bool) -> sandbox.Program | None:
-    entry_point, test = row.get("entry_point"), row.get("test")
-    if not entry_point or not test:
+def _tested(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row if it has tests, else refuse it."""
+    if not row.get("entry_point") or not row.get("test"):
         raise UserError(
             f"row {row.get('id', '?')} has no unit tests ('entry_point' and 'test'); "
             f"expected a row of a code task: {', '.join(CODE_TASKS)}"
         )
-    source = extract_program(completion, entry_point, row.get("completion_prefix") or "")
-    if source is None:
-        return None
-    return sandbox.Program(
-        source,
-        test,
-        functions=(entry_point,),
-        prelude=row.get("prelude") or "",
-        count_tests=count_tests,
-        name=str(row.get("id", "a program")),
-    )
+    return row

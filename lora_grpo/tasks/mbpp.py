@@ -46,9 +46,9 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     """
     sources.check_request(split, limit)
     if sources.is_on_hub(source):
-        rows = _read_hub(source or HUB_DATASET, split)
+        rows = _read_hub(source or HUB_DATASET, _HUB_SPLITS[split])
     else:
-        rows = read(str(source))
+        rows = read(source)
         ids = {_number(row) for row in rows}
         if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
             rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
@@ -59,8 +59,8 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     return sources.draw(whole, limit, seed)
 
 
-def read(source: str) -> list[Row]:
-    """Return every row of a file, whatever its split, broken ones too.
+def read(source: str | None) -> list[Row]:
+    """Return every row of a source, whatever its split, broken ones too.
 
     Returns:
         Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `test` (set-up and
@@ -69,16 +69,18 @@ def read(source: str) -> list[Row]:
     Raises:
         UserError: as `load`.
     """
-    found = sources.read_file(source, "'text', 'code', 'task_id' and 'test_list'")
-    rows = [_row(record, where) for where, record in found]
-    sources.check_ids(rows, source)
-    return rows
+    if sources.is_on_hub(source):
+        return _read_hub(source or HUB_DATASET, "train+validation+test+prompt" if source is None else "test")
+    return _rows(list(sources.read_file(str(source), "'text', 'code', 'task_id' and 'test_list'")), str(source))
 
 
 def _read_hub(name: str, split: str) -> list[Row]:
-    found = sources.read_hub(name, "full" if name == HUB_DATASET else None, _HUB_SPLITS[split])
+    return _rows(sources.read_hub(name, "full" if name == HUB_DATASET else None, split), name)
+
+
+def _rows(found: list[tuple[str, Any]], source: str) -> list[Row]:
     rows = [_row(record, where) for where, record in found]
-    sources.check_ids(rows, name)
+    sources.check_ids(rows, source)
     return rows
 
 

@@ -1,0 +1,413 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lora_grpo import sample_files, sandbox
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.sample_files import Options, evaluate_samples, print_report
+from lora_grpo.tasks import code_grading, mbpp
+
+ROOT = Path(__file__).resolve().parent.parent
+HUMANEVAL = [
+    {
+        "task_id": f"HumanEval/{i}",
+        "prompt": f'def f{i}(x):\n    """Times {i}."""\n',
+        "entry_point": f"f{i}",
+        "canonical_solution": f"    return {i} * x\n",
+        "test": f"def check(candidate):\n    assert candidate(1) == {i}\n",
+    }
+    for i in range(1, 4)
+]
+MBPP = [
+    {"task_id": i, "text": "?", "code": f"def f{i}(x):\n    return x", "test_list": [f"assert f{i}(1) == 1"]}
+    for i in (11, 123)
+]
+GSM8K = [{"question": "a?", "answer": "1 + 1\n#### 2"}, {"question": "b?", "answer": "3"}]
+RIGHT = "    return {} * x\n"
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Options for two samples of each of three small problems: 2 of 2, 1 of 2 and 0 of 2 pass."""
+    data = write(tmp_path / "data.jsonl", HUMANEVAL)
+    completions = [RIGHT.format(1)] * 2 + [RIGHT.format(2), RIGHT.format(9)] + ["    return (", "    return 4"]
+    lines = [{"task_id": f"HumanEval/{1 + i // 2}", "completion": text} for i, text in enumerate(completions)]
+    samples = write(tmp_path / "samples.jsonl", lines)
+    return Options("humaneval", samples, tmp_path / "out", str(data), k=(1, 2, 10))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The sources of every call of the sandbox, which is asked as usual."""
+    calls, run = [], sandbox.run
+
+    def counted(programs):
+        calls.append([program.source for program in programs])
+        return run(programs)
+
+    monkeypatch.setattr(code_grading.sandbox, "run", counted)
+    return calls
+
+
+def test_results_and_report_are_the_harnesss(asked):
+    report = evaluate_samples(asked)
+    results = read(asked.output_dir / "results.jsonl")
+    assert [result["completion"] for result in results] == [line["completion"] for line in read(asked.samples)]
+    assert [result["passed"] for result in results] == [True, True, True, False, False, False]
+    assert results[0] == {**read(asked.samples)[0], "passed": True, "result": "passed", "status": "passed"}
+    assert results[3]["result"].startswith("failed: ") and results[3]["status"] == "failed"
+    assert results[4]["status"] == "invalid"
+    assert report["pass@1"] == pytest.approx(0.5)
+    assert report["pass@2"] == pytest.approx(2 / 3)
+    assert "pass@10" not in report  # a task has two samples
+    assert (report["tasks"], report["samples"], report["tasks_in_data"]) == (3, 6, 3)
+    assert report["statuses"] == {"failed": 2, "invalid": 1, "passed": 3}
+    assert report["isolation"].startswith("isolation ")
+    assert report["intervals"]["pass@1"][0] < 0.5 < report["intervals"]["pass@1"][1]
+    assert json.loads((asked.output_dir / "report.json").read_text()) == report
+    assert {path.name for path in asked.output_dir.iterdir()} == {"results.jsonl", "report.json"}
+
+
+def test_nothing_is_extracted_or_cut(asked, runs):
+    """A harness's completion is the text after the prompt, to the letter."""
+    texts = [f"    return 1 * x\n\n{tail}" for tail in ("def g(:", "print('def')", "```")] + [
+        f"```python\n{RIGHT}\n```"
+    ]
+    write(asked.samples, [{"task_id": "HumanEval/1", "completion": text} for text in texts])
+    evaluate_samples(asked)
+    assert runs == [[HUMANEVAL[0]["prompt"] + text for text in texts]]
+    assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [False, True, False, False]
+
+
+def test_a_timeout_is_in_the_harnesss_words(asked):
+    write(asked.samples, [{"task_id": "HumanEval/1", "completion": "    while True:\n        pass"}])
+    evaluate_samples(replace(asked, sandbox=sandbox.Settings(timeout_seconds=0.5)))
+    (result,) = read(asked.output_dir / "results.jsonl")
+    assert (result["result"], result["status"], result["passed"]) == ("timed out", "timeout", False)
+
+
+def test_keys_of_a_sample_are_kept_and_half_a_surrogate_pair_too(asked):
+    line = {"task_id": "HumanEval/1", "completion": RIGHT.format(1) + "# \ud800", "model": "m", "passed": "?"}
+    write(asked.samples, [line])
+    evaluate_samples(asked)
+    (result,) = read(asked.output_dir / "results.jsonl")
+    assert result["completion"] == line["completion"] and result["model"] == "m"
+    assert result["passed"] in (True, False)
+
+
+def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
+    for path in (asked.samples, Path(asked.data)):
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    zipped = replace(asked, samples=tmp_path / "samples.jsonl.gz", data=str(tmp_path / "data.jsonl.gz"))
+    assert evaluate_samples(zipped)["pass@1"] == pytest.approx(0.5)
+
+
+def test_tasks_without_samples_are_counted_and_said(asked, capsys):
+    write(asked.samples, [{"task_id": "HumanEval/2", "completion": RIGHT.format(2)}])
+    report = evaluate_samples(asked)
+    assert (report["tasks"], report["tasks_in_data"], report["pass@1"]) == (1, 3, 1.0)
+    assert "only 1 of the 3 tasks of the data have samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [11, "11", "mbpp/11", "Mbpp/11"])
+def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
+    data = write(Path(asked.data), MBPP)
+    right = "def f11(x):\n    return x"
+    write(asked.samples, [{"task_id": name, "completion": text} for text in (right, "    return x")])
+    report = evaluate_samples(replace(asked, task="mbpp", data=str(data)))
+    assert runs == [[right, "    return x"]]
+    assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [True, False]
+    assert report["tasks_in_data"] == 2
+
+
+@pytest.mark.parametrize(("style", "strict"), [("hashes", [True, False, False]), ("xml", [False, True, False])])
+def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked):
+    data = write(Path(asked.data), GSM8K)
+    completions = ["1 + 1\n#### 2", "<reasoning>r</reasoning><answer>2</answer>", "It is 2"]
+    write(asked.samples, [{"task_id": "gsm8k/test/0", "completion": text} for text in completions])
+    report = evaluate_samples(replace(asked, task="gsm8k", data=str(data), style=style))
+    results = read(asked.output_dir / "results.jsonl")
+    assert [result["strict"] for result in results] == strict
+    assert [result["flexible"] for result in results] == [True, True, True]
+    assert [result["robust"] for result in results] == [result["passed"] for result in results] == [True, True, False]
+    assert [result["result"] for result in results] == ["passed", "passed", "failed: no_answer"]
+    assert report["rules"] == {"strict": 1, "flexible": 3, "robust": 2}
+    assert report["isolation"] is None
+
+
+# Killed and asked again
+
+
+def test_a_finished_evaluation_answers_again_without_running_anything(asked, runs, monkeypatch):
+    report = evaluate_samples(asked)
+    monkeypatch.setattr(sample_files.sandbox, "start", None)
+    before = (asked.output_dir / "results.jsonl").stat().st_mtime_ns
+    assert evaluate_samples(asked) == report
+    assert len(runs) == 1
+    assert (asked.output_dir / "results.jsonl").stat().st_mtime_ns == before
+    other_k = evaluate_samples(replace(asked, k=(2,)))
+    assert "pass@2" in other_k and "pass@1" not in other_k
+    assert json.loads((asked.output_dir / "report.json").read_text()) == other_k
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"task_id": "Human'])
+def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, runs, monkeypatch):
+    whole = evaluate_samples(replace(asked, output_dir=asked.output_dir.with_name("whole")))
+    monkeypatch.setattr(sample_files, "_CHUNK", 2)
+    grade, graded = sample_files._grade_chunk, []
+
+    def dies_at_the_third(task, samples):
+        graded.append(len(samples))
+        if len(graded) == 3:
+            raise KeyboardInterrupt
+        return grade(task, samples)
+
+    monkeypatch.setattr(sample_files, "_grade_chunk", dies_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_samples(asked)
+    (partial,) = asked.output_dir.iterdir()
+    with partial.open("ab") as file:
+        file.write(torn)
+    graded[:] = [0] * 9
+    assert evaluate_samples(asked) == whole
+    assert graded == [0] * 9 + [2]
+    assert (asked.output_dir / "results.jsonl").read_bytes() == (
+        asked.output_dir.with_name("whole") / "results.jsonl"
+    ).read_bytes()
+    assert {path.name for path in asked.output_dir.iterdir()} == {"results.jsonl", "report.json"}
+
+
+def test_killed_between_report_and_results(asked, runs):
+    report = evaluate_samples(asked)
+    partial = sample_files._partial(asked.output_dir, report["request"])
+    (asked.output_dir / "results.jsonl").rename(partial)
+    assert evaluate_samples(asked) == report
+    assert len(runs) == 1
+    assert (asked.output_dir / "results.jsonl").exists()
+
+
+def test_the_results_of_other_samples_are_not_gone_on_with(asked, runs, monkeypatch):
+    monkeypatch.setattr(sample_files.atomic, "write_json", None)
+    with pytest.raises(TypeError):
+        evaluate_samples(asked)
+    monkeypatch.undo()
+    write(asked.samples, [{"task_id": "HumanEval/1", "completion": RIGHT.format(9)}])
+    assert evaluate_samples(asked)["pass@1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "differing"),
+    [
+        ({"sandbox": sandbox.Settings(timeout_seconds=2)}, "timeout_seconds"),
+        ({"samples": "other"}, "samples_sha256"),
+        ({"data": "other"}, "data_sha256"),
+    ],
+)
+def test_another_evaluation_in_the_folder_is_left_alone(change, differing, asked, tmp_path):
+    evaluate_samples(asked)
+    if "samples" in change:
+        change = {"samples": write(tmp_path / "s.jsonl", read(asked.samples)[1:])}
+    if "data" in change:
+        change = {"data": str(write(tmp_path / "d.jsonl", [*HUMANEVAL, {**HUMANEVAL[0], "task_id": "x"}]))}
+    before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
+    with pytest.raises(UserError, match=rf"holds another evaluation.*\({differing} differ\)"):
+        evaluate_samples(replace(asked, **change))
+    assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
+
+
+@pytest.mark.parametrize(("name", "content"), [("results.jsonl", "{}\n"), ("report.json", "{"), ("report.json", "[]")])
+def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
+    asked.output_dir.mkdir()
+    (asked.output_dir / name).write_text(content)
+    with pytest.raises(UserError, match="holds another evaluation; choose another --output-dir"):
+        evaluate_samples(asked)
+    assert [path.name for path in asked.output_dir.iterdir()] == [name]
+
+
+def test_lost_results_are_noticed(asked):
+    evaluate_samples(asked)
+    write(asked.output_dir / "results.jsonl", read(asked.output_dir / "results.jsonl")[1:])
+    with pytest.raises(UserError, match="has lost lines"):
+        evaluate_samples(asked)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows; expected one JSON object with 'task_id' and 'completion' a line"),
+        ('{"task_id": "HumanEval/1", "completion": ""}\n{"task_id"', r"samples\.jsonl:2: not JSON"),
+        ("[1]", r"samples\.jsonl:1: got list; expected an object with"),
+        ('{"completion": ""}', "'task_id' is missing"),
+        ('{"task_id": "HumanEval/1"}', "'completion' is missing"),
+        ('{"task_id": "HumanEval/1", "completion": ["a"]}', r"'completion' is \['a'\]"),
+        (
+            '{"task_id": "HumanEval/9", "completion": ""}',
+            "unknown task_id 'HumanEval/9'; the data has 3, such as 'Human",
+        ),
+        ('{"task_id": 1, "completion": ""}', "unknown task_id 1;"),
+    ],
+)
+def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text, message, asked):
+    asked.samples.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        evaluate_samples(asked)
+    assert "\n" not in str(error.value)
+    assert not asked.output_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (3, 10)}, "--k 3 exceeds 2, the fewest samples of a task; pass --k 2 or less"),
+        ({"k": (0, 1)}, "--k is 0 1; expected whole numbers of at least 1"),
+        ({"k": ()}, "--k is empty"),
+        ({"samples": Path("missing.jsonl")}, r"missing\.jsonl: no such file"),
+        ({"data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
+        ({"sandbox": sandbox.Settings(timeout_seconds=-1)}, "timeout"),
+    ],
+)
+def test_what_cannot_be_done_is_told_and_nothing_is_written(change, message, asked):
+    with pytest.raises(UserError, match=message):
+        evaluate_samples(replace(asked, **change))
+    assert not asked.output_dir.exists()
+
+
+def test_a_file_in_the_place_of_the_folder(asked):
+    asked.output_dir.write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        evaluate_samples(asked)
+
+
+def test_a_broken_test_ends_the_evaluation(asked):
+    write(
+        Path(asked.data),
+        [{**HUMANEVAL[0], "test": "import no_such_module\ndef check(candidate): pass"}, *HUMANEVAL[1:]],
+    )
+    with pytest.raises(RunError, match="HumanEval/1"):
+        evaluate_samples(asked)
+    assert not (asked.output_dir / "results.jsonl").exists()
+
+
+# The script
+
+
+def script(*arguments):
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
+
+
+def flags(options):
+    return [
+        "--task",
+        options.task,
+        "--samples",
+        options.samples,
+        "--data",
+        options.data,
+        "--output-dir",
+        options.output_dir,
+    ]
+
+
+def test_the_script_prints_a_table_and_where_the_files_are(asked):
+    done = script(*flags(asked), "--k", "1", "--sandbox.workers", "1", "--sandbox.timeout-seconds", "5")
+    assert done.returncode == 0, done.stderr
+    assert "humaneval: 6 samples of 3 tasks" in done.stdout
+    assert "pass@1" in done.stdout and "50.0" in done.stdout
+    assert f"results   {asked.output_dir / 'results.jsonl'}" in done.stdout
+    assert "5 s and" in json.loads((asked.output_dir / "report.json").read_text())["isolation"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "mbpp"], "--samples"),
+        (["--task", "humanevall"], "humanevall"),
+        (["--limit", "3"], "--limit"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(arguments, message, asked):
+    done = script(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_a_mistake_in_a_file_is_exit_code_2(asked):
+    asked.samples.write_text("[]\n")
+    done = script(*flags(asked))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {asked.samples}:1: ")
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['evaluate.py', '--help']\n"
+        "try:\n"
+        "    runpy.run_path('scripts/evaluate.py', run_name='__main__')\n"
+        "except SystemExit as ended:\n"
+        "    print(ended.code, [n for n in ('torch', 'transformers', 'trl', 'datasets') if n in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    for name in ("--task", "--samples", "--data", "--output-dir", "--k", "--style", "--sandbox.memory-mb"):
+        assert name in done.stdout
+
+
+def test_the_table_speaks_of_rules_where_there_are_some(capsys):
+    report = {"request": {"task": "gsm8k"}, "samples": 4, "tasks": 2, "pass@1": 0.25, "intervals": {"pass@1": [0, 0.5]}}
+    report |= {"rules": {"strict": 1}, "statuses": {"passed": 1, "no_answer": 3}, "isolation": None}
+    print_report(report, Path("out"))
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("25.0", "0.0 to 50.0", "strict (1)", "no_answer (3)", "75.0"))
+
+
+# The real data
+
+
+def test_every_canonical_solution_of_humaneval_passes(real_data, tmp_path):
+    data = real_data / "humaneval" / "HumanEval.jsonl.gz"
+    rows = [json.loads(line) for line in gzip.decompress(data.read_bytes()).splitlines()]
+    samples = [{"task_id": row["task_id"], "completion": row["canonical_solution"]} for row in rows]
+    samples += [{"task_id": row["task_id"], "completion": "    pass\n"} for row in rows]
+    options = Options("humaneval", write(tmp_path / "s.jsonl", samples), tmp_path / "out", str(data))
+    report = evaluate_samples(options)
+    assert report["pass@1"] == 0.5
+    assert [result["passed"] for result in read(tmp_path / "out" / "results.jsonl")] == [True] * 164 + [False] * 164
+
+
+def test_every_solution_of_mbpp_passes_but_those_known_to_be_broken(real_data, tmp_path):
+    data = real_data / "mbpp" / "mbpp.jsonl"
+    rows = [json.loads(line) for line in data.read_bytes().splitlines()]
+    broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
+    samples = [{"task_id": r["task_id"], "completion": r["code"]} for r in rows if f"mbpp/{r['task_id']}" not in broken]
+    options = Options("mbpp", write(tmp_path / "s.jsonl", samples), tmp_path / "out", str(data))
+    report = evaluate_samples(options)
+    assert (report["pass@1"], report["tasks"], report["tasks_in_data"]) == (1.0, 974 - len(broken), 974)
+
+
+def test_every_solution_of_gsm8k_passes(real_data, tmp_path):
+    data = real_data / "gsm8k" / "test.jsonl"
+    lines = enumerate(data.read_text(encoding="utf-8").splitlines())
+    samples = [{"task_id": f"gsm8k/test/{i}", "completion": json.loads(line)["answer"]} for i, line in lines]
+    options = Options("gsm8k", write(tmp_path / "s.jsonl", samples), tmp_path / "out", str(data))
+    report = evaluate_samples(options)
+    assert (report["pass@1"], report["rules"]) == (1.0, {"strict": 1319, "flexible": 1319, "robust": 1319})
