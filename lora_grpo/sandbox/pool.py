@@ -29,7 +29,7 @@ class Pool:
     """
 
     def __init__(self, settings: Settings, tier: str) -> None:
-        self.settings, self.tier, self.process = settings, tier, os.getpid()
+        self.settings, self.tier = settings, tier
         self.size = settings.workers or min(_MAX_WORKERS, _cores())
         self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
         for _ in range(self.size):
@@ -63,15 +63,19 @@ class Pool:
         """End all processes; the pool is of no use any more."""
         self._closing = True
         while self._workers:
-            worker = self._workers.pop()
-            worker.kill() if self.process == os.getpid() else worker.abandon()
+            self._workers.pop().kill()
+
+    def abandon(self) -> None:
+        """Close this process's ends of the workers' sockets, and leave the workers to the process that has them too."""
+        for worker in self._workers:
+            worker.abandon()
 
     def _grade(self, program: Program, exam: bytes) -> Verdict:
         worker = self._idle.get()
         try:
             for _ in range(2):
-                worker = worker or self._start()
                 try:
+                    worker = worker or self._start()
                     return worker.grade(program, exam)
                 except WorkerDied:
                     self._bury(worker)
@@ -82,9 +86,8 @@ class Pool:
                 return Verdict("crashed", "the worker that ran it died, twice", 0.0)
             raise WorkerDied("a right program does not pass any more")
         except WorkerDied as error:
-            if worker is not None:
-                self._bury(worker)
-                worker = None
+            self._bury(worker)
+            worker = None
             raise RunError(f"the sandbox's workers die: {error}; is the machine out of memory?") from None
         finally:
             self._idle.put(worker)
@@ -99,13 +102,16 @@ class Pool:
             raise WorkerDied("the pool is closed")
         return worker
 
-    def _bury(self, worker: Worker) -> None:
+    def _bury(self, worker: Worker | None) -> None:
         if worker in self._workers:
             self._workers.remove(worker)
-        worker.kill()
+        if worker is not None:
+            worker.kill()
 
 
 _pool: Pool | None = None
+_asked: tuple[Settings, str | None] = (Settings(), None)
+"""What `start` was last asked for, for the `run` that has to start anew."""
 _lock = threading.RLock()
 
 
@@ -122,12 +128,13 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
     Raises:
         UserError: no way is safe, and `settings.allow_unsafe` was not given; or a setting is out of range.
     """
-    global _pool
+    global _pool, _asked
     settings = settings or Settings()
     check_settings(settings)
     reasons: dict[str, str] = {}
     with _lock:
         stop()
+        _asked = settings, tier
         for name in (tier,) if tier else isolation.TIERS:
             reason = isolation.missing(name)
             pool = Pool(settings, name)
@@ -158,9 +165,8 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
         UserError: no way to run programs is safe here.
     """
     with _lock:
-        if _pool is None or _pool.process != os.getpid():
-            settings, tier = (_pool.settings, _pool.tier) if _pool else (None, None)
-            print(f"sandbox: {start(settings, tier if tier != 'none' else None)}", file=sys.stderr)
+        if _pool is None:
+            print(f"sandbox: {start(*_asked)}", file=sys.stderr)
         assert _pool is not None
         try:
             return _pool.run(programs)
@@ -187,7 +193,16 @@ def stop() -> None:
             _pool = None
 
 
+def _forget() -> None:
+    """Let go of the workers in a process forked from this one: they live as long as somebody holds their sockets."""
+    global _pool, _lock
+    if _pool is not None:
+        _pool.abandon()
+    _pool, _lock = None, threading.RLock()
+
+
 atexit.register(stop)
+os.register_at_fork(after_in_child=_forget)
 
 
 def check_settings(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -83,6 +84,9 @@ class Worker:
     def kill(self) -> None:
         """End both processes; their children end with them."""
         for control in self._controls.values():
+            # Another thread may be waiting for it, which keeps it open whatever close() says.
+            with contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_RDWR)
             control.close()
         for process in self._processes:
             process.kill()
