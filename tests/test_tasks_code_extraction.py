@@ -65,6 +65,7 @@ def value(completion, argument=1.5, prefix=PREFIX):
         f"{BODY}\n# Test\nassert f(1) == 99",
         f"{BODY}\n```python\ndef f(x):\n    return 0\n```",
         f"{BODY}\nThis function doubles.",
+        f"{BODY}\n\ndef twice(x):\n    return 0",
         # Several blocks
         fenced("def f(x):\n    return 0") + "\nNo, wait:\n" + fenced(WHOLE),
         fenced(WHOLE) + "\nUse it:\n" + fenced("print(f(input()))"),
@@ -73,6 +74,9 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced(WHOLE) + "\nOr shorter:\n```python\ndef f(x):\n    return twice(",
         f"```python\n{WHOLE}\n```python\nf(1)\n```",
         fenced("N = 2\ndef up(x):\n    return math.ceil(x) * N\nup(input())") + fenced("def f(x):\n    return up(x)"),
+        fenced("def two(): return 2")
+        + fenced("N = two()\ndef up(x): return N * math.ceil(x)")
+        + fenced("f = lambda x: up(x)"),
         # What is around the function
         fenced(PREFIX + BODY),
         fenced("def up(x):\n    return math.ceil(x)\n\ndef f(x):\n    return twice(up(x))"),
@@ -82,7 +86,14 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced("def f(x):\n    return N * math.ceil(x)\n\nN = 2\n"),
         fenced("def f(x):\n    return SEEN.setdefault(x, twice(math.ceil(x)))\nSEEN: dict = {}; print(input)"),
         fenced("def g(x):\n    return x\n\ng.ready = True\nf = lambda x: twice(math.ceil(g(x)))"),
-        fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}\n\nf = keep(f)"),
+        fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}"),
+        fenced(
+            "def f(x):\n    return math.ceil(x)\n\ndef doubled(g):\n    return lambda x: twice(g(x))\n\nf = doubled(f)"
+        ),
+        fenced("N = []\nN.append(2)\n\ndef f(x):\n    return N[0] * math.ceil(x)"),
+        fenced("def f(x):\n    global N\n    N = N + 2\n    return N * math.ceil(x)\n\nN = 0"),
+        fenced(f"{WHOLE}  # not ```python"),
+        fenced(f"{WHOLE}\n\ntry:\n    f(input())\nexcept Exception:\n    print((")[:-4],
         fenced(f"from __future__ import annotations\n\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
         # Odd characters
         fenced(WHOLE).replace("\n", "\r\n"),
@@ -161,6 +172,12 @@ def test_the_first_example_between_two_definitions_goes_too():
 def test_a_prompt_with_two_spaces_is_continued_with_two():
     prefix = 'def f(x):\n  """Double."""\n'
     assert value("    return 2 * x", 2, prefix) == value(fenced("return 2 * x"), 2, prefix) == 4
+
+
+def test_a_decorator_of_the_prompts_function_does_not_stay_behind():
+    prefix = 'from functools import cache\n\n\n@cache\ndef f(x):\n    """Double."""\n'
+    assert extract_program(WHOLE, "f", prefix).count("@cache") == 0
+    assert value("return 2 * x", 2, prefix) == 4
 
 
 def test_stop_sequences():

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-_STATEMENT_LINE = re.compile(r"(?!else\b|elif\b|except\b|finally\b)[^\s#)\]}]")
+_STATEMENT_LINE = re.compile(r"[^\s#)\]}]")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _PARSE_ATTEMPTS = 6
 
