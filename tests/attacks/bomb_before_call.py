@@ -1,0 +1,8 @@
+"""Fills the memory when it is imported, before any test."""
+
+# status: memory
+filled = [bytes(10**7) for _ in range(10**4)]
+
+
+def total(numbers):
+    return sum(numbers)

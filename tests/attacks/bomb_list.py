@@ -1,0 +1,8 @@
+"""Appends to a list for ever."""
+
+
+# status: memory
+def total(numbers):
+    grown = []
+    while True:
+        grown.append(" " * 100_000 + str(len(grown)))

@@ -1,0 +1,7 @@
+"""Loops for ever."""
+
+
+# status: timeout
+def total(numbers):
+    while True:
+        pass

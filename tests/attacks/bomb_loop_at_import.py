@@ -1,0 +1,5 @@
+"""Loops for ever before any test."""
+
+# status: timeout
+while True:
+    pass
