@@ -52,6 +52,7 @@ def value(completion, argument=1.5, prefix=PREFIX):
         BODY.strip(),
         f"\n\n{BODY}",
         "\tif x:\n\t\treturn twice(math.ceil(x))\n",
+        "\tif x:\n        return twice(math.ceil(x))\n",
         "  if x:\n    return twice(math.ceil(x))\n",
         "if x:\n    return twice(math.ceil(x))\nreturn 0",
         "for y in [x]:\n        return twice(math.ceil(y))\n    return 0",

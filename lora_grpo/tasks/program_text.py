@@ -94,6 +94,8 @@ def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
     first, _, rest = body.partition("\n")
     ways = [body] if body[:1] in (" ", "\t") else []
     ways += [textwrap.indent(textwrap.dedent(body), depth), f"{depth}{first.lstrip()}\n{rest}"]
+    if "\t" in body:  # Tabs for some lines and spaces for others.
+        ways.append(textwrap.indent(textwrap.dedent(body.expandtabs(4)), depth))
     for way in ways:
         code = parse_start(f"{prefix.rstrip()}\n{way}")
         function = code and _function(code, entry_point)
