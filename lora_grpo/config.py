@@ -258,6 +258,11 @@ def check(config: RunConfig) -> None:
     get_task(config.data.task)
     get_task(config.data.held_out_task)
     check_style(config.data.prompt_style)
+    if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
+        raise UserError(
+            f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "
+            "e.g. --data.prompt-style xml"
+        )
     check_settings(config.sandbox)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and config.data.task not in CODE_TASKS:

@@ -12,7 +12,7 @@ from typing import Any
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import add_prompts
+from lora_grpo.prompts import add_prompts, render_row
 from lora_grpo.tasks import Row, get_task
 
 
@@ -37,9 +37,6 @@ def load_data(config: RunConfig) -> Data:
     """
     asked = config.data
     task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
-    isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
-    if isolation:
-        print(f"sandbox: {isolation}", file=sys.stderr)
     train = task.load("train", asked.train, asked.train_limit, config.seed)
     held_out = held_out_task.load("eval", asked.eval, asked.eval_limit, config.seed)
     train, held_out, contaminated = _apart(train, held_out, asked)
@@ -56,6 +53,9 @@ def load_data(config: RunConfig) -> Data:
             "choose --rewards to go with it",
             file=sys.stderr,
         )
+    isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
+    if isolation:
+        print(f"sandbox: {isolation}", file=sys.stderr)
     record = {
         "task": asked.task,
         "eval_task": asked.held_out_task,
@@ -103,10 +103,8 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
     Raises:
         UserError: too few rows are left.
     """
-    from lora_grpo.prompts import render
-
     room = config.model.max_sequence_tokens - config.sampling.max_completion_tokens
-    lengths = [len(tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"]) for row in rows]
+    lengths = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= room]
     if len(kept) < len(rows):
         print(

@@ -8,7 +8,7 @@ from typing import Any
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.data import Data, fit_to_context
 from lora_grpo.policy import load_tokenizer
-from lora_grpo.prompts import render
+from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
 from lora_grpo.tasks import get_task
 
@@ -26,7 +26,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     held_out = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]
     gold = get_task(config.data.task).gold_completion(row)
-    print(f"--- prompt of {row['id']}\n{render(tokenizer, row['prompt'])}")
+    print(f"--- prompt of {row['id']}\n{render_row(tokenizer, row)}")
     print(f"--- gold answer\n{gold}\n--- its rewards")
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     token_ids = tokenizer(gold, add_special_tokens=False)["input_ids"]

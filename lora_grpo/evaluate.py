@@ -13,7 +13,7 @@ from lora_grpo import json_lines
 from lora_grpo.config import EvalConfig, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
-from lora_grpo.prompts import render
+from lora_grpo.prompts import render_row
 from lora_grpo.rollouts import Sampler
 from lora_grpo.run_record import Run
 from lora_grpo.tasks import Row, grade_all
@@ -70,7 +70,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
         for batch in batches[done:]:
             drawn = sampler.rollouts(
-                [render(sampler.tokenizer, row["prompt"]) for row in batch.rows],
+                [render_row(sampler.tokenizer, row) for row in batch.rows],
                 1 if batch.greedy else config.eval.num_samples,
                 max_tokens=config.sampling.max_completion_tokens,
                 temperature=0.0 if batch.greedy else config.eval.temperature,

@@ -101,6 +101,20 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
 
 
+def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
+    """Return the text that the model continues for a row.
+
+    It is the row's `prompt`, rendered; but a base model is given the start of the program where there is one.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        row: a task row with `prompt`, and `completion_prefix` where the task asks for a program to be continued.
+    """
+    if row.get("completion_prefix") and not getattr(tokenizer, "chat_template", None):
+        return str(row["completion_prefix"])
+    return render(tokenizer, row["prompt"])
+
+
 def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) -> str:
     """Return a completion in the given style; `read_completion` reads it back."""
     check_style(style)

@@ -25,7 +25,7 @@ from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
 from lora_grpo.policy import Policy
 from lora_grpo.progress import Progress
-from lora_grpo.prompts import render
+from lora_grpo.prompts import render, render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
 from lora_grpo.rollouts import Sampler
 from lora_grpo.run_record import Run
@@ -210,7 +210,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
 def _prompt(tokenizer: Any, row: Row) -> Any:
     """Return chat messages, or plain text for a base model, whose tokenizer has no chat template."""
-    return row["prompt"] if getattr(tokenizer, "chat_template", None) else render(tokenizer, row["prompt"])
+    return row["prompt"] if getattr(tokenizer, "chat_template", None) else render_row(tokenizer, row)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

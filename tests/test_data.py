@@ -3,9 +3,11 @@ import json
 
 import pytest
 
+from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.data import fingerprint, fit_to_context, load_data, prompt_order
 from lora_grpo.errors import UserError
+from lora_grpo.sandbox import Settings
 
 
 class Words:
@@ -196,3 +198,57 @@ def test_a_limit_is_drawn_with_the_seed(asked):
     draws = [questions(load_data(dataclasses.replace(config, seed=seed)).train) for seed in range(8)]
     assert draws[0] == first
     assert len(set(map(tuple, draws))) > 1
+
+
+@pytest.fixture
+def humaneval(tmp_path):
+    """Return a function that asks for six problems in HumanEval's shape, trained on and evaluated alike."""
+    rows = [
+        {
+            "task_id": f"HumanEval/{i}",
+            "prompt": f'def add_{i}(x):\n    """Return x + {i}."""\n',
+            "entry_point": f"add_{i}",
+            "canonical_solution": f"    return x + {i}\n",
+            "test": f"def check(candidate):\n    assert candidate(1) == {1 + i}\n",
+        }
+        for i in range(6)
+    ]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+
+    def ask(task="humaneval", **data):
+        source = {"train": str(path), "eval": str(path)} if task == "humaneval" else {"eval": str(path)}
+        return RunConfig(
+            data=DataConfig(task, **source, **data), train=TrainConfig(prompts_per_step=2), sandbox=Settings(workers=1)
+        )
+
+    yield ask
+    sandbox.stop()
+
+
+def test_what_is_trained_on_of_a_benchmark_with_one_split_is_not_evaluated(humaneval, capsys):
+    data = load_data(humaneval(train_limit=2, prompt_style="code"))
+    said = capsys.readouterr().err
+    assert "CONTAMINATED: training on 2 humaneval problems" in said and "the 2 of them" in said
+    assert (len(data.train), len(data.eval), data.record["left_out_as_trained_on"]) == (2, 4, 2)
+    assert not {row["id"] for row in data.train} & {row["id"] for row in data.eval}
+
+
+def test_a_benchmark_trained_on_whole_leaves_nothing_to_evaluate(humaneval):
+    with pytest.raises(UserError, match=r"none is left to evaluate; pass --data\.train-limit 10"):
+        load_data(humaneval())
+
+
+def test_another_task_may_be_held_out(humaneval, capsys):
+    data = load_data(humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code"))
+    assert {row["task"] for row in data.train} == {"starter-code"}
+    assert {row["task"] for row in data.eval} == {"humaneval"} and len(data.eval) == 6
+    assert "CONTAMINATED" not in capsys.readouterr().err
+    assert data.record["left_out_as_trained_on"] == 0
+
+
+def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, asked, capsys):
+    data = load_data(humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code"))
+    line = data.record["sandbox"]
+    assert "seccomp" in line and "1 workers" in line and f"sandbox: {line}\n" in capsys.readouterr().err
+    assert load_data(asked([row("a"), row("b")], [row("c")])).record["sandbox"] is None

@@ -1,7 +1,7 @@
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import SYSTEM_PROMPTS, add_prompts, read_completion, render, write_completion
+from lora_grpo.prompts import SYSTEM_PROMPTS, add_prompts, read_completion, render, render_row, write_completion
 
 ROW = {"id": "a/0", "question": "1 + 1?", "answer": "2"}
 SOLVED = {"id": "a/1", "question": "2 + 2?", "answer": "4"}
@@ -141,3 +141,15 @@ def test_a_program_keeps_its_indentation_and_needs_no_words_before_it():
     written = write_completion("", "def f():\n    return 1", "code")
     assert written == "```python\ndef f():\n    return 1\n```"
     assert read_completion(written, "code") == ("", "def f():\n    return 1")
+
+
+ROW_OF_CODE = {"prompt": [{"role": "user", "content": "Write f."}], "completion_prefix": "def f(x):\n"}
+
+
+def test_a_base_model_goes_on_with_the_program_that_a_row_begins():
+    assert render_row(Tokenizer(None), ROW_OF_CODE) == "def f(x):\n"
+    assert render_row(Tokenizer(None), {**ROW_OF_CODE, "completion_prefix": ""}) == "Question: Write f.\nAnswer:"
+
+
+def test_a_chat_model_is_asked_even_where_a_program_is_begun():
+    assert "Write f." in render_row(Tokenizer("{}"), ROW_OF_CODE)

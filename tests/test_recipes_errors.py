@@ -104,6 +104,28 @@ def test_a_wrong_row_is_named_by_its_line(recipe, tmp_path, text, message):
     assert set(tmp_path.rglob("*")) == before
 
 
+MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_list": ["assert f(1) == 1"]}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.train", "mbpp.jsonl"], "say what the file holds, e.g. --data.task mbpp"),
+        (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
+        (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
+        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected 1 or more"),
+        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected 64 or more"),
+        (["--data.task", "mbpp", "--data.train", "mbpp.jsonl", "--data.eval", "bad.jsonl"], "bad.jsonl:2: "),
+    ],
+)
+def test_a_mistake_in_the_code_recipe_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
+    (tmp_path / "mbpp.jsonl").write_text(MBPP_ROW * 1)
+    (tmp_path / "bad.jsonl").write_text(MBPP_ROW + MBPP_ROW.replace("def f", "def").replace("1,", "2,"))
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe(*arguments, name="code_lora"))
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Hi"}\n')
     result = recipe("--data.train", "mine.jsonl", name="length_lora")
