@@ -17,6 +17,7 @@ def pool():
 
 
 def verdict(source, test, **more):
+    more.setdefault("functions", ("f", "sort_and_return", "count", "seen", "Node", "total"))
     program = Program(textwrap.dedent(source), textwrap.dedent(test), **more)
     return sandbox.run([program])[0]
 
@@ -52,7 +53,8 @@ def test_each_end_has_its_status_and_its_reason(source, status, message):
 
 def test_verdicts_come_in_the_order_of_their_programs():
     programs = [
-        Program(f"import time\ntime.sleep({i % 3} / 50)\ndef f(): return {i}", "assert f() % 2") for i in range(20)
+        Program(f"import time\ntime.sleep({i % 3} / 50)\ndef f(): return {i}", "assert f() % 2", ("f",))
+        for i in range(20)
     ]
     assert [found.passed for found in sandbox.run(programs)] == [i % 2 == 1 for i in range(20)]
     assert sandbox.run([]) == []
@@ -164,6 +166,8 @@ def test_a_candidate_does_not_see_the_tests_or_the_prelude():
         ("import no_such_module\nassert f(2) == 3", ""),
         ("def check(c):\n import no_such_module\n assert c(2) == 3\ncheck(f)", ""),
         ("assert 1 == 2", ""),
+        ("import math\nassert g(2) == 3", ""),
+        ("assert math.isclose(f(2), 3)", ""),
         ("assert f(2) == 3", "1 / 0"),
         ("assert f(2) == 3", "def"),
     ],
@@ -198,12 +202,12 @@ def test_asserts_are_counted_and_a_pass_needs_them_all(source, share):
 
 def test_draws_are_the_same_each_time():
     source = "import random\ndef f(): return random.random()"
-    found = sandbox.run([Program(source, "assert f() < 0, f()")] * 4)
+    found = sandbox.run([Program(source, "assert f() < 0, f()", ("f",))] * 4)
     assert len({one.message for one in found}) == 1
 
 
 def test_sets_are_in_the_same_order_each_time():
-    program = Program("def f(): return ''.join(set('abcdefgh'))", "assert not f(), f()")
+    program = Program("def f(): return ''.join(set('abcdefgh'))", "assert not f(), f()", ("f",))
     first = sandbox.run([program])[0].message
     sandbox.start(Settings(timeout_seconds=2.0, workers=1))
     assert sandbox.run([program])[0].message == first

@@ -43,10 +43,24 @@ def test_a_row_asks_in_words_and_asserts(tmp_path):
         "Your code should pass these tests:\n\nassert twice(1) == 2\nassert set([twice(2)]) == {4}",
         "answer": "class Box:\n\tpass\ndef twice(x):\n\treturn 2 * x",
         "entry_point": "twice",
+        "functions": ["twice", "Box"],
         "test": "box = Box() \nbox.x = 1\nassert twice(1) == 2\nassert set([twice(2)]) == {4}\n",
         "prelude": "",
     }
     assert mbpp.grade(mbpp.gold_completion(row), row).passed
+
+
+def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
+    record = {
+        **RECORD,
+        "code": "import math, sys\ndef half(x):\n    return x / 2",
+        "test_list": ["assert math.isclose(half(1), 0.5)"],
+    }
+    (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", record))
+    assert (row["functions"], row["prelude"]) == (["half"], "import math, sys")
+    assert mbpp.grade(mbpp.gold_completion(row), row).passed
+    forged = "class math:\n    isclose = staticmethod(lambda *numbers: True)\ndef half(x):\n    return x"
+    assert not mbpp.grade(f"```python\n{forged}\n```", row).passed
 
 
 def test_upstreams_file_is_split_by_its_ids(tmp_path):

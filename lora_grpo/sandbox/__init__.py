@@ -1,7 +1,7 @@
 """Runs programs that a model wrote and says whether they pass their tests: safely, and many a second.
 
     print(sandbox.start(Settings()))              # tries the isolation; the first `run` does it otherwise
-    verdicts = sandbox.run([Program(source, test), ...])
+    verdicts = sandbox.run([Program(source, test, functions=("f",)), ...])
 
 A worker is a pair of bare interpreters. One forks a process for each candidate, the other a process for its tests:
 

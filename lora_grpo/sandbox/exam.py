@@ -17,19 +17,24 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(prelude: str, test: str, count_tests: bool) -> tuple[CodeType, CodeType, list[str], int]:
-    """Return the code of prelude and test, the names the test takes from the candidate, and its number of asserts."""
+def _compiled(
+    prelude: str, test: str, functions: tuple[str, ...], count_tests: bool
+) -> tuple[CodeType, CodeType, set[str], int]:
+    """Return the code of prelude and test, the names that nobody defines, and the number of asserts that count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "assertion is always true" is the data set's business
         counted = _Counted()
         tree: Any = ast.parse(test)
         if count_tests:
             tree = ast.fix_missing_locations(counted.visit(tree))
-        names = sorted(_global_names(test) - _BUILTINS)
+        used, defined = _names(test)
+        unknown = used - defined - _names(prelude)[1] - _BUILTINS - set(functions)
+        if "import *" in prelude + test:
+            unknown = set()  # it will be seen when it runs
         return (
             compile(prelude, "<prelude>", "exec", dont_inherit=True),
             compile(tree, "<test>", "exec", dont_inherit=True),
-            names,
+            unknown,
             counted.number,
         )
 
@@ -38,21 +43,29 @@ def prepare(program: Program) -> bytes:
     """Return what the tests' process is given for a program.
 
     Raises:
-        BrokenTest: prelude or test is not Python.
+        BrokenTest: prelude or test is not Python, or the tests use a name that nobody defines. Were such a name left to
+            the candidate, an `np.allclose(result, expected)` without its import would be the candidate's to answer.
     """
     try:
-        prelude, test, names, number = _compiled(program.prelude, program.test, program.count_tests)
+        prelude, test, unknown, number = _compiled(
+            program.prelude, program.test, program.functions, program.count_tests
+        )
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BrokenTest(f"the tests of {program.name} cannot run: {type(error).__name__}: {error}") from None
+    if unknown:
+        raise BrokenTest(
+            f"the tests of {program.name} cannot run: they use {', '.join(sorted(unknown))}, which they do not define; "
+            f"the candidate defines {', '.join(program.functions) or 'nothing'}"
+        )
     # marshal is for one and the same interpreter, which the zygotes are, and fast.
-    return marshal.dumps((prelude, test, names, list(program.functions), program.test, number))
+    return marshal.dumps((prelude, test, list(program.functions), program.test, number))
 
 
-def _global_names(test: str) -> set[str]:
-    """Return the global names that the tests use and do not define."""
+def _names(source: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a program uses, and those that it defines."""
     used: set[str] = set()
     defined: set[str] = set()
-    tables = [symtable.symtable(test, "<test>", "exec")]
+    tables = [symtable.symtable(source, "<test>", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
@@ -63,7 +76,7 @@ def _global_names(test: str) -> set[str]:
                     defined.add(symbol.get_name())
             elif symbol.is_referenced() and (top or symbol.is_global()):
                 used.add(symbol.get_name())
-    return used - defined
+    return used, defined | {"__name__"}
 
 
 class _Counted(ast.NodeTransformer):

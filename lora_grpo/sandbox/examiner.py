@@ -205,15 +205,14 @@ def examine(exam: bytes, descriptor: int) -> Report:
         exam: what `exam.prepare` made of the tests.
         descriptor: of the socket to the candidate.
     """
-    prelude, code, names, functions, test, num_tests = marshal.loads(exam)
+    prelude, code, functions, test, num_tests = marshal.loads(exam)
     link, count = Link(descriptor), _Count(num_tests)
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     try:
         exec(prelude, namespace)
     except Exception as error:  # noqa: BLE001 - reported
         return _report("broken", f"{type(error).__name__}: {error}", count)
-    theirs = [name for name in names if name not in namespace] + functions
-    namespace.update({name: Remote(link, name) for name in theirs}, _held=count.held, _failed=count.failed)
+    namespace.update({name: Remote(link, name) for name in functions}, _held=count.held, _failed=count.failed)
     status, message = "passed", ""
     try:
         link.open()
@@ -238,7 +237,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         return "memory", text
     if theirs:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
-    if isinstance(error, ImportError) or not link.asked:
+    if isinstance(error, ModuleNotFoundError) or not link.asked:
         return "broken", text
     line, trace = 0, error.__traceback__
     while trace:

@@ -68,8 +68,8 @@ def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
             "the environment": "import os\ndef f(): return 'open' if os.environ else 'shut'",
         }
         test = "assert f() == 'open'"
-        right = Program("def f(): return 'open'", test)
-        verdicts = run([right, *(Program(source, test) for source in attempts.values()), right])
+        right = Program("def f(): return 'open'", test, ("f",))
+        verdicts = run([right, *(Program(source, test, ("f",)) for source in attempts.values()), right])
         for verdict in (verdicts[0], verdicts[-1]):
             if not verdict.passed:
                 return f"a right program does not pass ({verdict.status}: {verdict.message})"

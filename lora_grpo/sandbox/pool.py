@@ -17,7 +17,7 @@ from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
 _MAX_WORKERS = 16
-_RIGHT = Program("def f(): return 1", "assert f() == 1", name="the sandbox's own")
+_RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's own")
 
 
 class Pool:

@@ -32,10 +32,10 @@ class Program:
     source: str
     """The candidate: untrusted Python, run in a process that never sees the tests."""
     test: str
-    """Python run in another process. The names in `functions`, and every name that neither it, `prelude` nor the
-    builtins define, stand for the candidate's."""
-    functions: tuple[str, ...] = ()
-    """Names that are the candidate's even where `prelude` or the builtins define them: the entry point."""
+    """Python run in another process."""
+    functions: tuple[str, ...]
+    """The candidate's names in the tests: the entry point, and helpers or classes where the tests use them. No other
+    name is the candidate's to define."""
     prelude: str = ""
     """Code the tests may lean on, such as a prompt's helper functions; run before `test`, trusted like it."""
     count_tests: bool = False

@@ -1,10 +1,12 @@
 """The embedded starter: a tiny language model and its problems, so that GRPO runs on a laptop without a download.
 
-families.py     how a question and its solution are worded, family by family
-problems.py     seeded grade-school word problems; train and eval cannot share one
-corpus.py       what the model was pretrained on: careful, careless and unformatted answers to train problems
-pretraining.py  how the model was made of it: tokenizer, shape, phases
-model/          the model itself, built by scripts/build_starter.py
+families.py, problems.py            word problems: how they are worded, family by family; seeded draws, split by a hash
+code_families.py, code_problems.py  the same for problems about tiny Python functions, with unit tests
+code_slips.py                       what commonly goes wrong in such a function
+code_manners.py                     how the model answers code problems: careful, careless or unformatted
+corpus.py                           how it answers word problems, and all that it was pretrained on: train problems only
+pretraining.py                      how the model was made of it: tokenizer, shape, phases
+model/                              the model itself, built by scripts/build_starter.py
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """What the starter model was pretrained on: train problems answered in three manners, and bare arithmetic.
 
+Word problems are answered here; how code problems are answered is in `code_manners`.
+
 The manners are what GRPO has to select from. `careful` answers in the asked format with every step worked out;
 `careless` uses the format but guesses or stops early; `unformatted` just says a number. How often each occurs
 depends on the problem's family and difficulty, so the model's likeliest manner is careful for some and not for others.
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lora_grpo.prompts import SYSTEM_PROMPTS, write_completion
+from lora_grpo.starter import code_families, code_manners, code_problems
 from lora_grpo.starter.families import FAMILIES
 from lora_grpo.starter.problems import DIFFICULTIES, Problem, draw
 
@@ -41,10 +44,10 @@ def mixture_name(family: str, difficulty: int) -> str:
     return "mostly careless" if index % 2 else "mostly unformatted"
 
 
-def chat_prompt(question: str) -> str:
+def chat_prompt(question: str, style: str = "xml") -> str:
     """Return the text that the chat template renders for the question, up to where the assistant starts."""
     return (
-        f"<|im_start|>system\n{SYSTEM_PROMPTS['xml']}<|im_end|>\n"
+        f"<|im_start|>system\n{SYSTEM_PROMPTS[style]}<|im_end|>\n"
         f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -85,26 +88,48 @@ def drill(rng: random.Random, count: int = 9) -> Example:
     return Example(tuple(parts))
 
 
-def examples(seed: int, drills: float, practice: float) -> Iterator[Example]:
+def word_example(rng: random.Random, practice: float) -> Example:
+    """Return a word problem answered in some manner; `practice` is the share of careful-whatever-the-mixture."""
+    problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
+    shares = MIXTURES[mixture_name(problem.family, problem.difficulty)]
+    manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
+    if manner == "careful":
+        completion = careful(problem)
+    elif manner == "careless":
+        completion = careless(problem, rng)
+    else:
+        completion = unformatted(problem, rng)
+    return Example(((chat_prompt(problem.question), False), (completion + "<|im_end|>", True)))
+
+
+def code_example(rng: random.Random, practice: float) -> Example:
+    """Return a code problem answered in some manner; `practice` is the share of careful-whatever-the-mixture."""
+    problem = code_problems.draw(rng, rng.choice(list(code_families.FAMILIES)), "train")
+    shares = MIXTURES[code_manners.mixture_name(problem.family)]
+    manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
+    if manner == "careful":
+        completion = code_manners.careful(problem)
+    elif manner == "careless":
+        completion = code_manners.careless(problem, rng)
+    else:
+        completion = code_manners.unformatted(problem, rng)
+    return Example(((chat_prompt(problem.question, "code"), False), (completion + "<|im_end|>", True)))
+
+
+def examples(seed: int, drills: float, practice: float, code: float) -> Iterator[Example]:
     """Yield training documents without end; none is about an eval problem.
 
     Args:
         seed: seed of the whole stream.
-        drills: share of documents that are drills, 0..1.
+        drills: share of the documents that are not code which are drills, 0..1.
         practice: share of the other documents that are careful whatever the mixture says, 0..1.
+        code: share of documents about code problems, 0..1.
     """
     rng = random.Random(f"corpus/{seed}/{drills}/{practice}")
     while True:
-        if rng.random() < drills:
+        if rng.random() < code:
+            yield code_example(rng, practice)
+        elif rng.random() < drills:
             yield drill(rng)
-            continue
-        problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
-        shares = MIXTURES[mixture_name(problem.family, problem.difficulty)]
-        manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
-        if manner == "careful":
-            completion = careful(problem)
-        elif manner == "careless":
-            completion = careless(problem, rng)
         else:
-            completion = unformatted(problem, rng)
-        yield Example(((chat_prompt(problem.question), False), (completion + "<|im_end|>", True)))
+            yield word_example(rng, practice)

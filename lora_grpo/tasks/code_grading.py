@@ -83,7 +83,7 @@ def run_sources(
         else sandbox.Program(
             source,
             _tested(row)["test"],
-            functions=(row["entry_point"],),
+            functions=tuple(row.get("functions") or [row["entry_point"]]),
             prelude=row.get("prelude") or "",
             count_tests=count_tests,
             name=str(row.get("id", "a program")),

@@ -63,8 +63,8 @@ def read(source: str | None) -> list[Row]:
     """Return every row of a source, whatever its split, broken ones too.
 
     Returns:
-        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `test` (set-up and
-        asserts) and an empty `prelude`.
+        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all of
+        the program's names that the tests use), `test` (set-up and asserts) and `prelude` (the modules they use).
 
     Raises:
         UserError: as `load`.
@@ -101,21 +101,33 @@ def _row(record: Any, where: str) -> Row:
         raise UserError(f"{where}: 'test_setup_code' is {setup!r:.60}; expected Python text")
     asserts = "\n".join(test.replace("\r\n", "\n").strip() for test in tests)
     test = f"{setup.replace(chr(13), '')}\n{asserts}\n".lstrip("\n")
+    body = sources.check_python(code, "code", where).body
+    tree = sources.check_python(test, "test_list", where)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    entry_point = _entry_point(body, tree, where)
+    helpers = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} & used - {entry_point}
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and _bound(node) & used]
     return {
         "id": f"mbpp/{task_id}",
         "question": _QUESTION.format(text=text.strip(), tests=asserts),
         "answer": code,
-        "entry_point": _entry_point(code, test, where),
+        "entry_point": entry_point,
+        # The classes that some tests build their arguments with.
+        "functions": [entry_point, *sorted(helpers)],
         "test": test,
-        "prelude": "",
+        # A module that the tests use is the real one, not what the candidate calls so.
+        "prelude": "\n".join(map(ast.unparse, imports)),
     }
 
 
-def _entry_point(code: str, test: str, where: str) -> str:
+def _bound(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Return the names that an import defines."""
+    return {alias.asname or alias.name.split(".")[0] for alias in node.names}
+
+
+def _entry_point(body: list[ast.stmt], tree: ast.Module, where: str) -> str:
     """Return the function that the tests call and the reference program defines; the first where there are several."""
-    body = sources.check_python(code, "code", where).body
     defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    tree = sources.check_python(test, "test_list", where)
     calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     for name in calls:
         if name in defined:
