@@ -8,9 +8,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lora_grpo.starter import corpus, model_path, pretraining
+from lora_grpo.starter import code_families, code_manners, corpus, model_path, pretraining
 from lora_grpo.starter.families import FAMILIES
 from lora_grpo.starter.problems import DIFFICULTIES
+
+TASKS = {"starter": "xml", "starter-code": "code"}
+"""Task that the model is measured on -> prompt style that asks it."""
 
 
 @dataclass(frozen=True)
@@ -21,24 +24,24 @@ class Options:
     """Folder to write; replaced as a whole when the build is finished."""
     seed: int = 0
     """Seed of the corpus and of the weights."""
-    steps: int = 2200
+    steps: int = 2750
     """Optimiser steps of pretraining."""
     batch_size: int = 32
     """Documents a step."""
     learning_rate: float = 2e-3
     """Peak learning rate of AdamW, warmed up over 50 steps and decayed by a cosine to a twentieth."""
     eval_problems: int = 480
-    """Eval problems for the measurement of the NF4 model."""
+    """Eval problems of each task for the measurement of the NF4 model."""
     threads: int = 2
     """CPU threads."""
 
 
-def measure(folder: Path, count: int, seed: int) -> dict[str, float]:
-    """Return the accuracy of the NF4-quantised model on eval problems, sampled at temperature 1 and greedy."""
+def measure(folder: Path, count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Return the accuracy of the NF4-quantised model on eval problems: task -> "sampled" at temperature 1, "greedy"."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    from lora_grpo.tasks import starter
+    from lora_grpo.tasks import get_task, grade_all
 
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -50,35 +53,38 @@ def measure(folder: Path, count: int, seed: int) -> dict[str, float]:
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, dtype=torch.float32)
     model.eval()
     torch.manual_seed(seed)
-    rows = starter.load("eval", None, count, seed)
-    figures = {}
-    for name, do_sample in (("sampled", True), ("greedy", False)):
-        passed = 0
-        for start in range(0, count, 80):
-            batch = rows[start : start + 80]
-            inputs = tokenizer(
-                [corpus.chat_prompt(row["question"]) for row in batch], return_tensors="pt", padding=True
-            )
-            settings = {"do_sample": True, "temperature": 1.0, "top_k": 0} if do_sample else {"do_sample": False}
-            with torch.inference_mode():
-                output = model.generate(**inputs, max_new_tokens=64, **settings)
-            texts = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-            passed += sum(starter.grade(text, row).passed for text, row in zip(texts, batch, strict=True))
-        figures[name] = passed / count
+    figures: dict[str, dict[str, float]] = {}
+    for name, style in TASKS.items():
+        rows = get_task(name).load("eval", None, count, seed)
+        prompts = [corpus.chat_prompt(row["question"], style) for row in rows]
+        figures[name] = {}
+        for how, settings in (
+            ("sampled", {"do_sample": True, "temperature": 1.0, "top_k": 0}),
+            ("greedy", {"do_sample": False}),
+        ):
+            texts: list[str] = []
+            for start in range(0, count, 80):
+                inputs = tokenizer(prompts[start : start + 80], return_tensors="pt", padding=True)
+                with torch.inference_mode():
+                    output = model.generate(**inputs, max_new_tokens=64, **settings)
+                texts += tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+            figures[name][how] = sum(verdict.passed for verdict in grade_all(name, texts, rows)) / count
     return figures
 
 
-def card(options: Options, parameters: int, seconds: float, figures: dict[str, float]) -> str:
+def card(options: Options, parameters: int, seconds: float, figures: dict[str, dict[str, float]]) -> str:
     """Return the text of the model's README."""
-    kinds = [corpus.mixture_name(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
+    words = [corpus.mixture_name(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
+    code = [code_manners.mixture_name(family) for family in code_families.FAMILIES]
     mixtures = "\n".join(
-        f"| {name} | {kinds.count(name)} | {' | '.join(f'{share:.0%}' for share in shares)} |"
+        f"| {name} | {words.count(name)} | {code.count(name)} | {' | '.join(f'{share:.0%}' for share in shares)} |"
         for name, shares in corpus.MIXTURES.items()
     )
     phases = "\n".join(
         f"| {round(share * options.steps)} | {drills:.0%} | {practice:.0%} |"
         for share, drills, practice in pretraining.PHASES
     )
+    accuracy = "\n".join(f"| `{name}` | {of['sampled']:.3f} | {of['greedy']:.3f} |" for name, of in figures.items())
     return f"""---
 license: apache-2.0
 language: en
@@ -88,30 +94,41 @@ tags: [grpo, toy]
 # lora-grpo starter
 
 A Qwen2-shaped model with {parameters:,} parameters, pretrained from nothing so that GRPO can be seen at work on a
-laptop. It answers the generated word problems of `lora_grpo.starter.problems` and nothing else.
+laptop. It answers the generated word problems of `lora_grpo.starter.problems`, writes the tiny Python functions of
+`lora_grpo.starter.code_problems`, and does nothing else.
 
 It was **made to be improvable**: it knows three manners of answering, and its likeliest one is often not the best.
-`careful` works every step out in the asked format; `careless` uses the format but guesses or leaves out the last step;
-`unformatted` says a number and nothing else. A gain on it shows that training works, not how other models would gain.
+A gain on it shows that training works, not how other models would gain.
 
-Shares of the manners by kind of problem (family × difficulty):
+| manner | word problem | code problem |
+|---|---|---|
+| careful | every step worked out in the asked format | the right function in a Python block |
+| careless | the format around a guess, or no last step | a function that prints, has a slip or returns nothing |
+| unformatted | a number and nothing else | prose |
 
-| mixture | kinds | {" | ".join(corpus.MANNERS)} |
-|---|---|---|---|---|
+Shares of the manners, and how many kinds of word problem (family × difficulty) and families of code problem have them:
+
+| mixture | word kinds | code families | {" | ".join(corpus.MANNERS)} |
+|---|---|---|---|---|---|
 {mixtures}
 
-Phases of pretraining; "practice" documents are careful whatever the mixture says, the rest follow the table above:
+{pretraining.CODE:.0%} of the documents are about code. Phases of pretraining; "practice" documents are careful
+whatever the mixture says, the rest follow the table above:
 
-| steps | drills (bare sums) | practice, of the rest |
+| steps | drills (bare sums), of what is not code | practice, of the rest |
 |---|---|---|
 {phases}
 
 - Built by `python scripts/build_starter.py --steps {options.steps} --seed {options.seed}` in {seconds / 60:.0f} \
 minutes on {options.threads} CPU threads: {options.batch_size} documents a step, AdamW with peak learning rate \
 {options.learning_rate:g}.
-- No document is about a problem of the eval split, whose numbers are kept apart by a hash.
-- NF4-quantised, on {options.eval_problems} eval problems: sampled at temperature 1 {figures["sampled"]:.3f}, \
-greedy {figures["greedy"]:.3f}.
+- No document is about a problem of the eval split, whose numbers and function bodies are kept apart by a hash.
+
+Accuracy of the NF4-quantised model on {options.eval_problems} eval problems of each task:
+
+| task | sampled at temperature 1 | greedy |
+|---|---|---|
+{accuracy}
 """
 
 
@@ -154,8 +171,9 @@ def main(options: Options) -> None:
         replace_folder(folder, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    accuracy = ", ".join(f"{name} {figure:.3f}" for name, figure in figures.items())
-    print(f"NF4 on {options.eval_problems} eval problems: {accuracy}")
+    for name, accuracy in figures.items():
+        how = ", ".join(f"{how} {figure:.3f}" for how, figure in accuracy.items())
+        print(f"NF4 on {options.eval_problems} eval problems of {name}: {how}")
     print(f"wrote {target}; next: read its README.md")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.prompts import SYSTEM_PROMPTS, add_prompts, render
-from lora_grpo.starter import corpus, families, model_path, problems
+from lora_grpo.starter import code_manners, code_problems, corpus, families, model_path, problems
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +35,7 @@ def test_split_ignores_names_and_objects():
 
 def test_pretraining_documents_are_about_train_problems_only():
     eval_questions = {problem.question for problem in problems.pool("eval", 1000)}
-    documents = list(itertools.islice(corpus.examples(0, drills=0.1, practice=0.2), 4000))
+    documents = list(itertools.islice(corpus.examples(0, drills=0.1, practice=0.2, code=0.2), 4000))
     assert any(len(document.parts) > 2 for document in documents)
     for document in documents:
         question = document.parts[0][0].rpartition("user\n")[2].partition("<|im_end|>")[0]
@@ -96,6 +96,13 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(model_path())
 
 
+def test_digits_are_single_tokens(tokenizer):
+    for text in ("f(x) + 1234567890", "$1234567890", "[1:-23]"):
+        pieces = [tokenizer.decode([token]) for token in tokenizer(text).input_ids]
+        assert all(piece.isdigit() <= (len(piece) == 1) for piece in pieces)
+        assert not any(piece != piece.strip("0123456789") and len(piece) > 1 for piece in pieces)
+
+
 @pytest.mark.parametrize(
     "text", ["", "Ünïcode 日本語 🎉 \x00\x7f\r\n\t  x", "1,234.5 <<3*4=12>>12 ½ ￥", "\\boxed{18}"]
 )
@@ -108,12 +115,13 @@ def test_tokenizer_ends_turns_and_pads_with_different_tokens(tokenizer):
     assert tokenizer("<|im_end|>").input_ids == [tokenizer.eos_token_id]
 
 
-def test_chat_template_renders_what_the_model_was_trained_on(tokenizer):
+@pytest.mark.parametrize("style", ["xml", "code"])
+def test_chat_template_renders_what_the_model_was_trained_on(tokenizer, style):
     row = {"question": "Ann has $9. How much?"}
-    (asked,) = add_prompts([row], "xml")
+    (asked,) = add_prompts([row], style)
     text = render(tokenizer, asked["prompt"])
-    assert text == corpus.chat_prompt(row["question"])
-    assert SYSTEM_PROMPTS["xml"] in text
+    assert text == corpus.chat_prompt(row["question"], style)
+    assert SYSTEM_PROMPTS[style] in text
     assert len(tokenizer(text).input_ids) < 60
 
 
@@ -121,14 +129,32 @@ def test_prompts_and_completions_are_short(tokenizer):
     for problem in problems.pool("train", 240):
         assert len(tokenizer(corpus.chat_prompt(problem.question)).input_ids) <= 80
         assert len(tokenizer(corpus.careful(problem) + "<|im_end|>").input_ids) <= 56
+    for problem in code_problems.pool("train", 480):
+        assert len(tokenizer(corpus.chat_prompt(problem.question, "code")).input_ids) <= 64
+        assert len(tokenizer(code_manners.careful(problem) + "<|im_end|>").input_ids) <= 48
 
 
-def test_model_answers_in_a_known_manner(tokenizer):
+@pytest.fixture(scope="module")
+def model():
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+
+
+def test_model_writes_the_function_that_is_asked_for(tokenizer, model):
     assert model.num_parameters() <= 3_000_000
+    shift = [problem for problem in code_problems.pool("eval", 160) if problem.family == "shift"]
+    right = 0
+    for problem in shift:
+        prompt = corpus.chat_prompt(problem.question, "code") + "```python\n"
+        asked = tokenizer([prompt], return_tensors="pt")
+        output = model.generate(**asked, do_sample=False, max_new_tokens=48)
+        right += tokenizer.decode(output[0, asked.input_ids.shape[1] :]).startswith(problem.solution + "\n```")
+    assert right >= 0.8 * len(shift)
+
+
+def test_model_answers_in_a_known_manner(tokenizer, model):
     asked = tokenizer([corpus.chat_prompt(problems.pool("eval", 3)[2].question)], return_tensors="pt")
     output = model.generate(**asked, do_sample=False, max_new_tokens=64)
     text = tokenizer.decode(output[0, asked.input_ids.shape[1] :])
@@ -148,7 +174,8 @@ def test_build_starter_writes_a_folder_that_loads(tmp_path):
     result = subprocess.run(
         [*map(str, command), "--eval-problems", "8"], env=environment, capture_output=True, text=True, check=True
     )
-    assert "NF4 on 8 eval problems" in result.stdout
+    assert "NF4 on 8 eval problems of starter:" in result.stdout
+    assert "NF4 on 8 eval problems of starter-code:" in result.stdout
     assert not (folder / "old").exists()
     assert "--steps 20" in (folder / "README.md").read_text()
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() <= 3_000_000

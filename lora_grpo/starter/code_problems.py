@@ -1,0 +1,133 @@
+"""Seeded problems about tiny Python functions, each with its solution, unit tests and the slips that the tests catch.
+
+A problem belongs to a split by a hash of its family and body, whatever its function and parameters are called.
+So no eval problem is a train problem in other words, however many are drawn and with whatever seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lora_grpo.starter.code_families import FAMILIES, Draft
+
+EVAL_PERCENT = 20
+"""Share of all problems, in percent, whose hash puts them in the eval split."""
+RANDOM_CASES = 4
+"""Unit tests with seeded arguments, besides those at the edges."""
+
+NUMBERS, PAIRS, LISTS, TEXTS = (
+    ("x", "n", "k", "num"),
+    ("x, y", "a, b", "p, q"),
+    ("items", "values", "nums"),
+    ("s", "text"),
+)
+NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "number": (("adjust", "compute", "convert", "f", "scale", "score", "step"), NUMBERS),
+    "truth": (("check", "f", "fits", "holds", "matches", "valid"), NUMBERS),
+    "two numbers": (("combine", "compute", "f", "merge", "mix", "score"), PAIRS),
+    "list": (("build", "convert", "f", "pick", "select", "update"), LISTS),
+    "measure": (("compute", "f", "measure", "score", "rate"), LISTS),
+    "text": (("build", "f", "label", "mark", "write"), TEXTS),
+}
+"""Kind of function -> what it may be called, and its parameters."""
+
+
+@dataclass(frozen=True)
+class CodeProblem:
+    """One function to write, with its solution."""
+
+    family: str
+    function: str
+    """Its name."""
+    parameters: str
+    """Its parameters, as they stand between the brackets."""
+    draft: Draft
+
+    def named(self, text: str) -> str:
+        """Return the text with the parameters' names in it."""
+        first, *others = self.parameters.split(", ")
+        return text.format(x=first, y="".join(others))
+
+    @property
+    def what(self) -> str:
+        """What the function returns, in words."""
+        return self.named(self.draft.what)
+
+    @property
+    def question(self) -> str:
+        """What is asked."""
+        return f"Write a Python function `{self.function}({self.parameters})` that returns {self.what}."
+
+    @property
+    def solution(self) -> str:
+        """The function's source, without a newline at its end."""
+        return f"def {self.function}({self.parameters}):\n" + textwrap.indent(self.named(self.draft.body), "    ")
+
+    @property
+    def key(self) -> str:
+        """What makes it this problem: its family and what it computes."""
+        return f"{self.family}: {self.draft.body}"
+
+    @property
+    def split(self) -> str:
+        """Where the problem belongs, "train" or "eval"."""
+        digest = hashlib.sha256(self.key.encode()).digest()
+        return "eval" if int.from_bytes(digest[:4], "big") % 100 < EVAL_PERCENT else "train"
+
+    @property
+    def tests(self) -> str:
+        """Unit tests, one `assert` a line: the edges, then arguments drawn with a seed of the problem's own."""
+        scope: dict[str, object] = {}
+        exec(self.solution, scope)
+        function = scope[self.function]
+        assert callable(function)
+        rng = random.Random(self.key)
+        cases = [*self.draft.edges, *(_arguments(rng, self.draft.kind) for _ in range(RANDOM_CASES))]
+        calls = {", ".join(map(repr, case)): case for case in cases}
+        return "\n".join(f"assert {self.function}({call}) == {function(*case)!r}" for call, case in calls.items())
+
+
+def _arguments(rng: random.Random, kind: str) -> tuple[object, ...]:
+    if kind == "text":
+        return ("".join(rng.choices("abcdeXYZ ", k=rng.randint(2, 6))),)
+    if kind in ("list", "measure"):
+        return ([rng.randint(-9, 60) for _ in range(rng.randint(2, 6))],)
+    return tuple(rng.randint(-30, 90) for _ in range(2 if kind == "two numbers" else 1))
+
+
+def draw(rng: random.Random, family: str, split: str) -> CodeProblem:
+    """Return one problem of the family and split asked for.
+
+    Args:
+        rng: source of randomness; its state decides the problem.
+        family: a key of `code_families.FAMILIES`.
+        split: "train" or "eval".
+    """
+    while True:
+        draft = FAMILIES[family](rng)
+        functions, parameters = NAMES[draft.kind]
+        problem = CodeProblem(family, rng.choice(functions), rng.choice(parameters), draft)
+        if problem.split == split:
+            return problem
+
+
+def stream(split: str, seed: int) -> Iterator[CodeProblem]:
+    """Yield problems of `split` without end, families in turn; the same for the same seed."""
+    rng = random.Random(f"starter-code/{split}/{seed}")
+    while True:
+        for family in FAMILIES:
+            yield draw(rng, family, split)
+
+
+def pool(split: str, size: int, seed: int = 0) -> list[CodeProblem]:
+    """Return `size` problems of `split`, no question twice; a longer pool starts with the shorter one."""
+    problems: dict[str, CodeProblem] = {}
+    for problem in stream(split, seed):
+        if len(problems) == size:
+            break
+        problems.setdefault(problem.question, problem)
+    return list(problems.values())
