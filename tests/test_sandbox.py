@@ -39,7 +39,7 @@ def verdict(source, test, **more):
         ("def f(x): return [0] * 10**9", "memory", "MemoryError: "),
         ("import os\ndef f(x): os._exit(0)", "crashed", "its process left with exit code 0"),
         ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed", "its process ended by SIGSEGV"),
-        ("import os\ndef f(x): os.close(3)", "crashed", "its process left with exit code 1"),
+        ("import os\ndef f(x): os.close(3)", "crashed", "it"),  # closed its link, and so left
         ("import os\ndef f(x): os.fork()", "blocked", "it made a system call that the sandbox forbids"),
         ("def f(x): return open('/etc/hostname').read()", "blocked", "PermissionError"),
     ],
@@ -136,6 +136,16 @@ def test_the_end_of_an_iteration_is_no_way_round_the_cases():
     assert not verdict("def f(x): raise StopIteration", test).passed
 
 
+def test_an_answer_that_is_too_large_fails_and_says_so():
+    found = verdict("def f(): return 'x' * (20 << 20)", "assert f() == 'x' * (20 << 20)")
+    assert found.status == "failed" and "OverflowError" in found.message
+
+
+def test_what_asks_for_a_users_name_goes_on_without():
+    source = "import doctest, os, zoneinfo\ndoctest.testmod()\ndef f(): return len(os.path.expanduser('~')) > 0"
+    assert verdict(source, "assert f()").passed
+
+
 def test_functions_wins_over_builtins_and_the_prelude():
     assert verdict("def sum(a, b): return a + b", "assert sum(10, 15) == 25", functions=("sum",)).passed
     prelude = "def helper(x): return x * 2\ndef f(x): pass"
@@ -167,6 +177,9 @@ def test_a_candidate_does_not_see_the_tests_or_the_prelude():
         ("def check(c):\n import no_such_module\n assert c(2) == 3\ncheck(f)", ""),
         ("assert 1 == 2", ""),
         ("import math\nassert g(2) == 3", ""),
+        ("assert f(lambda x: x) == 3", ""),
+        ("assert f([0] * 2_000_000) == 3", ""),
+        ("assert f('x' * (20 << 20)) == 3", ""),
         ("assert math.isclose(f(2), 3)", ""),
         ("assert f(2) == 3", "1 / 0"),
         ("assert f(2) == 3", "def"),

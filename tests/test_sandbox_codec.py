@@ -3,6 +3,7 @@
 import math
 import os
 from collections import Counter, OrderedDict, deque
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 
@@ -32,6 +33,9 @@ def through(value):
         Decimal("1.50"),
         Fraction(-1, 3),
         range(3, 9, 2),
+        date(2024, 2, 29),
+        datetime(2024, 2, 29, 1, 2, 3, 4),
+        timedelta(-1, 2, 3),
         (1, (2, [3])),
         [[], [1.0, "x"]],
         {"a": {1: (2,)}},

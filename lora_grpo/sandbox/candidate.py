@@ -77,7 +77,10 @@ def run(source: bytes, link: int) -> None:
             request = receive(link)
         except EOFError:
             return
-        send(link, _answer(request, objects))
+        try:
+            send(link, _answer(request, objects))
+        except OverflowError as error:
+            send(link, _raised(error, [], objects))
 
 
 def _answer(request: Any, objects: _Objects) -> list[Any]:

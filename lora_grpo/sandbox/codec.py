@@ -22,9 +22,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MAX_FRAME_BYTES = 4 << 20
+MAX_FRAME_BYTES = 16 << 20
 MAX_DEPTH = 100
-MAX_ITEMS = 200_000
+MAX_ITEMS = 1_000_000
 
 _PLAIN = (bool, float, str)
 _SMALL_INT = 1 << 62
@@ -250,7 +250,13 @@ _EXACT: dict[type, str] = {
     complex: "complex",
 }
 # By name: a value of these types has its module loaded already, and most programs have none.
-_LATE = {("decimal", "Decimal"): "Decimal", ("fractions", "Fraction"): "Fraction"}
+_LATE = {
+    ("decimal", "Decimal"): "Decimal",
+    ("fractions", "Fraction"): "Fraction",
+    ("datetime", "date"): "date",
+    ("datetime", "datetime"): "datetime",
+    ("datetime", "timedelta"): "timedelta",
+}
 _SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "bytes": lambda value: (bytes.hex(value),),
     "type": lambda value: (value.__name__,),
@@ -258,6 +264,9 @@ _SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "complex": lambda value: (value.real, value.imag),
     "Decimal": lambda value: (str(value),),
     "Fraction": lambda value: (hex(value.numerator), hex(value.denominator)),
+    "date": lambda value: (value.isoformat(),),
+    "datetime": lambda value: (value.isoformat(),),
+    "timedelta": lambda value: (value.days, value.seconds, value.microseconds),
 }
 _BUILD: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16),
@@ -267,4 +276,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "complex": complex,
     "Decimal": lambda text: _late("decimal").Decimal(text),
     "Fraction": lambda top, bottom: _late("fractions").Fraction(int(top, 16), int(bottom, 16)),
+    "date": lambda text: _late("datetime").date.fromisoformat(text),
+    "datetime": lambda text: _late("datetime").datetime.fromisoformat(text),
+    "timedelta": lambda *parts: _late("datetime").timedelta(*parts),
 }

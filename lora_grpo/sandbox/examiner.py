@@ -27,6 +27,10 @@ class Gone(BaseException):
         self.status, self.message = status, message
 
 
+class NotPlain(Exception):
+    """The tests pass a candidate what cannot cross: a function of theirs, or too much at once."""
+
+
 class Link:
     """Asks the candidate's process.
 
@@ -57,6 +61,7 @@ class Link:
 
         Raises:
             Gone: it died, left, or answered nonsense.
+            NotPlain: an argument cannot cross.
             Exception: what the operation raised there, as the nearest builtin exception.
         """
         if self.gone:
@@ -72,6 +77,8 @@ class Link:
             send(self._descriptor, request)
         except OSError:
             raise self._lose("crashed", "its process ended") from None
+        except OverflowError as error:
+            raise NotPlain(f"the arguments of a call have {error}") from None
         reply = self._receive("returned", "raised")
         decoder = Decoder(self._remote, encoder.nodes)
         try:
@@ -123,7 +130,7 @@ class Link:
             return ["handle", object.__getattribute__(value, "_key")]
         if isinstance(value, Iterator):
             return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
-        raise TypeError(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
+        raise NotPlain(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
 
     def _remote(self, key: Any, *_: Any) -> Remote:
         if type(key) is not int:
@@ -237,7 +244,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         return "memory", text
     if theirs:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
-    if isinstance(error, ModuleNotFoundError) or not link.asked:
+    if isinstance(error, (NotPlain, ModuleNotFoundError)) or not link.asked:
         return "broken", text
     line, trace = 0, error.__traceback__
     while trace:

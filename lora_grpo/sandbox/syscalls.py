@@ -2,8 +2,9 @@
 
 What is on the list is what computing needs. What only an attempt to leave needs (new processes, sockets, other
 processes, the kernel's own machinery) ends the process, which gives the verdict `blocked`; anything else fails with
-EPERM, which Python reports as PermissionError. A zygote also forks, kills and talks to its parent; its children lose
-that by a second filter on top of the first.
+EPERM, which Python reports as PermissionError. `socket` is among the latter: libc tries one to look up a user's name,
+and goes on without. A zygote also forks, kills and talks to its parent; its children lose that by a second filter on
+top of the first.
 
 Source: numbers from Linux's asm/unistd_64.h and asm-generic/unistd.h; layout from linux/seccomp.h and linux/filter.h.
 """
@@ -40,7 +41,7 @@ wait4 61 260, waitid 247 95, prctl 157 167, setpgid 109 154, close_range 436 436
 
 _DEADLY = """
 clone3 435 435, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
-socket 41 198, socketpair 53 199, connect 42 203, accept 43 202, accept4 288 242, bind 49 200, listen 50 201,
+socketpair 53 199, connect 42 203, accept 43 202, accept4 288 242, bind 49 200, listen 50 201,
 sendmsg 46 211, sendmmsg 307 269, recvfrom 45 207, recvmmsg 299 243,
 tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
 pidfd_open 434 434, pidfd_getfd 438 438, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,

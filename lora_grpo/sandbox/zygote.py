@@ -46,7 +46,12 @@ def main(role: str, control_descriptor: int, isolation: str, readable: list[str]
         readable: what stays readable, as `lockdown.give_up_files` takes it.
         limits: address space of a child in bytes, and its CPU time in seconds.
     """
+    # Both are inherited, and a launcher's choice of them would cost this process its children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     control = socket.socket(fileno=control_descriptor)
+    commands = select.poll()
+    commands.register(control, select.POLLIN)
     parent, here = os.getppid(), os.getpid()
     # The first look for a module also has the import system list the library's folder, whose listing is not granted.
     for name in PRELOADED.split():
@@ -75,7 +80,7 @@ def main(role: str, control_descriptor: int, isolation: str, readable: list[str]
     child = 0
     while True:
         # Descriptors can outlive a killed parent in its other children, so its id is looked at as well.
-        while not select.select([control], [], [], 1.0)[0]:
+        while not commands.poll(1000):
             if os.getppid() != parent:
                 _end(child)
                 os._exit(0)
