@@ -4,12 +4,13 @@
                                                                                     |
                                           comparison <- evaluate (base, trained) <--+
 
-what is asked for   config, command_line, grpo_fields, hardware, errors, optional
-rows and prompts    tasks/, prompts, data, starter/ (the embedded model and its problems)
+what is asked for   config, command_line, script_flags, grpo_fields, hardware, errors, optional
+rows and prompts    tasks/, prompts, data, json_lines, starter/ (the embedded model and its problems)
+running programs    sandbox/ (what a model wrote, against unit tests it never meets)
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
 the policy          policy (4-bit base + adapter), rollouts, merged_copy, engine_samplers
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
-afterwards          evaluate, passk (statistics), comparison (the table), dry_run
+afterwards          evaluate, passk (statistics), comparison (the table), sample_files (samples made elsewhere), dry_run
 what lasts          run_record (run.json), atomic (files that are whole or absent)
 
 Importing this package loads none of torch, transformers, trl, peft, unsloth, vllm or datasets: they are imported by
