@@ -2,7 +2,7 @@
 
 Each is a file of `attacks/`. Its docstring says what it tries; the comments below that say what to expect:
 
-    # status: failed, crashed       what the verdict may be
+    # status: failed, crashed       what the verdict may be; `broken` where the tests are refused whatever the candidate
     # fools: exec, exit-code        which naive graders call it passed; `test_the_attacks_are_real` holds that
     # test: assert total([]) == 0   tests of its own instead of TESTS, a line each
     # functions: total, Node        the candidate's names
@@ -15,6 +15,7 @@ that an escape is seen as a pass. Words in @...@ are replaced by the paths, port
 import contextlib
 import ctypes
 import os
+import platform
 import re
 import resource
 import socket
@@ -28,7 +29,7 @@ from pathlib import Path
 import pytest
 
 from lora_grpo import sandbox
-from lora_grpo.sandbox import Program, Settings
+from lora_grpo.sandbox import BrokenTest, Program, Settings
 
 ATTACKS = sorted((Path(__file__).parent / "attacks").glob("*.py"))
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,8 +115,9 @@ class Canaries:
         self.datagrams.bind(("127.0.0.1", self.port))
         for listener in (*self.listeners, self.datagrams):
             listener.setblocking(False)
-        self.victim = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(1e6)"],
-                                       stdout=subprocess.PIPE)  # fmt: skip
+        sleep = "import time; print(1, flush=True); time.sleep(600)"
+        # With a standard error of its own: whoever waits for the end of this process's would wait for it.
+        self.victim = subprocess.Popen([sys.executable, "-c", sleep], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.victim.stdout
         self.victim.stdout.readline()
         self.home = home
@@ -133,6 +135,8 @@ class Canaries:
             "ROOT": ROOT,
             "PYTHON": sys.executable,
             "SITE_PACKAGES": sysconfig.get_path("purelib"),
+            "SEED": 0,
+            "NUMBER": 105,  # setuid
         }
 
     def state(self) -> dict[str, object]:
@@ -246,7 +250,13 @@ def test_there_are_attacks_of_every_category():
 @pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
 def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes, path):
     attack = load(path)
-    verdict, right = sandbox.run([attack.program(canaries.words()), Program(RIGHT, TESTS, ("total",), name="right")])
+    programs = [attack.program(canaries.words()), Program(RIGHT, TESTS, ("total",), name="right")]
+    if attack.words("status") == {"broken"}:
+        # Tests that hand out functions, or use names that nobody defines, are refused for every candidate.
+        with pytest.raises(BrokenTest):
+            sandbox.run(programs)
+        return
+    verdict, right = sandbox.run(programs)
     if tier in attack.words("open"):
         assert verdict.passed, "closed since: take its `open` line away"
     else:
@@ -261,10 +271,56 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
 
 def test_nothing_of_a_program_or_its_tests_is_left_for_the_next(tier, canaries):
     """An earlier candidate's text, an earlier test's text and their objects are in no later process."""
-    earlier = Program("kept = 'left' 'over'\ndef total(numbers): return sum(numbers)", TESTS + "\n_ = 'left' 'over'")
+    earlier = Program(
+        "kept = 'left' 'over'\ndef total(numbers): return sum(numbers)", TESTS + "\n_ = 'left' 'over'", ("total",)
+    )
     searcher = load(Path(__file__).parent / "attacks" / "poison_leftovers.py").program()
     verdicts = sandbox.run([earlier, searcher, earlier, searcher])
     assert [verdict.status for verdict in verdicts] == ["passed", "failed", "passed", "failed"]
+
+
+# What hostile programs can say, and what they can ask of the kernel, more of it.
+
+CONFUSING_TESTS = """
+results = []
+for given in ([1, 2], {1: 2}, {3}, [[1], {2: [3]}]):
+    try:
+        result = total(given, given=given)
+        results += [result, len(result), list(result), result[0], result.part, str(result), repr(result), bool(result)]
+        results += [result in [1], next(result), result(), {result: 1}]
+    except Exception as error:
+        results += [str(error), error.args]
+assert total(given, results) == 6.125, results
+"""
+
+
+@pytest.mark.parametrize(("test", "count_tests"), [(TESTS, True), (CONFUSING_TESTS, False), (CONFUSING_TESTS, True)])
+def test_no_random_answers_pass_or_stop_the_run(tier, test, count_tests):
+    source = load(Path(__file__).parent / "attacks" / "wire_random_frames.py").program().source
+    programs = [Program(source.replace("@SEED@", str(seed)), test, ("total",), "", count_tests) for seed in range(100)]
+    verdicts = sandbox.run(programs)
+    assert [seed for seed, verdict in enumerate(verdicts) if verdict.passed] == []
+    assert [verdict for verdict in verdicts if "died" in verdict.message] == []
+
+
+# On x86-64. Memory, time, own signals, own identity, reading, and what ends a process; 335 and 336 (uretprobe, uprobe)
+# are answered before any filter.
+ALLOWED_CALLS = {
+    *range(18), *range(19, 26), 28, *range(32, 40), 60, 63, 72, 79, *range(96, 101), 102, 104, 107, 108, 110, 131, 186,
+    201, 202, 204, 217, 219, 228, 229, 230, 231, 257, 262, 269, 270, 271, 273, 292, 293, 302, 318, 324, 332, 334, 335,
+    336, 439,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
+def test_no_other_system_call_is_answered(tier):
+    source = load(Path(__file__).parent / "attacks" / "syscall_by_number.py").program().source
+    numbers = [number for number in (*range(340), *range(420, 480)) if number not in ALLOWED_CALLS]
+    verdicts = sandbox.run([Program(source.replace("@NUMBER@", str(number)), TESTS, ("total",)) for number in numbers])
+    answered = [number for number, verdict in zip(numbers, verdicts, strict=True) if verdict.passed]
+    assert answered == []
+    died = [number for number, verdict in zip(numbers, verdicts, strict=True) if verdict.status == "blocked"]
+    assert {56, 57, 59, 62, 101, 165, 272, 310, 321, 425, 435} <= set(died)
 
 
 # That the attacks are attacks: naive graders fall for them. Only programs that do no harm outside run here.

@@ -20,8 +20,8 @@ from lora_grpo.sandbox import Program, Settings, Verdict
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = Settings(workers=2, timeout_seconds=5.0)
 TEST = "assert f(3) == 6\nassert f(4) == 8"
-RIGHT = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x * 2", TEST, name="right")
-WRONG = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x + 3", TEST, name="wrong")
+RIGHT = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x * 2", TEST, ("f",), name="right")
+WRONG = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x + 3", TEST, ("f",), name="wrong")
 MIXED = [RIGHT, WRONG] * 20
 
 
@@ -149,14 +149,19 @@ def test_a_run_after_everything_was_killed_works(tier):
 def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
     """A stopped process answers nothing and closes nothing: only a clock notices."""
     sandbox.run([RIGHT, WRONG])
-    for pid in [pid for some in generations(os.getpid()) for pid in some]:
+    before = [pid for some in generations(os.getpid()) for pid in some]
+    for pid in before:
         os.kill(pid, signal.SIGSTOP)
     thread, outcome = run_aside([WRONG, RIGHT])
     thread.join(60)
+    left = gone_within(3, before)
+    for pid in left:
+        kill(pid)
     assert not thread.is_alive()
     if not isinstance(outcome[0], RunError):
         assert not outcome[0][0].passed
     assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG])] == ["passed", "failed"]
+    assert left == []
 
 
 def test_stop_leaves_nothing(tier):
@@ -174,7 +179,7 @@ from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
 tier, how = sys.argv[1:]
 sandbox.start(Settings(workers=2, timeout_seconds=60.0), tier)
-assert sandbox.run([Program("def f(): return 1", "assert f() == 1")] * 2)[1].passed
+assert sandbox.run([Program("def f(): return 1", "assert f() == 1", ("f",))] * 2)[1].passed
 if how == "with a forked child":
     # As a data loader has them: it holds copies of all descriptors, and outlives its parent.
     if os.fork() == 0:
@@ -185,7 +190,7 @@ if how == "idle":
     print("ready", flush=True)
     time.sleep(60)
 threading.Timer(1.0, print, ["ready"], {"flush": True}).start()
-sandbox.run([Program("def f():\\n while True: pass", "assert f()")] * 4)
+sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
 """
 
 

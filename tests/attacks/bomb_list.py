@@ -1,7 +1,7 @@
 """Appends to a list for ever."""
 
 
-# status: memory
+# status: memory, timeout
 def total(numbers):
     grown = []
     while True:
