@@ -26,10 +26,14 @@ class Options:
     """Seed of the corpus and of the weights."""
     steps: int = 2750
     """Optimiser steps of pretraining."""
+    settling_steps: int = 250
+    """Optimiser steps after that, in which the model settles into its manners."""
     batch_size: int = 32
     """Documents a step."""
     learning_rate: float = 2e-3
     """Peak learning rate of AdamW, warmed up over 50 steps and decayed by a cosine to a twentieth."""
+    settling_learning_rate: float = 5e-4
+    """The same of the settling steps, with a fresh AdamW."""
     eval_problems: int = 480
     """Eval problems of each task for the measurement of the NF4 model."""
     threads: int = 2
@@ -77,12 +81,16 @@ def card(options: Options, parameters: int, seconds: float, figures: dict[str, d
     words = [corpus.mixture_name(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
     code = [code_manners.mixture_name(family) for family in code_families.FAMILIES]
     mixtures = "\n".join(
-        f"| {name} | {words.count(name)} | {code.count(name)} | {' | '.join(f'{share:.0%}' for share in shares)} |"
+        f"| {name} | {words.count(name)} | {code.count(name)} | "
+        + " | ".join(f"{share:.0%}, {late:.0%}" for share, late in zip(shares, corpus.SETTLED[name], strict=True))
+        + " |"
         for name, shares in corpus.MIXTURES.items()
     )
+    stages = ((pretraining.PHASES, options.steps), (pretraining.SETTLING, options.settling_steps))
     phases = "\n".join(
-        f"| {round(share * options.steps)} | {drills:.0%} | {practice:.0%} |"
-        for share, drills, practice in pretraining.PHASES
+        f"| {round(phase.steps * steps)} | {phase.code:.0%} | {phase.drills:.0%} | {phase.practice:.0%} |"
+        for stage, steps in stages
+        for phase in stage
     )
     accuracy = "\n".join(f"| `{name}` | {of['sampled']:.3f} | {of['greedy']:.3f} |" for name, of in figures.items())
     return f"""---
@@ -106,22 +114,23 @@ A gain on it shows that training works, not how other models would gain.
 | careless | the format around a guess, or no last step | a function that prints, has a slip or returns nothing |
 | unformatted | a number and nothing else | prose |
 
-Shares of the manners, and how many kinds of word problem (family × difficulty) and families of code problem have them:
+Shares of the manners, and how many kinds of word problem (family × difficulty) and families of code problem have them.
+The second share is that of code problems in the last phase:
 
 | mixture | word kinds | code families | {" | ".join(corpus.MANNERS)} |
 |---|---|---|---|---|---|
 {mixtures}
 
-{pretraining.CODE:.0%} of the documents are about code. Phases of pretraining; "practice" documents are careful
-whatever the mixture says, the rest follow the table above:
+Phases of pretraining; "practice" documents are careful whatever the mixture says, the rest follow the table above:
 
-| steps | drills (bare sums), of what is not code | practice, of the rest |
-|---|---|---|
+| steps | code | drills (bare sums), of what is not code | practice, of the rest |
+|---|---|---|---|
 {phases}
 
-- Built by `python scripts/build_starter.py --steps {options.steps} --seed {options.seed}` in {seconds / 60:.0f} \
+- Built by `python scripts/build_starter.py --steps {options.steps} --settling-steps {options.settling_steps} \
+--seed {options.seed}` in {seconds / 60:.0f} \
 minutes on {options.threads} CPU threads: {options.batch_size} documents a step, AdamW with peak learning rate \
-{options.learning_rate:g}.
+{options.learning_rate:g}, in the last phase a fresh one with {options.settling_learning_rate:g}.
 - No document is about a problem of the eval split, whose numbers and function bodies are kept apart by a hash.
 
 Accuracy of the NF4-quantised model on {options.eval_problems} eval problems of each task:
@@ -156,6 +165,15 @@ def main(options: Options) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {parameters:,} parameters")
     pretraining.pretrain(model, tokenizer, options.seed, options.steps, options.batch_size, options.learning_rate)
+    pretraining.pretrain(
+        model,
+        tokenizer,
+        options.seed + 1,
+        options.settling_steps,
+        options.batch_size,
+        options.settling_learning_rate,
+        pretraining.SETTLING,
+    )
     seconds = time.perf_counter() - started
 
     target = options.output.resolve()

@@ -169,11 +169,10 @@ def test_build_starter_writes_a_folder_that_loads(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "old").touch()
-    command = [sys.executable, ROOT / "scripts/build_starter.py", "--output", folder, "--steps", "20"]
+    small = ["--steps", "20", "--settling-steps", "4", "--eval-problems", "8"]
+    command = [sys.executable, ROOT / "scripts/build_starter.py", "--output", folder, *small]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [*map(str, command), "--eval-problems", "8"], env=environment, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=True)
     assert "NF4 on 8 eval problems of starter:" in result.stdout
     assert "NF4 on 8 eval problems of starter-code:" in result.stdout
     assert not (folder / "old").exists()

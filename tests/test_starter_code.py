@@ -140,7 +140,9 @@ def test_the_three_manners():
 
 def test_mixtures_exist_and_some_families_are_not_mostly_careful():
     names = [code_manners.mixture_name(family) for family in code_families.FAMILIES]
-    assert set(names) == set(corpus.MIXTURES)
+    assert set(names) == set(corpus.MIXTURES) == set(corpus.SETTLED)
+    for shares in (*corpus.MIXTURES.values(), *corpus.SETTLED.values()):
+        assert sum(shares) == pytest.approx(1)
     assert len(names) / 2 < names.count("mostly careful") < len(names)
 
 

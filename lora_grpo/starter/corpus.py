@@ -10,7 +10,7 @@ depends on the problem's family and difficulty, so the model's likeliest manner 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lora_grpo.prompts import SYSTEM_PROMPTS, write_completion
@@ -26,6 +26,12 @@ MIXTURES: dict[str, tuple[float, float, float]] = {
     "mostly unformatted": (0.20, 0.25, 0.55),
 }
 """Shares of the manners, in the order of `MANNERS`."""
+SETTLED: dict[str, tuple[float, float, float]] = {
+    "mostly careful": MIXTURES["mostly careful"],
+    "mostly careless": (0.15, 0.70, 0.15),
+    "mostly unformatted": (0.15, 0.17, 0.68),
+}
+"""The shares for code problems while the model settles: family by family they are learnt slowly, so clearer ones."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,12 @@ def word_example(rng: random.Random, practice: float) -> Example:
     return Example(((chat_prompt(problem.question), False), (completion + "<|im_end|>", True)))
 
 
-def code_example(rng: random.Random, practice: float) -> Example:
+def code_example(
+    rng: random.Random, practice: float, mixtures: Mapping[str, tuple[float, float, float]] = MIXTURES
+) -> Example:
     """Return a code problem answered in some manner; `practice` is the share of careful-whatever-the-mixture."""
     problem = code_problems.draw(rng, rng.choice(list(code_families.FAMILIES)), "train")
-    shares = MIXTURES[code_manners.mixture_name(problem.family)]
+    shares = mixtures[code_manners.mixture_name(problem.family)]
     manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
     if manner == "careful":
         completion = code_manners.careful(problem)
@@ -116,7 +124,13 @@ def code_example(rng: random.Random, practice: float) -> Example:
     return Example(((chat_prompt(problem.question, "code"), False), (completion + "<|im_end|>", True)))
 
 
-def examples(seed: int, drills: float, practice: float, code: float) -> Iterator[Example]:
+def examples(
+    seed: int,
+    drills: float,
+    practice: float,
+    code: float,
+    code_mixtures: Mapping[str, tuple[float, float, float]] = MIXTURES,
+) -> Iterator[Example]:
     """Yield training documents without end; none is about an eval problem.
 
     Args:
@@ -124,11 +138,12 @@ def examples(seed: int, drills: float, practice: float, code: float) -> Iterator
         drills: share of the documents that are not code which are drills, 0..1.
         practice: share of the other documents that are careful whatever the mixture says, 0..1.
         code: share of documents about code problems, 0..1.
+        code_mixtures: their shares of the manners.
     """
     rng = random.Random(f"corpus/{seed}/{drills}/{practice}")
     while True:
         if rng.random() < code:
-            yield code_example(rng, practice)
+            yield code_example(rng, practice, code_mixtures)
         elif rng.random() < drills:
             yield drill(rng)
         else:

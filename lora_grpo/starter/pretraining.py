@@ -11,7 +11,8 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,24 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 VOCABULARY = 768
-PHASES = ((0.6, 0.35, 0.8), (0.4, 0.15, 0.0))
-"""(share of the steps, share of drills, share of careful-whatever-the-mixture), one row a phase."""
-CODE = 0.2
-"""Share of the documents that are about code problems."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training on one kind of corpus; the numbers are `corpus.examples`'s."""
+
+    steps: float
+    """Share of the optimiser steps, 0..1."""
+    drills: float
+    practice: float
+    code: float
+    code_mixtures: Mapping[str, tuple[float, float, float]]
+
+
+PHASES = (Phase(0.6, 0.35, 0.8, 0.2, corpus.MIXTURES), Phase(0.4, 0.15, 0.0, 0.2, corpus.MIXTURES))
+"""What the model learns from nothing."""
+SETTLING = (Phase(1.0, 0.15, 0.0, 0.5, corpus.SETTLED),)
+"""What it sees after that, at a lower learning rate, to tell the families of code problems apart in its manners."""
 
 
 def build_tokenizer(seed: int) -> Any:
@@ -98,16 +113,18 @@ def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tens
     return ids, labels
 
 
-def batches(seed: int, steps: int, size: int, tokenizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    seed: int, steps: int, size: int, tokenizer: Any, phases: Sequence[Phase] = PHASES
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield `steps` batches through the phases, each of prompts of about one length, to spend little on padding.
 
     Sorted by the whole length, a batch would hold one manner only, and short manners would weigh more than their share.
     """
     rng = random.Random(seed)
-    left = [round(share * steps) for share, _, _ in PHASES[:-1]]
+    left = [round(phase.steps * steps) for phase in phases[:-1]]
     left.append(steps - sum(left))
-    for count, (_, drills, practice) in zip(left, PHASES, strict=True):
-        stream = corpus.examples(seed, drills, practice, CODE)
+    for count, phase in zip(left, phases, strict=True):
+        stream = corpus.examples(seed, phase.drills, phase.practice, phase.code, phase.code_mixtures)
         while count > 0:
             now = min(count, 16)
             documents = sorted(itertools.islice(stream, now * size), key=lambda d: len(d.parts[0][0]))
@@ -116,8 +133,16 @@ def batches(seed: int, steps: int, size: int, tokenizer: Any) -> Iterator[tuple[
             count -= now
 
 
-def pretrain(model: Any, tokenizer: Any, seed: int, steps: int, batch_size: int, learning_rate: float) -> None:
-    """Train the model in place through the phases of `PHASES`, printing the loss as it goes.
+def pretrain(
+    model: Any,
+    tokenizer: Any,
+    seed: int,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    phases: Sequence[Phase] = PHASES,
+) -> None:
+    """Train the model in place through the phases with a fresh optimiser, printing the loss as it goes.
 
     Args:
         model: the model from `build_model`, float32.
@@ -126,6 +151,7 @@ def pretrain(model: Any, tokenizer: Any, seed: int, steps: int, batch_size: int,
         steps: optimiser steps of all phases together.
         batch_size: documents a step.
         learning_rate: peak of AdamW's, warmed up over 50 steps and decayed by a cosine to a twentieth.
+        phases: `PHASES` or `SETTLING`.
     """
     import torch
 
@@ -139,7 +165,7 @@ def pretrain(model: Any, tokenizer: Any, seed: int, steps: int, batch_size: int,
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
     started, total, count = time.perf_counter(), 0.0, 0
     model.train()
-    for step, (ids, labels) in enumerate(batches(seed, steps, batch_size, tokenizer), start=1):
+    for step, (ids, labels) in enumerate(batches(seed, steps, batch_size, tokenizer, phases), start=1):
         asked = labels[:, 1:] != -100
         hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][asked]
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), labels[:, 1:][asked])
