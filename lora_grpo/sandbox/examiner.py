@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import itertools
 import marshal
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ class Gone(BaseException):
 
 
 class NotPlain(Exception):
-    """The tests pass a candidate what cannot cross: a function of theirs, or too much at once."""
+    """The tests pass a candidate what cannot cross, such as a function of theirs."""
 
 
 class Link:
@@ -78,7 +79,7 @@ class Link:
         except OSError:
             raise self._lose("crashed", "its process ended") from None
         except OverflowError as error:
-            raise NotPlain(f"the arguments of a call have {error}") from None
+            raise self._lose("failed", f"too much to be passed on: {error}") from None
         reply = self._receive("returned", "raised")
         decoder = Decoder(self._remote, encoder.nodes)
         try:
@@ -130,6 +131,9 @@ class Link:
             return ["handle", object.__getattribute__(value, "_key")]
         if isinstance(value, Iterator):
             return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
+        if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+            # Perhaps the candidate's own answer to an earlier call, so that it is no error of the data set.
+            raise self._lose("failed", f"a {type(value).__name__} too deep or too large to be passed on")
         raise NotPlain(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
 
     def _remote(self, key: Any, *_: Any) -> Remote:

@@ -103,7 +103,7 @@ def _bubblewrap(environment: dict[str, str]) -> list[str]:
     if executable is None:
         raise OSError("bubblewrap (bwrap) is not installed")
     # Without --die-with-parent, which means the thread that starts it: the end of its control socket ends a zygote.
-    command = [executable, "--unshare-all", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    command = [executable, "--unshare-all", "--cap-drop", "ALL", "--clearenv"]
     command += [
         "--dev-bind",
         "/dev/null",

@@ -89,7 +89,9 @@ class Worker:
                 control.shutdown(socket.SHUT_RDWR)
             control.close()
         for process in self._processes:
-            process.kill()
+            # Its whole group: bubblewrap's outer process is not the one that holds the others.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if process.stderr:
                 process.stderr.close()
