@@ -151,7 +151,7 @@ def mutants(source: str, number: int, chosen: random.Random, function: str | Non
         function: where to change something; None takes the whole program.
     """
     tree = ast.parse(source)
-    within = next((node for node in tree.body if getattr(node, "name", None) == function), tree)
+    within = next((node for node in tree.body if function and getattr(node, "name", None) == function), tree)
     inside = {id(node) for node in ast.walk(within)}
     found: dict[str, list[tuple[int, object]]] = {}
     for place, node in enumerate(ast.walk(tree)):
@@ -231,7 +231,10 @@ def mbpp(folder: Path, rng: random.Random) -> list[tuple[dict[str, str], Program
         test = "\n".join([row["test_setup_code"], *row["test_list"]])
         right = row["code"].replace("\r\n", "\n")
         defined = {node.name for node in ast.parse(right).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        functions = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)} & defined
+        names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
+        functions = names & defined
+        # One row's test leaves the import of sys to the program, whose word the sandbox does not take.
+        test = "".join(f"import {name}\n" for name in sorted(names & {"math", "re", "sys"})) + test
         for source in (right, *mutants(right, 2, rng)):
             plain = {"source": source, "test": test}
             pairs.append((plain, Program(source, test, tuple(sorted(functions)), name=f"MBPP/{row['task_id']}")))
