@@ -23,7 +23,7 @@ from lora_grpo.train import make_trainer, train
 
 
 def gpu(model: str, micro_batch_size: int) -> dict:
-    """Settings of a GPU preset: MBPP's 373 training problems, HumanEval held out, 128 completions a step."""
+    """Settings of a GPU preset: MBPP's 374 training problems, HumanEval held out, 128 completions a step."""
     return {
         "model": {"name": model, "max_sequence_tokens": 1280},
         "lora": {"rank": 32, "alpha": 64},
