@@ -4,7 +4,7 @@
                                                                                     |
                                           comparison <- evaluate (base, trained) <--+
 
-what is asked for   config, command_line, script_flags, grpo_fields, hardware, errors, optional
+what is asked for   config, config_check, command_line, script_flags, grpo_fields, hardware, errors, optional
 rows and prompts    tasks/, prompts, data, json_lines, starter/ (the embedded model and its problems)
 running programs    sandbox/ (what a model wrote, against unit tests it never meets)
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard

@@ -20,7 +20,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from lora_grpo.config import Invocation, RunConfig, check, flag
+from lora_grpo.config import Invocation, RunConfig, flag
+from lora_grpo.config_check import check
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.hardware import choose_preset
 from lora_grpo.policy import check_model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.config import RunConfig
+from lora_grpo.config_check import batch_shape
 from lora_grpo.data import Data, fit_to_context
 from lora_grpo.policy import load_tokenizer
 from lora_grpo.prompts import render_row

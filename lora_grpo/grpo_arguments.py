@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.config import RunConfig
+from lora_grpo.config_check import batch_shape
 from lora_grpo.grpo_fields import parse_grpo_overrides
 from lora_grpo.policy import compute_dtype
 

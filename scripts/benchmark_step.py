@@ -71,7 +71,7 @@ def plain(steps: int) -> list[float]:
 
     from lora_grpo import starter
     from lora_grpo.command_line import parse
-    from lora_grpo.config import batch_shape
+    from lora_grpo.config_check import batch_shape
     from lora_grpo.data import load_data, prompt_order
     from lora_grpo.reward_registry import parse_reward_specs, resolve
 

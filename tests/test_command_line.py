@@ -92,7 +92,7 @@ def test_the_invocation_is_read_besides():
 
 
 def test_every_preset_is_one_that_this_version_accepts():
-    from lora_grpo.config import check
+    from lora_grpo.config_check import check
 
     for changes in PRESETS.values():
         check(replace(RunConfig(output_dir="out"), changes))

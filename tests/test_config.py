@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from lora_grpo.config import RunConfig, batch_shape, check, flag
+from lora_grpo.config import RunConfig, flag
+from lora_grpo.config_check import batch_shape, check
 from lora_grpo.errors import UserError
 
 

@@ -37,7 +37,10 @@ MAY_IMPORT = {
     "reward_files": {"errors", "reward_guard", "rewards"},
     "reward_registry": {"errors", "reward_files", "reward_guard", "rewards"},
     # What is asked for, and its record.
-    "config": {"errors", "grpo_fields", "prompts", "reward_registry", "rewards", "sandbox", "tasks"},
+    "config": {"sandbox", "tasks"},
+    "config_check": {
+        "config", "errors", "grpo_fields", "prompts", "reward_registry", "rewards", "sandbox", "tasks",
+    },
     "run_record": {"atomic", "config", "errors", "reward_registry"},
     "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
@@ -47,12 +50,12 @@ MAY_IMPORT = {
     "policy": {
         "atomic", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts", "starter",
     },
-    "command_line": {"config", "errors", "hardware", "policy", "run_record"},
+    "command_line": {"config", "config_check", "errors", "hardware", "policy", "run_record"},
     # The arrows of the flow.
     "checkpoints": {"atomic"},
     "completion_log": {"atomic", "rewards"},
     "stop_signal": set(),
-    "grpo_arguments": {"config", "grpo_fields", "policy"},
+    "grpo_arguments": {"config", "config_check", "grpo_fields", "policy"},
     "train": {
         "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
         "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
@@ -61,7 +64,7 @@ MAY_IMPORT = {
     "evaluate": {"config", "errors", "json_lines", "progress", "prompts", "rollouts", "run_record", "tasks"},
     "sample_files": {"atomic", "data", "errors", "json_lines", "passk", "progress", "sandbox", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
-    "dry_run": {"config", "data", "policy", "prompts", "reward_registry", "tasks"},
+    "dry_run": {"config", "config_check", "data", "policy", "prompts", "reward_registry", "tasks"},
 }  # fmt: skip
 
 

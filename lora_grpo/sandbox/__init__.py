@@ -19,7 +19,7 @@ worker.py      one pair of zygotes: hand over, wait, kill, decide
 launch.py      how an interpreter is started, bare or in bubblewrap
 isolation.py   which isolation holds here
 zygote.py      the process that forks; candidate.py and examiner.py are its two kinds of children
-codec.py       values on the wire
+link.py        the tests' end of the socket; codec.py is values on the wire
 lockdown.py    what a process gives up; syscalls.py is its list of system calls
 """
 

@@ -13,7 +13,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-MODULES = ("codec", "syscalls", "lockdown", "candidate", "examiner", "zygote")
+MODULES = ("codec", "syscalls", "lockdown", "candidate", "link", "examiner", "zygote")
 """What a sandboxed process runs, in the order of their imports."""
 
 _USERS_OF_LIBRARIES = ["bz2", "ctypes", "datetime", "decimal", "hashlib", "lzma", "math", "random", "uuid", "zlib"]

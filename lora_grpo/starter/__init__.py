@@ -2,6 +2,7 @@
 
 families.py, problems.py            word problems: how they are worded, family by family; seeded draws, split by a hash
 code_families.py, code_problems.py  the same for problems about tiny Python functions, with unit tests
+pools.py                            as many of either as are asked for, no question twice
 code_slips.py                       what commonly goes wrong in such a function
 code_manners.py                     how the model answers code problems: careful, careless or unformatted
 corpus.py                           how it answers word problems, and all that it was pretrained on: train problems only

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lora_grpo.starter.code_families import FAMILIES, Draft
+from lora_grpo.starter.pools import distinct
 
 EVAL_PERCENT = 20
 """Share of all problems, in percent, whose hash puts them in the eval split."""
@@ -125,9 +126,4 @@ def stream(split: str, seed: int) -> Iterator[CodeProblem]:
 
 def pool(split: str, size: int, seed: int = 0) -> list[CodeProblem]:
     """Return `size` problems of `split`, no question twice; a longer pool starts with the shorter one."""
-    problems: dict[str, CodeProblem] = {}
-    for problem in stream(split, seed):
-        if len(problems) == size:
-            break
-        problems.setdefault(problem.question, problem)
-    return list(problems.values())
+    return distinct(stream(split, seed), size)

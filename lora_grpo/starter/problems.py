@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lora_grpo.starter.families import FAMILIES
+from lora_grpo.starter.pools import distinct
 
 DIFFICULTIES = (1, 2, 3)
 MAX_NUMBER = 60
@@ -113,9 +114,4 @@ def stream(split: str, seed: int) -> Iterator[Problem]:
 
 def pool(split: str, size: int, seed: int = 0) -> list[Problem]:
     """Return `size` problems of `split`, no question twice; a longer pool starts with the shorter one."""
-    problems: dict[str, Problem] = {}
-    for problem in stream(split, seed):
-        if len(problems) == size:
-            break
-        problems.setdefault(problem.question, problem)
-    return list(problems.values())
+    return distinct(stream(split, seed), size)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_grpo import json_lines
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import Row
+
+Item = TypeVar("Item")
 
 _FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet", ".txt", ".gz"}
 
@@ -28,10 +30,23 @@ def check_request(split: str, limit: int | None) -> None:
         raise UserError(f"limit={limit}; expected at least 1 row, or no limit")
 
 
-def draw(rows: list[Row], limit: int | None, seed: int) -> list[Row]:
+def check_generated(task: str, split: str, source: str | None, limit: int | None) -> None:
+    """Refuse what a task that generates its problems cannot be asked for.
+
+    Raises:
+        UserError: a source is given, or the split or the limit is none.
+    """
+    if source is not None:
+        raise UserError(f"the {task} task generates its problems, got source {source!r}; leave the source out")
+    if split not in ("train", "eval"):
+        raise UserError(f"unknown split {split!r} of the {task} task; expected one of train, eval")
+    check_request(split, limit)
+
+
+def draw(rows: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
     """Keep `limit` rows, drawn with `seed` without replacement and kept in order; None keeps all."""
     if limit is None or limit >= len(rows):
-        return rows
+        return list(rows)
     return [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), limit))]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Any
 
-from lora_grpo.errors import UserError
 from lora_grpo.starter.problems import pool
-from lora_grpo.tasks import Row, Verdict, gsm8k
+from lora_grpo.tasks import Row, Verdict, gsm8k, sources
 
 POOL_SIZES = {"train": 4000, "eval": 1000}
 
@@ -25,24 +23,17 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     Raises:
         UserError: a source is given, the split is unknown, or the limit is less than 1.
     """
-    if source is not None:
-        raise UserError(f"the starter task generates its problems, got source {source!r}; leave the source out")
-    if split not in POOL_SIZES:
-        raise UserError(f"unknown split {split!r} of the starter task; expected one of {', '.join(POOL_SIZES)}")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit={limit}; expected at least 1 row, or no limit")
-    size = POOL_SIZES[split]
-    kept = range(size) if limit is None or limit >= size else sorted(random.Random(seed).sample(range(size), limit))
-    problems = pool(split, size)
+    sources.check_generated("starter", split, source, limit)
+    kept = sources.draw(list(enumerate(pool(split, POOL_SIZES[split]))), limit, seed)
     return [
         {
             "id": f"starter/{split}/{index:05d}",
-            "question": problems[index].question,
-            "answer": problems[index].answer,
-            "family": problems[index].family,
-            "difficulty": problems[index].difficulty,
+            "question": problem.question,
+            "answer": problem.answer,
+            "family": problem.family,
+            "difficulty": problem.difficulty,
         }
-        for index in kept
+        for index, problem in kept
     ]
 
 

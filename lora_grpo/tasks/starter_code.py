@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
-from lora_grpo.errors import UserError
 from lora_grpo.starter.code_problems import pool
-from lora_grpo.tasks import Row
+from lora_grpo.tasks import Row, sources
 from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
 
 __all__ = ["gold_completion", "grade", "grade_many", "load"]
@@ -26,24 +23,17 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     Raises:
         UserError: a source is given, the split is unknown, or the limit is less than 1.
     """
-    if source is not None:
-        raise UserError(f"the starter-code task generates its problems, got source {source!r}; leave the source out")
-    if split not in POOL_SIZES:
-        raise UserError(f"unknown split {split!r} of the starter-code task; expected one of {', '.join(POOL_SIZES)}")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit={limit}; expected at least 1 row, or no limit")
-    size = POOL_SIZES[split]
-    kept = range(size) if limit is None or limit >= size else sorted(random.Random(seed).sample(range(size), limit))
-    problems = pool(split, size)
+    sources.check_generated("starter-code", split, source, limit)
+    kept = sources.draw(list(enumerate(pool(split, POOL_SIZES[split]))), limit, seed)
     return [
         {
             "id": f"starter-code/{split}/{index:05d}",
-            "question": problems[index].question,
-            "answer": problems[index].solution,
-            "entry_point": problems[index].function,
-            "test": problems[index].tests,
+            "question": problem.question,
+            "answer": problem.solution,
+            "entry_point": problem.function,
+            "test": problem.tests,
             "prelude": "",
-            "family": problems[index].family,
+            "family": problem.family,
         }
-        for index in kept
+        for index, problem in kept
     ]

@@ -1,0 +1,170 @@
+"""What a configuration must be to run: the batch arithmetic, and every refusal before anything heavy is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+from lora_grpo.config import RunConfig, flag
+from lora_grpo.errors import UserError
+from lora_grpo.grpo_fields import check_name, parse_grpo_overrides
+from lora_grpo.prompts import check_style
+from lora_grpo.reward_registry import parse_reward_specs
+from lora_grpo.rewards import TEST_REWARDS
+from lora_grpo.sandbox import check_settings
+from lora_grpo.tasks import CODE_TASKS, get_task
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How one optimisation step is cut up."""
+
+    completions_per_step: int
+    """prompts_per_step x num_generations, over all devices."""
+    accumulation_steps: int
+    """Forward and backward passes per optimisation step, per device."""
+
+
+def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
+    """Work out the batch arithmetic of GRPO, or say which number does not fit.
+
+    Args:
+        config: the run.
+        world_size: processes that train together; None reads `WORLD_SIZE`, which launchers set.
+
+    Raises:
+        UserError: a count is not positive, or completions per step cannot be cut into micro-batches.
+    """
+    if world_size is None:
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if not launched.isdecimal() or int(launched) < 1:
+            raise UserError(f"the environment has WORLD_SIZE={launched!r}; expected a number of processes, or unset it")
+        world_size = int(launched)
+    group, prompts, micro = (
+        config.sampling.num_generations,
+        config.train.prompts_per_step,
+        config.train.micro_batch_size,
+    )
+    if group < 2:
+        raise UserError(
+            f"--sampling.num-generations is {group}; GRPO compares completions of one prompt with each other, "
+            "so it must be at least 2 (8 is usual)"
+        )
+    _at_least(1, "train.prompts_per_step", prompts)
+    _at_least(1, "train.micro_batch_size", micro)
+    total = group * prompts
+    if total % (micro * world_size):
+        fits = [size for size in range(1, total // world_size + 1) if total % (size * world_size) == 0]
+        if not fits:
+            raise UserError(
+                f"a step has {prompts} prompts x {group} generations = {total} completions, which {world_size} "
+                "processes cannot share equally; change --train.prompts-per-step"
+            )
+        nearest = min(fits, key=lambda size: abs(size - micro))
+        raise UserError(
+            f"a step has {prompts} prompts x {group} generations = {total} completions, which micro-batches of {micro}"
+            + (f" on {world_size} processes" if world_size > 1 else "")
+            + f" do not divide; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+        )
+    return BatchShape(completions_per_step=total, accumulation_steps=total // (micro * world_size))
+
+
+def check(config: RunConfig) -> None:
+    """Refuse every configuration that cannot run, before anything heavy is imported.
+
+    Raises:
+        UserError: names the flag, what it got, what was expected and the fix.
+    """
+    batch_shape(config)
+    get_task(config.data.task)
+    get_task(config.data.held_out_task)
+    check_style(config.data.prompt_style)
+    if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
+        raise UserError(
+            f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "
+            "e.g. --data.prompt-style xml"
+        )
+    check_settings(config.sandbox)
+    for spec in parse_reward_specs(config.rewards):
+        if spec.name in TEST_REWARDS and config.data.task not in CODE_TASKS:
+            raise UserError(
+                f"--rewards {spec.name} runs unit tests, and --data.task {config.data.task} has none; "
+                f"expected one of {', '.join(CODE_TASKS)}"
+            )
+    overrides = parse_grpo_overrides(config.grpo)
+    check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
+    check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")
+    for dashboard in config.train.report_to:
+        if importlib.util.find_spec(dashboard) is None:
+            raise UserError(f"--train.report-to {dashboard} needs that package; run `pip install {dashboard}`")
+    iterations = overrides.get("num_iterations", 1)
+    if iterations > 1 and config.train.max_steps % iterations:
+        raise UserError(
+            f"--train.max-steps {config.train.max_steps} is not a multiple of num_iterations={iterations}; "
+            "the last rollouts would be used less often than the others"
+        )
+    if iterations > 1 and config.train.checkpoint_steps % iterations:
+        raise UserError(
+            f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
+            f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
+        )
+    for name, value, low in (
+        ("model.max_sequence_tokens", config.model.max_sequence_tokens, 2),
+        ("lora.rank", config.lora.rank, 1),
+        ("lora.alpha", config.lora.alpha, 1),
+        ("sampling.max_completion_tokens", config.sampling.max_completion_tokens, 1),
+        ("train.max_steps", config.train.max_steps, 1),
+        ("train.warmup_steps", config.train.warmup_steps, 0),
+        ("train.checkpoint_steps", config.train.checkpoint_steps, 1),
+        ("train.keep_checkpoints", config.train.keep_checkpoints, 1),
+        ("train.completions_steps", config.train.completions_steps, 1),
+        ("eval.num_samples", config.eval.num_samples, 0),
+        ("eval.batch_size", config.eval.batch_size, 1),
+        ("data.few_shot", config.data.few_shot, 0),
+        ("data.train_limit", config.data.train_limit, 1),
+        ("data.eval_limit", config.data.eval_limit, 1),
+        ("seed", config.seed, 0),
+    ):
+        _at_least(low, name, value)
+    if config.seed >= 2**32:
+        raise UserError(f"--seed is {config.seed}; expected a number below 2**32")
+    for name, number, low_open, high in (
+        ("model.gpu_memory_share", config.model.gpu_memory_share, 0.0, 1.0),
+        ("sampling.temperature", config.sampling.temperature, 0.0, 10.0),
+        ("sampling.top_p", config.sampling.top_p, 0.0, 1.0),
+        ("eval.temperature", config.eval.temperature, 0.0, 10.0),
+        ("eval.top_p", config.eval.top_p, 0.0, 1.0),
+        ("train.learning_rate", config.train.learning_rate, 0.0, 1.0),
+        ("train.max_grad_norm", config.train.max_grad_norm, 0.0, float("inf")),
+    ):
+        if not low_open < number <= high:
+            raise UserError(f"{flag(name)} is {number}; expected a number above {low_open:g} and at most {high:g}")
+    if not 0 <= config.lora.dropout < 1:
+        raise UserError(f"--lora.dropout is {config.lora.dropout}; expected a number from 0 to below 1")
+    if not 0 <= config.train.beta < float("inf"):
+        raise UserError(f"--train.beta is {config.train.beta}; expected 0 (no KL penalty) or more")
+    if not config.lora.targets:
+        raise UserError("--lora.targets is empty; pass all-linear, or names of modules such as q_proj v_proj")
+    if config.sampling.max_completion_tokens >= config.model.max_sequence_tokens:
+        raise UserError(
+            f"--sampling.max-completion-tokens {config.sampling.max_completion_tokens} leaves no room for a prompt in "
+            f"--model.max-sequence-tokens {config.model.max_sequence_tokens}; raise the second"
+        )
+    for k in config.eval.k if config.eval.num_samples else ():
+        if not 1 <= k <= config.eval.num_samples:
+            raise UserError(
+                f"--eval.k {k} is not between 1 and num_samples={config.eval.num_samples}; pass --eval.num-samples {k}"
+                if k > 0
+                else f"--eval.k is {k}; expected 1 or more"
+            )
+    if config.data.train_limit and config.data.train_limit < config.train.prompts_per_step:
+        raise UserError(
+            f"--data.train-limit {config.data.train_limit} is fewer than --train.prompts-per-step "
+            f"{config.train.prompts_per_step}; lower the second"
+        )
+
+
+def _at_least(low: int, name: str, value: int | None) -> None:
+    if value is not None and value < low:
+        raise UserError(f"{flag(name)} is {value}; expected {low} or more")

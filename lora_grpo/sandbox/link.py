@@ -1,0 +1,205 @@
+"""The tests' end of the link: asks the candidate's process, and stands for what stays over there."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from lora_grpo.sandbox.codec import MAX_ITEMS, Decoder, Encoder, Malformed, receive, send
+
+FROM_CANDIDATE = "raised by the candidate: "
+"""What the note begins with that an exception of the candidate's carries."""
+_REPLIES: dict[str, list[list[type]]] = {
+    "ready": [[]],
+    "invalid": [[str]],
+    "returned": [[list, kind] for kind in (type(None), bool, int, float, str, list)],
+    "raised": [[list, list, str, list]],
+}
+"""The types of each reply's parts."""
+
+
+class Gone(BaseException):
+    """The candidate is out of the game. No `except Exception` of a test catches it.
+
+    Args:
+        status: the verdict's.
+        message: the verdict's.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class NotPlain(Exception):
+    """The tests pass a candidate what cannot cross, such as a function of theirs."""
+
+
+class Link:
+    """Asks the candidate's process.
+
+    Args:
+        descriptor: of the socket to it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.asked = 0
+        self.gone: Gone | None = None
+        self._descriptor = descriptor
+
+    def open(self) -> None:
+        """Wait until the candidate's source has run.
+
+        Raises:
+            Gone: it is no program, or died.
+            Exception: what its top level raised.
+        """
+        reply = self._receive("ready", "invalid", "raised")
+        if reply[0] == "invalid":
+            raise self._lose("invalid", reply[1])
+        if reply[0] == "raised":
+            self._raise(reply, Decoder(self._remote))
+
+    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what the candidate's process answers; arguments that it changed in place are changed here.
+
+        Raises:
+            Gone: it died, left, or answered nonsense.
+            NotPlain: an argument cannot cross.
+            Exception: what the operation raised there, as the nearest builtin exception.
+        """
+        if self.gone:
+            raise self.gone
+        self.asked += 1
+        encoder = Encoder(lambda value: self._handle(encoder, value))
+        request = [
+            operation,
+            [encoder.encode(value) for value in args],
+            [[name, encoder.encode(value)] for name, value in kwargs.items()],
+        ]
+        try:
+            send(self._descriptor, request)
+        except OSError:
+            raise self._lose("crashed", "its process ended") from None
+        except OverflowError as error:
+            raise self._lose("failed", f"too much to be passed on: {error}") from None
+        reply = self._receive("returned", "raised")
+        decoder = Decoder(self._remote, encoder.nodes)
+        try:
+            for number, contents in reply[1]:
+                decoder.replace(encoder.nodes[number], contents)
+            if reply[0] == "returned":
+                return decoder.decode(reply[2])
+        except (Malformed, LookupError, TypeError, ValueError) as error:
+            raise self._lose("failed", f"a malformed answer: {error}") from None
+        return self._raise(reply, decoder, may_stop=operation == "next")
+
+    def _receive(self, *expected: str) -> list[Any]:
+        """Return a reply that is one of the expected ones and has all its parts."""
+        try:
+            reply = receive(self._descriptor)
+        except (EOFError, OSError):
+            raise self._lose("crashed", "its process ended") from None
+        except Malformed as error:
+            raise self._lose("failed", f"a malformed answer: {error}") from None
+        known = isinstance(reply, list) and reply and reply[0] in expected
+        if not known or [type(part) for part in reply[1:]] not in _REPLIES[reply[0]]:
+            raise self._lose("failed", "a malformed answer")
+        return reply
+
+    def _raise(self, reply: list[Any], decoder: Decoder, may_stop: bool = False) -> None:
+        """Raise what the candidate raised, as the nearest class that this process knows too."""
+        _, _, kinds, text, encoded = reply
+        known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
+        nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
+        # Only `next` may end an iteration of the tests: `all(map(...))` would take it for the end of the cases.
+        if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
+            raise self._lose("failed", text)
+        try:
+            args = decoder.decode(encoded)
+        except Malformed as cause:
+            raise self._lose("failed", f"a malformed answer: {cause}") from None
+        error: BaseException = Exception(text)
+        for kind in nearest:
+            try:
+                error = kind(*args)
+                break
+            except (TypeError, ValueError):  # it wants other arguments, as the candidate's own subclass did
+                continue
+        error.add_note(FROM_CANDIDATE + text)
+        raise error
+
+    def _handle(self, encoder: Encoder, value: Any) -> list[Any]:
+        if isinstance(value, Remote):
+            return ["handle", object.__getattribute__(value, "_key")]
+        if isinstance(value, Iterator):
+            return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
+        if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+            # Perhaps the candidate's own answer to an earlier call, so that it is no error of the data set.
+            raise self._lose("failed", f"a {type(value).__name__} too deep or too large to be passed on")
+        raise NotPlain(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
+
+    def _remote(self, key: Any, *_: Any) -> Remote:
+        if type(key) is not int:
+            raise ValueError(f"no handle: {key!r}")
+        return Remote(self, key)
+
+    def _lose(self, status: str, message: str) -> Gone:
+        self.gone = Gone(status, message)
+        return self.gone
+
+
+class Remote:
+    """An object, or a global name, of the candidate.
+
+    It equals nothing but itself, and `in` looks through its items here: the candidate never sees an expected value.
+    """
+
+    __slots__ = ("_key", "_link")
+
+    def __init__(self, link: Link, key: int | str) -> None:
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_key", key)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _ask(self, "getattr", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _ask(self, "setattr", name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _ask(self, "call", *args, **kwargs)
+
+    def __iter__(self) -> Any:
+        return _ask(self, "iter")
+
+    def __next__(self) -> Any:
+        return _ask(self, "next")
+
+    def __len__(self) -> int:
+        return _ask(self, "len")
+
+    def __getitem__(self, key: Any) -> Any:
+        return _ask(self, "getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _ask(self, "setitem", key, value)
+
+    def __bool__(self) -> bool:
+        return _ask(self, "truth")
+
+    def __str__(self) -> str:
+        return _ask(self, "text")
+
+    def __repr__(self) -> str:
+        return _ask(self, "repr")
+
+
+def _ask(remote: Remote, operation: str, *args: Any, **kwargs: Any) -> Any:
+    link: Link = object.__getattribute__(remote, "_link")
+    return link.ask(operation, remote, *args, **kwargs)
