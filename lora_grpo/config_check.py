@@ -85,6 +85,8 @@ def check(config: RunConfig) -> None:
             f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "
             "e.g. --data.prompt-style xml"
         )
+    if config.data.prompt_style == "hashes" and config.data.runs_programs:
+        raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
     check_settings(config.sandbox)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and config.data.task not in CODE_TASKS:

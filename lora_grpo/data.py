@@ -14,6 +14,7 @@ from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import add_prompts, render_row
 from lora_grpo.tasks import Row, get_task
+from lora_grpo.tasks.sources import draw
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,13 @@ def load_data(config: RunConfig) -> Data:
     asked = config.data
     task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
     train = task.load("train", asked.train, asked.train_limit, config.seed)
-    held_out = held_out_task.load("eval", asked.eval, asked.eval_limit, config.seed)
-    train, held_out, contaminated = _apart(train, held_out, asked)
+    one_split = bool(getattr(task, "ONE_SPLIT", False))
+    # Where both splits are the same rows, the evaluation is drawn from what training leaves.
+    limit = None if one_split else asked.eval_limit
+    held_out = held_out_task.load("eval", asked.eval, limit, config.seed)
+    train, held_out, lost = _apart_on_one_split(train, held_out, asked) if one_split else _apart(train, held_out)
+    if one_split:
+        held_out = draw(held_out, asked.eval_limit, config.seed)
     shots, train = train[: asked.few_shot], train[asked.few_shot :]
     if len(train) < config.train.prompts_per_step:
         raise UserError(
@@ -61,7 +67,8 @@ def load_data(config: RunConfig) -> Data:
         "eval_task": asked.held_out_task,
         "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint([*shots, *train])},
         "eval": {"source": asked.eval, "rows": len(held_out), "sha256": fingerprint(held_out)},
-        "left_out_as_trained_on": contaminated,
+        "trained_on_benchmark": asked.task if one_split else None,
+        "left_out_as_trained_on": lost,
         "sandbox": isolation,
     }
 
@@ -72,29 +79,31 @@ def load_data(config: RunConfig) -> Data:
     return Data(train=ask(train, asked.task), eval=ask(held_out, asked.held_out_task), record=record)
 
 
-def _apart(train: list[Row], held_out: list[Row], asked: DataConfig) -> tuple[list[Row], list[Row], int]:
-    """Return both splits without a question in common, and how many held-out rows that cost."""
-    if getattr(get_task(asked.task), "ONE_SPLIT", False) and asked.held_out_task == asked.task:
-        trained = {row["question"] for row in train}
-        apart = [row for row in held_out if row["question"] not in trained]
-        lost = len(held_out) - len(apart)
-        if not apart:
-            raise UserError(
-                f"every {asked.task} problem would be trained on, and none is left to evaluate; "
-                "pass --data.train-limit 10, or --data.eval-task with another benchmark"
-            )
-        if lost:
-            print(
-                f"CONTAMINATED: training on {len(train)} {asked.task} problems, so that the score after it is no "
-                f"{asked.task} score; the {lost} of them that were to be evaluated are left out",
-                file=sys.stderr,
-            )
-        return train, apart, lost
+def _apart(train: list[Row], held_out: list[Row]) -> tuple[list[Row], list[Row], int]:
+    """Leave out of training what is held out; the third number is what the evaluation has lost, nothing."""
     questions = {row["question"] for row in held_out}
     apart = [row for row in train if row["question"] not in questions]
     if len(apart) < len(train):
         print(f"left {len(train) - len(apart)} training rows out: their questions are held out too", file=sys.stderr)
     return apart, held_out, 0
+
+
+def _apart_on_one_split(train: list[Row], held_out: list[Row], asked: DataConfig) -> tuple[list[Row], list[Row], int]:
+    """Leave out of the evaluation what is trained on, for a benchmark that has nothing else to train on."""
+    trained = {row["question"] for row in train}
+    apart = [row for row in held_out if row["question"] not in trained]
+    lost = len(held_out) - len(apart)
+    if not apart:
+        raise UserError(
+            f"every {asked.task} problem would be trained on, and none is left to evaluate; "
+            "pass --data.train-limit 10, or --data.eval-task with another benchmark"
+        )
+    print(
+        f"CONTAMINATED: training on {len(train)} {asked.task} problems; no score of this adapter on {asked.task} says "
+        "anything any more" + (f", and the {lost} of them are left out of the evaluation" if lost else ""),
+        file=sys.stderr,
+    )
+    return train, apart, lost
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:

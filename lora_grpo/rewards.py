@@ -70,7 +70,9 @@ def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | N
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """1 where the completion's program passes all of its row's unit tests, else 0; for rows of code tasks."""
-    return [float(verdict is not None and verdict.passed) for _, verdict in _tested(completions, columns)]
+    return [
+        float(verdict is not None and verdict.passed) for _, verdict in _tested(completions, columns, count_tests=False)
+    ]
 
 
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -80,7 +82,7 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
     where there was no verdict, or no code.
     """
     rewards: list[float | None] = []
-    for _, verdict in _tested(completions, columns):
+    for _, verdict in _tested(completions, columns, count_tests=True):
         if verdict is None or verdict.passed or not verdict.num_tests:
             rewards.append(float(verdict is not None and verdict.passed))
         else:
@@ -211,18 +213,9 @@ SCALES: dict[str, float] = {
 """What full marks are worth where the command line gives no scale; every other reward's is 1."""
 
 
-_TESTED_COLUMNS = ("id", "entry_point", "test", "prelude", "completion_prefix")
-_last_tested: tuple[Any, list[Outcome]] | None = None
-
-
-def _tested(completions: Sequence[Any], columns: dict[str, Any]) -> list[Outcome]:
-    """Run the programs, once for the two rewards that ask about one batch: the last batch is remembered."""
-    global _last_tested
+def _tested(completions: Sequence[Any], columns: dict[str, Any], *, count_tests: bool) -> list[Outcome]:
     texts = [completion_text(completion) for completion in completions]
-    rows = [{name: row.get(name) for name in _TESTED_COLUMNS} for row in _rows(columns, len(texts))]
-    if _last_tested is None or _last_tested[0] != (texts, rows):
-        _last_tested = ((texts, rows), run_tests(texts, rows, count_tests=True))
-    return _last_tested[1]
+    return run_tests(texts, _rows(columns, len(texts)), count_tests=count_tests)
 
 
 def _rows(columns: dict[str, Any], size: int) -> list[Row]:

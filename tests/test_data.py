@@ -229,8 +229,15 @@ def humaneval(tmp_path):
 def test_what_is_trained_on_of_a_benchmark_with_one_split_is_not_evaluated(humaneval, capsys):
     data = load_data(humaneval(train_limit=2, prompt_style="code"))
     said = capsys.readouterr().err
-    assert "CONTAMINATED: training on 2 humaneval problems" in said and "the 2 of them" in said
+    assert "CONTAMINATED: training on 2 humaneval problems" in said and "the 2 of them are left out" in said
+    assert data.record["trained_on_benchmark"] == "humaneval"
     assert (len(data.train), len(data.eval), data.record["left_out_as_trained_on"]) == (2, 4, 2)
+    assert not {row["id"] for row in data.train} & {row["id"] for row in data.eval}
+
+
+def test_the_evaluation_is_drawn_from_what_training_leaves(humaneval):
+    data = load_data(humaneval(train_limit=3, eval_limit=2, prompt_style="code"))
+    assert (len(data.train), len(data.eval)) == (3, 2)
     assert not {row["id"] for row in data.train} & {row["id"] for row in data.eval}
 
 

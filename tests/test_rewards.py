@@ -227,25 +227,14 @@ def test_rewards_of_unit_tests(completion, passes, share):
 def test_full_marks_need_the_verdict(status, passed_tests, num_tests, share, monkeypatch):
     verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
     monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
-    monkeypatch.setattr(rewards, "_last_tested", None)
     assert rewards.share_of_tests_passed([program("return 2 * x")], **TESTED) == [pytest.approx(share)]
 
 
-def test_two_rewards_of_a_batch_run_it_once(monkeypatch):
-    runs = []
-
-    def run(programs):
-        runs.append(len(programs))
-        return [sandbox.Verdict("passed", "", 0.1, 3, 3) for _ in programs]
-
-    monkeypatch.setattr(code_grading.sandbox, "run", run)
-    monkeypatch.setattr(rewards, "_last_tested", None)
+def test_rewards_know_every_name_that_the_tests_use():
+    row = {"id": ["a"], "entry_point": ["f"], "functions": [["f", "Box"]], "test": ["assert f(Box(3)) == 3"]}
+    source = "class Box:\n    def __init__(self, x): self.x = x\ndef f(box): return box.x"
     for reward in (rewards.passes_tests, rewards.share_of_tests_passed):
-        assert reward([program("return 2 * x")], **TESTED, trainer_state=object(), completion_ids=[[1]]) == [1]
-    assert runs == [1]
-    rewards.passes_tests([program("return 2 * x")], **{**TESTED, "test": ["assert f(1) == 3"]})
-    rewards.passes_tests([program("return x + x")], **{**TESTED, "test": ["assert f(1) == 3"]})
-    assert runs == [1, 1, 1]
+        assert reward([f"```python\n{source}\n```"], **row) == [1]
 
 
 @pytest.mark.parametrize("name", ["passes_tests", "share_of_tests_passed"])

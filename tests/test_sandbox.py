@@ -125,7 +125,7 @@ def test_only_one_that_raises_what_is_expected_satisfies_the_tests():
 
 
 def test_a_test_that_catches_everything_does_not_save_a_candidate_that_left():
-    test = "try:\n f()\nexcept:\n pass"
+    test = "try:\n f()\nexcept:\n pass\nassert True"
     assert verdict("import os\ndef f(): os._exit(0)", test).status == "crashed"
     assert verdict("def f(): raise SystemExit", test).status == "failed"
     assert verdict("def f(): raise ValueError", test).passed
@@ -150,6 +150,37 @@ def test_an_argument_that_is_too_large_fails_and_says_so(argument):
 def test_what_asks_for_a_users_name_goes_on_without():
     source = "import doctest, os, zoneinfo\ndoctest.testmod()\ndef f(): return len(os.path.expanduser('~')) > 0"
     assert verdict(source, "assert f()").passed
+
+
+def test_keyword_arguments_may_have_any_name():
+    names = ("operation", "remote", "self", "function", "args", "kwargs", "link", "key", "value")
+    arguments, sums = ", ".join(f"{name}={i}" for i, name in enumerate(names)), " + ".join(names)
+    source = f"def f({', '.join(names)}): return {sums}"
+    assert verdict(source, f"assert f({arguments}) == {sum(range(len(names)))}").passed
+
+
+@pytest.mark.parametrize("use", ["f()[:3] == [1]", "f().sort(key=lambda x: x) is None", "f()(print) == 1"])
+def test_a_candidates_object_in_the_place_of_data_is_no_fault_of_the_tests(use):
+    source = "class A:\n def __getitem__(self, key): return 0\ndef f(): return A()"
+    assert verdict(source, f"assert {use}").status == "failed"
+
+
+def test_a_slice_of_a_candidates_object():
+    source = "class A:\n def __getitem__(self, key): return [1, 2, 3][key]\ndef f(): return A()"
+    assert verdict(source, "assert f()[:2] == [1, 2]").passed
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "try:\n assert f(1) == 2\nexcept ValueError:\n pass",
+        "import contextlib\nwith contextlib.suppress(ValueError):\n assert f(1) == 2",
+    ],
+)
+@pytest.mark.parametrize("count_tests", [False, True])
+def test_counting_changes_no_verdict(test, count_tests):
+    assert verdict("def f(x): raise ValueError", test, count_tests=count_tests).passed
+    assert not verdict("def f(x): raise TypeError", test, count_tests=count_tests).passed
 
 
 def test_functions_wins_over_builtins_and_the_prelude():
@@ -184,6 +215,8 @@ def test_a_candidate_does_not_see_the_tests_or_the_prelude():
         ("assert 1 == 2", ""),
         ("import math\nassert g(2) == 3", ""),
         ("assert f(lambda x: x) == 3", ""),
+        ("f(2) == 3", ""),
+        ("def check(c):\n assert c(2) == 3", ""),
         ("assert math.isclose(f(2), 3)", ""),
         ("assert f(2) == 3", "1 / 0"),
         ("assert f(2) == 3", "def"),
@@ -237,7 +270,13 @@ def test_the_line_that_start_returns_names_the_isolation():
 
 @pytest.mark.parametrize(
     "settings, named",
-    [({"workers": 0}, "workers"), ({"timeout_seconds": 0}, "timeout-seconds"), ({"memory_mb": 1}, "memory-mb")],
+    [
+        ({"workers": 0}, "workers"),
+        ({"timeout_seconds": 0}, "timeout-seconds"),
+        ({"timeout_seconds": 1e300}, "timeout-seconds"),
+        ({"memory_mb": 1}, "memory-mb"),
+        ({"memory_mb": 10**9}, "memory-mb"),
+    ],
 )
 def test_settings_that_no_program_could_run_under_are_refused(settings, named):
     with pytest.raises(UserError, match=f"--sandbox.{named}"):

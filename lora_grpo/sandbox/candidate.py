@@ -12,7 +12,7 @@ from typing import Any
 from lora_grpo.sandbox.codec import Decoder, Encoder, receive, send
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda function, *args, **kwargs: function(*args, **kwargs),
+    "call": lambda function, /, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "setattr": setattr,
     "iter": iter,

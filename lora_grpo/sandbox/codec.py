@@ -115,6 +115,8 @@ class Encoder:
             return self._handle(value)
         if tag in _SCALARS:
             return [tag, *_SCALARS[tag](value)]
+        if tag == "slice":
+            return [tag, *(self.encode(part, depth + 1) for part in (value.start, value.stop, value.step))]
         self._items += 1 + len(value)
         if depth >= MAX_DEPTH or self._items > MAX_ITEMS:
             return self._handle(value)
@@ -181,6 +183,8 @@ class Decoder:
             return frozenset([self._decode(item) for item in rest[0]])
         if tag == "again":
             return self.nodes[_natural(rest[0])]
+        if tag == "slice":
+            return slice(*map(self._decode, rest))
         if tag == "iterator":
             return iter([self._decode(item) for item in rest[0]])
         if tag == "handle":
@@ -248,6 +252,7 @@ _EXACT: dict[type, str] = {
     bytes: "bytes",
     range: "range",
     complex: "complex",
+    slice: "slice",
 }
 # By name: a value of these types has its module loaded already, and most programs have none.
 _LATE = {

@@ -11,6 +11,7 @@ import warnings
 from types import CodeType
 from typing import Any
 
+from lora_grpo.sandbox.examiner import FAILED, HELD
 from lora_grpo.sandbox.verdict import BrokenTest, Program
 
 _BUILTINS = frozenset(dir(builtins))
@@ -27,6 +28,8 @@ def _compiled(
         tree: Any = ast.parse(test)
         if count_tests:
             tree = ast.fix_missing_locations(counted.visit(tree))
+        if not any(map(_asserts, (*ast.walk(tree), *ast.walk(ast.parse(prelude))))):
+            raise ValueError("they assert nothing")
         used, defined = _names(test)
         unknown = used - defined - _names(prelude)[1] - _BUILTINS - set(functions)
         if "import *" in prelude + test:
@@ -61,6 +64,11 @@ def prepare(program: Program) -> bytes:
     return marshal.dumps((prelude, test, list(program.functions), program.test, number))
 
 
+def _asserts(node: ast.AST) -> bool:
+    """Tell whether a piece of code can fail a test: assert, raise, or a method such as unittest's assertEqual."""
+    return isinstance(node, (ast.Assert, ast.Raise)) or (isinstance(node, ast.Attribute) and node.attr[:6] == "assert")
+
+
 def _names(source: str) -> tuple[set[str], set[str]]:
     """Return the global names that a program uses, and those that it defines."""
     used: set[str] = set()
@@ -82,11 +90,20 @@ def _names(source: str) -> tuple[set[str], set[str]]:
 class _Counted(ast.NodeTransformer):
     """Numbers the asserts that say anything, and lets each run whatever became of the others.
 
-    An assert in a loop is one; `_held` and `_failed` are told of each time it runs.
+    An assert in a loop is one; what `HELD` and `FAILED` name is told of each time it runs. One in a `try` or a `with`
+    stays as it is: they may be there for its exception.
     """
 
     def __init__(self) -> None:
         self.number = 0
+
+    def visit_Try(self, node: ast.Try) -> ast.stmt:
+        """Return the statement as it is."""
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        """Return the statement as it is."""
+        return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """Return the assert in a try statement; `assert True` stays as it is."""
@@ -94,7 +111,7 @@ class _Counted(ast.NodeTransformer):
             return node
         number, self.number = self.number, self.number + 1
         guarded = ast.parse(
-            f"try:\n pass\nexcept Exception as _error:\n _failed({number}, _error)\nelse:\n _held({number})"
+            f"try:\n pass\nexcept Exception as _error:\n {FAILED}({number}, _error)\nelse:\n {HELD}({number})"
         ).body[0]
         assert isinstance(guarded, ast.Try)
         guarded.body = [node]

@@ -8,6 +8,9 @@ from typing import Any
 
 from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, Remote
 
+HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
+"""What `exam` has counted asserts call."""
+
 Report = dict[str, Any]
 """`status`, `message`, `passed_tests`, `num_tests`; the status `broken` blames the tests."""
 
@@ -26,7 +29,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
         exec(prelude, namespace)
     except Exception as error:  # noqa: BLE001 - reported
         return _report("broken", f"{type(error).__name__}: {error}", count)
-    namespace.update({name: Remote(link, name) for name in functions}, _held=count.held, _failed=count.failed)
+    namespace.update({name: Remote(link, name) for name in functions}, **{HELD: count.held, FAILED: count.failed})
     status, message = "passed", ""
     try:
         link.open()
@@ -35,6 +38,8 @@ def examine(exam: bytes, descriptor: int) -> Report:
             raise link.gone
         if count.first:
             raise count.first
+        if not link.asked:
+            status, message = "broken", "they ask nothing of the candidate"
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported

@@ -32,7 +32,7 @@ def describe(tier: str, workers: int, settings: Settings) -> str:
     how = {
         "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
         "bubblewrap": "bubblewrap + seccomp",
-        "none": "NONE - model-written programs run as you, with your files and your network",
+        "none": "NONE - programs run as you, with your files and your network, and may leave processes behind",
     }[tier]
     return f"isolation {how}; {workers} workers, {settings.timeout_seconds:g} s and {settings.memory_mb} MiB a program"
 

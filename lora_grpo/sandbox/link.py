@@ -63,23 +63,35 @@ class Link:
         if reply[0] == "raised":
             self._raise(reply, Decoder(self._remote))
 
-    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
         """Return what the candidate's process answers; arguments that it changed in place are changed here.
+
+        Args:
+            operation: one of `candidate.OPERATIONS`.
+            remote: what it is done to.
+            *args: its arguments.
+            **kwargs: its keyword arguments.
 
         Raises:
             Gone: it died, left, or answered nonsense.
-            NotPlain: an argument cannot cross.
+            NotPlain: an argument of a call by name cannot cross.
             Exception: what the operation raised there, as the nearest builtin exception.
         """
         if self.gone:
             raise self.gone
         self.asked += 1
         encoder = Encoder(lambda value: self._handle(encoder, value))
-        request = [
-            operation,
-            [encoder.encode(value) for value in args],
-            [[name, encoder.encode(value)] for name, value in kwargs.items()],
-        ]
+        try:
+            request = [
+                operation,
+                [encoder.encode(value) for value in (remote, *args)],
+                [[name, encoder.encode(value)] for name, value in kwargs.items()],
+            ]
+        except NotPlain as error:
+            if isinstance(object.__getattribute__(remote, "_key"), str):
+                raise
+            # A method of an object that the candidate made: plain data in its place would have taken anything.
+            raise self._lose("failed", str(error)) from None
         try:
             send(self._descriptor, request)
         except OSError:
@@ -172,7 +184,7 @@ class Remote:
     def __setattr__(self, name: str, value: Any) -> None:
         _ask(self, "setattr", name, value)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return _ask(self, "call", *args, **kwargs)
 
     def __iter__(self) -> Any:
@@ -200,6 +212,6 @@ class Remote:
         return _ask(self, "repr")
 
 
-def _ask(remote: Remote, operation: str, *args: Any, **kwargs: Any) -> Any:
+def _ask(remote: Remote, operation: str, /, *args: Any, **kwargs: Any) -> Any:
     link: Link = object.__getattribute__(remote, "_link")
     return link.ask(operation, remote, *args, **kwargs)

@@ -136,8 +136,8 @@ def limit_resources(memory_bytes: int) -> None:
         if which is not None:
             hard = resource.getrlimit(which)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # Some systems have limits that cannot be set (RLIMIT_AS on macOS).
-            with contextlib.suppress(ValueError, OSError):
+            # Some systems have limits that cannot be set (RLIMIT_AS on macOS); on Linux all of these can.
+            with contextlib.suppress(*(() if sys.platform == "linux" else (ValueError, OSError))):
                 resource.setrlimit(which, (most, most))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import sys
@@ -103,9 +104,9 @@ class Pool:
         return worker
 
     def _bury(self, worker: Worker | None) -> None:
-        if worker in self._workers:
-            self._workers.remove(worker)
         if worker is not None:
+            with contextlib.suppress(ValueError):  # `close` has taken it
+                self._workers.remove(worker)
             worker.kill()
 
 
@@ -211,13 +212,13 @@ def check_settings(settings: Settings) -> None:
     Raises:
         UserError: a number is out of range.
     """
-    for name, value, low in (
-        ("workers", settings.workers, 1),
-        ("timeout-seconds", settings.timeout_seconds, 0.01),
-        ("memory-mb", settings.memory_mb, 64),
+    for name, value, low, high in (
+        ("workers", settings.workers, 1, 1024),
+        ("timeout-seconds", settings.timeout_seconds, 0.01, 3600),
+        ("memory-mb", settings.memory_mb, 64, 1 << 20),
     ):
-        if value is not None and not low <= value < float("inf"):
-            raise UserError(f"--sandbox.{name} is {value}; expected {low} or more")
+        if value is not None and not low <= value <= high:
+            raise UserError(f"--sandbox.{name} is {value}; expected a number from {low} to {high}")
 
 
 def _cores() -> int:
