@@ -11,7 +11,7 @@ rewards             rewards, reward_registry (specs to functions), reward_files 
 the policy          policy (4-bit base + adapter), rollouts, merged_copy, engine_samplers
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
 afterwards          evaluate, passk (statistics), comparison (the table), sample_files (samples made elsewhere), dry_run
-what lasts          run_record (run.json), atomic (files that are whole or absent)
+what lasts          run_record (run.json), atomic (files that are whole or absent), folder_lock
 
 Importing this package loads none of torch, transformers, trl, peft, unsloth, vllm or datasets: they are imported by
 the functions that use them, so that `--help` and argument errors answer at once.

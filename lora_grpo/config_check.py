@@ -80,13 +80,6 @@ def check(config: RunConfig) -> None:
     get_task(config.data.task)
     get_task(config.data.held_out_task)
     check_style(config.data.prompt_style)
-    if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
-        raise UserError(
-            f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "
-            "e.g. --data.prompt-style xml"
-        )
-    if config.data.prompt_style == "hashes" and config.data.runs_programs:
-        raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
     check_settings(config.sandbox)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and config.data.task not in CODE_TASKS:
@@ -94,6 +87,13 @@ def check(config: RunConfig) -> None:
                 f"--rewards {spec.name} runs unit tests, and --data.task {config.data.task} has none; "
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
+    if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
+        raise UserError(
+            f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "
+            "e.g. --data.prompt-style xml"
+        )
+    if config.data.prompt_style == "hashes" and config.data.runs_programs:
+        raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
     overrides = parse_grpo_overrides(config.grpo)
     check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
     check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")

@@ -13,7 +13,8 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import add_prompts, render_row
-from lora_grpo.tasks import Row, get_task
+from lora_grpo.tasks import CODE_TASKS, Row, get_task
+from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.sources import draw
 
 
@@ -46,6 +47,10 @@ def load_data(config: RunConfig) -> Data:
     train, held_out, lost = _apart_on_one_split(train, held_out, asked) if one_split else _apart(train, held_out)
     if one_split:
         held_out = draw(held_out, asked.eval_limit, config.seed)
+    isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
+    if isolation:
+        print(f"sandbox: {isolation}", file=sys.stderr)
+    train, held_out = _solvable(train, asked.task), _solvable(held_out, asked.held_out_task)
     shots, train = train[: asked.few_shot], train[asked.few_shot :]
     if len(train) < config.train.prompts_per_step:
         raise UserError(
@@ -59,9 +64,6 @@ def load_data(config: RunConfig) -> Data:
             "choose --rewards to go with it",
             file=sys.stderr,
         )
-    isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
-    if isolation:
-        print(f"sandbox: {isolation}", file=sys.stderr)
     record = {
         "task": asked.task,
         "eval_task": asked.held_out_task,
@@ -77,6 +79,11 @@ def load_data(config: RunConfig) -> Data:
         return [{**row, "task": task_name} for row in prompted]
 
     return Data(train=ask(train, asked.task), eval=ask(held_out, asked.held_out_task), record=record)
+
+
+def _solvable(rows: list[Row], task: str) -> list[Row]:
+    # The starter's problems come with the proof, in the tests of the kit.
+    return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
 
 
 def _apart(train: list[Row], held_out: list[Row]) -> tuple[list[Row], list[Row], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from typing import Any
 from lora_grpo import atomic
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.folder_lock import claim
 from lora_grpo.reward_registry import parse_reward_specs
 
 FORMAT = 1
@@ -126,11 +126,7 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
     foreign = [name for name in held if not name.startswith(".")]
     if not is_run and foreign:
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); give an empty or new --output-dir")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _lock(folder)
-    except OSError as error:
-        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror}") from None
+    claim(folder)
 
     if how.resume and not is_run:
         print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
@@ -139,6 +135,9 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
     if how.resume and is_run:
         run.record = read_record(folder)
         _compare(run, data_record)
+        before, now_isolated = run.record["data"].get("sandbox"), data_record.get("sandbox")
+        if before and now_isolated and now_isolated not in before:
+            run.record["data"]["sandbox"] = f"{before}; resumed with {now_isolated}"
         run.record.update(config=config.to_dict(), resumed=[*run.record.get("resumed", []), now()])
     else:
         run.record = {
@@ -287,17 +286,6 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _lock(folder: Path) -> None:
-    """Hold the folder for as long as this process lives; the kernel lets go of it whatever ends the process."""
-    handle = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another process works in {folder}; wait for it or give another --output-dir") from None
-    _held.append(handle)
-
-
-_held: list[Any] = []
 _opened: list[Run] = []
 """The run that this process works on, for `close_run`."""
 

@@ -23,16 +23,17 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from lora_grpo import atomic, json_lines, passk, sandbox
 from lora_grpo.data import fingerprint
 from lora_grpo.errors import UserError
+from lora_grpo.folder_lock import holding
 from lora_grpo.progress import Progress
 from lora_grpo.tasks import Row, gsm8k, humaneval, mbpp
-from lora_grpo.tasks.code_grading import run_sources
+from lora_grpo.tasks.code_grading import check_tests, run_sources
 
 Result = dict[str, Any]
 """A sample with `passed`, `result` and `status`, and GSM8K's rules."""
@@ -85,9 +86,13 @@ def evaluate_samples(options: Options) -> dict[str, Any]:
             another evaluation, or programs cannot be run safely. Nothing has been written then.
         RunError: a row's tests cannot run, or the sandbox cannot.
     """
+    if options.task != "gsm8k":
+        sandbox.check_settings(options.sandbox)
     rows = _rows(options)
     samples = _read_samples(options, rows)
     _check_k(options.k, samples)
+    if options.task != "gsm8k":
+        check_tests({sample.row["id"]: sample.row for sample in samples}.values())
     request: dict[str, Any] = {
         "task": options.task,
         "samples_sha256": atomic.sha256(options.samples),
@@ -96,22 +101,24 @@ def evaluate_samples(options: Options) -> dict[str, Any]:
     if options.task == "gsm8k":
         request["style"] = options.style
     else:
-        request |= {"timeout_seconds": options.sandbox.timeout_seconds, "memory_mb": options.sandbox.memory_mb}
-    finished = _finished(options.output_dir, request)
-    if finished is None:
-        results, isolation = _grade(options, samples, request)
-    else:
-        results, isolation = finished[0], finished[1]["isolation"]
-    report = _report(options.k, samples, results, options.task == "gsm8k") | {
-        "tasks_in_data": len(rows),
-        "isolation": isolation,
-        "request": request,
-    }
-    if finished is None or report != finished[1]:
-        atomic.write_json(options.output_dir / "report.json", report)
-    if finished is None:
-        # Last: results without a report would be nobody's.
-        _partial(options.output_dir, request).replace(options.output_dir / "results.jsonl")
+        request |= {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
+    _finished(options.output_dir, request)  # a folder of something else is refused before it is touched
+    with holding(options.output_dir):
+        finished = _finished(options.output_dir, request)
+        if finished is None:
+            results, isolation = _grade(options, samples, request)
+        else:
+            results, isolation = finished[0], finished[1]["isolation"]
+        report = _report(options.k, samples, results, options.task == "gsm8k") | {
+            "tasks_in_data": len(rows),
+            "isolation": isolation,
+            "request": request,
+        }
+        if finished is None or report != finished[1]:
+            atomic.write_json(options.output_dir / "report.json", report)
+        if finished is None:
+            # Last: results without a report would be nobody's.
+            _partial(options.output_dir, request).replace(options.output_dir / "results.jsonl")
     if report["tasks"] < len(rows):
         print(f"only {report['tasks']} of the {len(rows)} tasks of the data have samples", file=sys.stderr)
     return report
@@ -184,7 +191,6 @@ def _check_k(ks: Sequence[int], samples: Sequence[Sample]) -> None:
 def _grade(options: Options, samples: Sequence[Sample], request: Mapping[str, Any]) -> tuple[list[Result], str | None]:
     """Grade what an earlier process has not, chunk by chunk; return all results and the isolation."""
     isolation = None if options.task == "gsm8k" else sandbox.start(options.sandbox)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
     path = _partial(options.output_dir, request)
     results: list[Result] = json_lines.read_finished(path)
     json_lines.cut(path, len(results))

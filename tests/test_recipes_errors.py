@@ -113,8 +113,8 @@ MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_l
         (["--data.train", "mbpp.jsonl"], "say what the file holds, e.g. --data.task mbpp"),
         (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
         (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
-        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected 1 or more"),
-        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected 64 or more"),
+        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a number from 1"),
+        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected a number from 64"),
         (["--data.task", "mbpp", "--data.train", "mbpp.jsonl", "--data.eval", "bad.jsonl"], "bad.jsonl:2: "),
     ],
 )

@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from lora_grpo import run_record
+from lora_grpo import folder_lock
 from lora_grpo.config import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.run_record import close_run, open_run, read_record, versions
@@ -38,8 +38,8 @@ def processes_end():
 
 def end_of_process():
     """Let go of the locks, as the kernel does when a process ends."""
-    while run_record._held:
-        run_record._held.pop().close()
+    while folder_lock.held:
+        folder_lock.held.pop().close()
 
 
 def open_in(folder, how=NEW, rows=ROWS, **changes):

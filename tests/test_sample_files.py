@@ -10,6 +10,7 @@ import pytest
 
 from lora_grpo import sample_files, sandbox
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.folder_lock import holding
 from lora_grpo.sample_files import Options, evaluate_samples, print_report
 from lora_grpo.tasks import code_grading, mbpp
 
@@ -30,6 +31,11 @@ MBPP = [
 ]
 GSM8K = [{"question": "a?", "answer": "1 + 1\n#### 2"}, {"question": "b?", "answer": "3"}]
 RIGHT = "    return {} * x\n"
+
+
+def found(folder):
+    """The files of an evaluation, without the lock of whoever works on it."""
+    return [path for path in folder.iterdir() if path.name != ".lock"]
 
 
 def write(path, lines):
@@ -80,7 +86,7 @@ def test_results_and_report_are_the_harnesss(asked):
     assert report["isolation"].startswith("isolation ")
     assert report["intervals"]["pass@1"][0] < 0.5 < report["intervals"]["pass@1"][1]
     assert json.loads((asked.output_dir / "report.json").read_text()) == report
-    assert {path.name for path in asked.output_dir.iterdir()} == {"results.jsonl", "report.json"}
+    assert {path.name for path in found(asked.output_dir)} == {"results.jsonl", "report.json"}
 
 
 def test_nothing_is_extracted_or_cut(asked, runs):
@@ -180,7 +186,7 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, run
     monkeypatch.setattr(sample_files, "_grade_chunk", dies_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         evaluate_samples(asked)
-    (partial,) = asked.output_dir.iterdir()
+    (partial,) = found(asked.output_dir)
     with partial.open("ab") as file:
         file.write(torn)
     graded[:] = [0] * 9
@@ -189,7 +195,7 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, run
     assert (asked.output_dir / "results.jsonl").read_bytes() == (
         asked.output_dir.with_name("whole") / "results.jsonl"
     ).read_bytes()
-    assert {path.name for path in asked.output_dir.iterdir()} == {"results.jsonl", "report.json"}
+    assert {path.name for path in found(asked.output_dir)} == {"results.jsonl", "report.json"}
 
 
 def test_killed_between_report_and_results(asked, runs):
@@ -236,7 +242,7 @@ def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
     (asked.output_dir / name).write_text(content)
     with pytest.raises(UserError, match="holds another evaluation; choose another --output-dir"):
         evaluate_samples(asked)
-    assert [path.name for path in asked.output_dir.iterdir()] == [name]
+    assert [path.name for path in found(asked.output_dir)] == [name]
 
 
 def test_lost_results_are_noticed(asked):
@@ -296,10 +302,33 @@ def test_a_file_in_the_place_of_the_folder(asked):
         evaluate_samples(asked)
 
 
+def test_two_processes_do_not_grade_into_one_folder(asked):
+    with holding(asked.output_dir), pytest.raises(UserError, match="another process works in"):
+        evaluate_samples(asked)
+    assert found(asked.output_dir) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(asked):
+    blocked = replace(asked, output_dir=asked.samples / "out")
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        evaluate_samples(blocked)
+
+
+def test_tests_that_could_not_decide_are_refused_before_anything_runs(asked):
+    rows = [{**HUMANEVAL[0], "test": "def check(candidate):\n    assert np.isclose(candidate(1), 2)"}, *HUMANEVAL[1:]]
+    write(Path(asked.data), rows)
+    with pytest.raises(UserError, match="HumanEval/1 cannot run: they use np, which they do not define"):
+        evaluate_samples(asked)
+    assert not asked.output_dir.exists()
+
+
 def test_a_broken_test_ends_the_evaluation(asked):
     write(
         Path(asked.data),
-        [{**HUMANEVAL[0], "test": "import no_such_module\ndef check(candidate): pass"}, *HUMANEVAL[1:]],
+        [
+            {**HUMANEVAL[0], "test": "import no_such_module\ndef check(candidate):\n    assert candidate(1)"},
+            *HUMANEVAL[1:],
+        ],
     )
     with pytest.raises(RunError, match="HumanEval/1"):
         evaluate_samples(asked)

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "__init__": set(),
     # Ground floor: no idea what a run is.
     "errors": set(),
+    "folder_lock": {"errors"},
     "atomic": set(),
     "progress": set(),
     "optional": {"errors"},
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     "config_check": {
         "config", "errors", "grpo_fields", "prompts", "reward_registry", "rewards", "sandbox", "tasks",
     },
-    "run_record": {"atomic", "config", "errors", "reward_registry"},
+    "run_record": {"atomic", "config", "errors", "folder_lock", "reward_registry"},
     "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
     "rollouts": set(),
@@ -62,7 +63,7 @@ MAY_IMPORT = {
         "tasks",
     },
     "evaluate": {"config", "errors", "json_lines", "progress", "prompts", "rollouts", "run_record", "tasks"},
-    "sample_files": {"atomic", "data", "errors", "json_lines", "passk", "progress", "sandbox", "tasks"},
+    "sample_files": {"atomic", "data", "errors", "folder_lock", "json_lines", "passk", "progress", "sandbox", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
     "dry_run": {"config", "config_check", "data", "policy", "prompts", "reward_registry", "tasks"},
 }  # fmt: skip

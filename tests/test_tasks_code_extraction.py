@@ -202,3 +202,22 @@ def test_hostile_texts_take_linear_time(unit, opening):
     started = time.process_time()
     extract_program(text, "f", PREFIX)
     assert time.process_time() - started < 6
+
+
+@pytest.mark.parametrize("filling", ["T.append(7)", "T[:] = [7]", "for _ in range(1):\n    T.append(7)"])
+def test_a_table_may_be_filled_after_the_function_that_reads_it(filling):
+    assert value(fenced(f"def f(x):\n    return T[0] + x\n\nT = []\n{filling}"), 1) == 8
+
+
+def test_examples_that_use_a_table_are_dropped_all_the_same():
+    program = extract_program(
+        fenced("def f(x):\n    return T[0] + x\n\nT = [7]\nprint(T, f(1))\nassert f(T[0]) == 0"), "f"
+    )
+    assert "print" not in program and "assert" not in program
+
+
+def test_a_base_model_may_change_its_argument_and_return_nothing():
+    names = {}
+    exec(extract_program("    a.append(1)\n", "f", 'def f(a):\n    """Append 1."""\n'), names)
+    numbers = []
+    assert names["f"](numbers) is None and numbers == [1]

@@ -23,7 +23,19 @@ link.py        the tests' end of the socket; codec.py is values on the wire
 lockdown.py    what a process gives up; syscalls.py is its list of system calls
 """
 
+from lora_grpo.sandbox.exam import prepare
 from lora_grpo.sandbox.pool import check_settings, describe, run, start, stop
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 
-__all__ = ["BrokenTest", "Program", "Settings", "Verdict", "check_settings", "describe", "run", "start", "stop"]
+__all__ = [
+    "BrokenTest",
+    "Program",
+    "Settings",
+    "Verdict",
+    "check_settings",
+    "describe",
+    "prepare",
+    "run",
+    "start",
+    "stop",
+]

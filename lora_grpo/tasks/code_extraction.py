@@ -144,10 +144,12 @@ def _fence(line: str) -> tuple[str, str, str] | None:
 def _continue(text: str, entry_point: str, prefix: str) -> str | None:
     """Put a text that begins indented under the prompt, as a base model means it; None where it is something else."""
     body = cut_at_stop(text.strip("\n"))
-    if not prefix or not body.startswith(("  ", "\t")) or not _RETURN.search(body):
+    if not prefix or not body.startswith(("  ", "\t")):
         return None
     whole = under_signature(body, entry_point, prefix)
-    return whole if whole is not None or _CODE_LINE.search(text) else f"{prefix.rstrip()}\n{body}"
+    if whole is not None or _CODE_LINE.search(text) or not _RETURN.search(body):
+        return whole
+    return f"{prefix.rstrip()}\n{body}"
 
 
 def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:

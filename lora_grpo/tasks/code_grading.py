@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import write_completion
-from lora_grpo.tasks import CODE_TASKS, Verdict
+from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 from lora_grpo.tasks.code_extraction import extract_program
 
 NO_CODE = "no_code"
@@ -78,16 +79,7 @@ def run_sources(
 ) -> list[Outcome]:
     """Run programs as they stand, None where there is none; what occurs twice runs once. Else as `run_tests`."""
     programs = [
-        source
-        if source is None
-        else sandbox.Program(
-            source,
-            _tested(row)["test"],
-            functions=tuple(row.get("functions") or [row["entry_point"]]),
-            prelude=row.get("prelude") or "",
-            count_tests=count_tests,
-            name=str(row.get("id", "a program")),
-        )
+        None if source is None else _program(source, row, count_tests)
         for source, row in zip(sources, rows, strict=True)
     ]
     different = list(dict.fromkeys(program for program in programs if program is not None))
@@ -95,11 +87,55 @@ def run_sources(
     return [Outcome(program.source, verdicts[program]) if program else Outcome(None, None) for program in programs]
 
 
+def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse rows whose tests could not decide about any program, before there is one.
+
+    Raises:
+        UserError: tests are missing, are not Python, assert nothing, or use a name that nobody defines.
+    """
+    for row in rows:
+        try:
+            sandbox.prepare(_program("", row))
+        except sandbox.BrokenTest as error:
+            raise UserError(f"{error}; mend the row or leave it out") from None
+
+
+def solvable(rows: Sequence[Row]) -> list[Row]:
+    """Leave out rows whose own program fails their tests, and name them; they could teach nothing.
+
+    One that only takes too long stays: on another day, or another machine, it may not.
+    """
+    check_tests(rows)
+    outcomes = run_sources([row["answer"] for row in rows], rows)
+    wrong = [
+        (row["id"], outcome.verdict)
+        for row, outcome in zip(rows, outcomes, strict=True)
+        if outcome.verdict and outcome.verdict.status not in ("passed", "timeout")
+    ]
+    if wrong:
+        named = ", ".join(f"{name} ({verdict.message})" for name, verdict in wrong[:3])
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        print(f"left {len(wrong)} rows out, whose own program fails its tests: {named}{more}", file=sys.stderr)
+    unsolvable = {name for name, _ in wrong}
+    return [row for row in rows if row["id"] not in unsolvable]
+
+
 def gold_completion(row: Mapping[str, Any]) -> str:
     """Return the row's own program in a fenced block, within the tags of its `prompt_style`."""
     program = write_completion("", row["answer"].strip("\n"), "code")
     style = row.get("prompt_style") or "code"
     return program if style == "code" else write_completion("The function is below.", program, style)
+
+
+def _program(source: str, row: Mapping[str, Any], count_tests: bool = False) -> sandbox.Program:
+    return sandbox.Program(
+        source,
+        _tested(row)["test"],
+        functions=tuple(row.get("functions") or [row["entry_point"]]),
+        prelude=row.get("prelude") or "",
+        count_tests=count_tests,
+        name=str(row.get("id", "a program")),
+    )
 
 
 def _tested(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -153,7 +153,16 @@ def _without_examples(code: Code, entry_point: str) -> Code:
     """Leave out what follows the entry point and is neither a definition nor a value that a definition reads."""
     first = next(place for place, node in enumerate(code.body) if entry_point in _bound(node))
     wanted = _used(node for node in code.body if isinstance(node, _DEFINITIONS)) | {entry_point}
-    return _without(code, {node for node in code.body[first + 1 :] if _is_idle(node, wanted)})
+    after = code.body[first + 1 :]
+    # A table that a definition reads may be filled by statements that bind nothing: `table.append(1)`, `table[2] = 3`.
+    tables = wanted & set().union(*map(_bound, (node for node in after if not isinstance(node, _DEFINITIONS))))
+    tables -= {entry_point}
+    filling = {node for node in after if not tables.isdisjoint(_names(node)) and entry_point not in _names(node)}
+    return _without(code, {node for node in after if _is_idle(node, wanted) and node not in filling})
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
 
 
 def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:

@@ -1,0 +1,45 @@
+"""One process a folder: who works in it holds it, and the kernel lets go of it whatever ends the process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from lora_grpo.errors import UserError
+
+
+def claim(folder: Path) -> None:
+    """Make the folder if need be, and hold it for as long as this process lives.
+
+    Raises:
+        UserError: it cannot be written, or another process holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process works in {folder}; wait for it or give another --output-dir") from None
+    except OSError as error:
+        raise UserError(f"--output-dir {folder} cannot be held: {error.strerror}") from None
+    held.append(handle)
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Hold the folder for the length of a block; see `claim`."""
+    claim(folder)
+    try:
+        yield
+    finally:
+        held.pop().close()
+
+
+held: list[IO[str]] = []
+"""The locks of this process."""
