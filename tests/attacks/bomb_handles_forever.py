@@ -5,6 +5,7 @@
 # test: thing = total([1, 2, 3])
 # test: while thing != 6:
 # test:     thing = thing.following
+# test: assert thing == 6
 class Thing:
     def __getattr__(self, name):
         return Thing()
