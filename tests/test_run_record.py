@@ -381,3 +381,13 @@ def test_only_a_constant_schedule_can_be_extended(tmp_path):
     finished(tmp_path / "run", train=TrainConfig(lr_scheduler="cosine", max_steps=10))
     longer = TrainConfig(lr_scheduler="cosine", max_steps=20)
     assert "cosine is laid out over the whole run" in refusal(tmp_path / "run", RESUME, train=longer)
+
+
+def test_a_run_that_goes_on_under_another_isolation_says_both(tmp_path):
+    rows = {**ROWS, "sandbox": "isolation NONE"}
+    open_in(tmp_path / "run", rows=rows).begin(BASE)
+    again = {**ROWS, "sandbox": "isolation Landlock"}
+    for _ in range(2):
+        run = open_in(tmp_path / "run", RESUME, rows=again)
+        run.begin(BASE)
+        assert run.record["data"]["sandbox"] == "isolation NONE; resumed with isolation Landlock"

@@ -103,12 +103,8 @@ def _bubblewrap(environment: dict[str, str]) -> list[str]:
     if executable is None:
         raise OSError("bubblewrap (bwrap) is not installed")
     # Without --die-with-parent, which means the thread that starts it: the end of its control socket ends a zygote.
-    command = [executable, "--unshare-all", "--cap-drop", "ALL", "--clearenv"]
-    command += [
-        "--dev-bind",
-        "/dev/null",
-        "/dev/null",
-    ]  # all that is left of /dev; --dev would bring a writable /dev/shm
+    # Of /dev there is /dev/null alone: --dev would bring a /dev/shm to write in.
+    command = [executable, "--unshare-all", "--cap-drop", "ALL", "--clearenv", "--dev-bind", *["/dev/null"] * 2]
     for name, value in environment.items():
         command += ["--setenv", name, value]
     for path in (Path(_interpreter()), *_libraries(), *_standard_library()):
