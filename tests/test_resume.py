@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,15 +124,15 @@ def test_a_longer_run_goes_on_from_the_shorter_one(unbroken, tmp_path):
     """7 steps, then 7 to 9, are 9 steps at once: with a constant learning rate the first do not depend on the last."""
     longer, extended = tmp_path / "longer", tmp_path / "extended"
     run(longer, *TINY, "--train.max-steps", "9")
-    run(extended, *TINY)
+    shutil.copytree(unbroken[0], extended)
     run(extended, "--resume", "--train.max-steps", "9")
     assert_same(extended, longer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.3, 1.0) for seed in range(6)])
+@pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.3, 1.0) for seed in range(3)])
 def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, tmp_path, moment):
-    """Six moments, seeded, from loading the model to the last sample; a share of an unbroken run's time."""
+    """Three moments, seeded, from loading the model to the last sample; a share of an unbroken run's time."""
     expected, seconds = unbroken
     folder = tmp_path / "killed"
     process = start(folder, *TINY)

@@ -252,7 +252,5 @@ def test_a_sample_of_mbpp_agrees_with_plain_python(real_data):
 
 
 @pytest.mark.slow
-def test_mbpp_and_its_mutants_agree_with_plain_python(real_data):
-    pairs = mbpp(real_data, random.Random(0))
-    assert len(pairs) > 2000
-    check_mbpp(pairs)
+def test_a_thousand_of_mbpp_and_its_mutants_agree_with_plain_python(real_data):
+    check_mbpp(random.Random(2).sample(mbpp(real_data, random.Random(0)), 1000))
