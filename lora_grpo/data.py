@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig, RunConfig
+from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import add_prompts, render_row
 from lora_grpo.tasks import CODE_TASKS, Row, get_task
@@ -44,9 +44,13 @@ def load_data(config: RunConfig) -> Data:
     # Where both splits are the same rows, the evaluation is drawn from what training leaves.
     limit = None if one_split else asked.eval_limit
     held_out = held_out_task.load("eval", asked.eval, limit, config.seed)
-    train, held_out, lost = _apart_on_one_split(train, held_out, asked) if one_split else _apart(train, held_out)
+    lost = 0
     if one_split:
-        held_out = draw(held_out, asked.eval_limit, config.seed)
+        left = _left_to_evaluate(train, held_out, asked.task)
+        lost = len(held_out) - len(left)
+        held_out = draw(left, asked.eval_limit, config.seed)
+    else:
+        train = _left_to_train(train, held_out)
     isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
     if isolation:
         print(f"sandbox: {isolation}", file=sys.stderr)
@@ -86,31 +90,35 @@ def _solvable(rows: list[Row], task: str) -> list[Row]:
     return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
 
 
-def _apart(train: list[Row], held_out: list[Row]) -> tuple[list[Row], list[Row], int]:
-    """Leave out of training what is held out; the third number is what the evaluation has lost, nothing."""
-    questions = {row["question"] for row in held_out}
-    apart = [row for row in train if row["question"] not in questions]
+def _left_to_train(train: list[Row], held_out: list[Row]) -> list[Row]:
+    """Leave out of training what is held out, and say how many rows that costs."""
+    apart = _apart(train, held_out)
     if len(apart) < len(train):
         print(f"left {len(train) - len(apart)} training rows out: their questions are held out too", file=sys.stderr)
-    return apart, held_out, 0
+    return apart
 
 
-def _apart_on_one_split(train: list[Row], held_out: list[Row], asked: DataConfig) -> tuple[list[Row], list[Row], int]:
-    """Leave out of the evaluation what is trained on, for a benchmark that has nothing else to train on."""
-    trained = {row["question"] for row in train}
-    apart = [row for row in held_out if row["question"] not in trained]
+def _left_to_evaluate(train: list[Row], held_out: list[Row], task: str) -> list[Row]:
+    """Leave out of the evaluation what is trained on, of a benchmark that has nothing else to train on, and say so."""
+    apart = _apart(held_out, train)
     lost = len(held_out) - len(apart)
     if not apart:
         raise UserError(
-            f"every {asked.task} problem would be trained on, and none is left to evaluate; "
+            f"every {task} problem would be trained on, and none is left to evaluate; "
             "pass --data.train-limit 10, or --data.eval-task with another benchmark"
         )
     print(
-        f"CONTAMINATED: training on {len(train)} {asked.task} problems; no score of this adapter on {asked.task} says "
-        "anything any more" + (f", and the {lost} of them are left out of the evaluation" if lost else ""),
+        f"CONTAMINATED: training on {len(train)} {task} problems; no score of this adapter on {task} says anything any "
+        "more" + (f", and the {lost} of them are left out of the evaluation" if lost else ""),
         file=sys.stderr,
     )
-    return train, apart, lost
+    return apart
+
+
+def _apart(rows: list[Row], others: list[Row]) -> list[Row]:
+    """Return the rows whose question is none of the others'."""
+    questions = {row["question"] for row in others}
+    return [row for row in rows if row["question"] not in questions]
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:

@@ -102,9 +102,10 @@ def evaluate_samples(options: Options) -> dict[str, Any]:
         request["style"] = options.style
     else:
         request |= {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
-    _finished(options.output_dir, request)  # a folder of something else is refused before it is touched
+    finished = _finished(options.output_dir, request)  # a folder of something else is refused before it is touched
     with holding(options.output_dir):
-        finished = _finished(options.output_dir, request)
+        if finished is None:  # unless another process has come to its end meanwhile
+            finished = _finished(options.output_dir, request)
         if finished is None:
             results, isolation = _grade(options, samples, request)
         else:
