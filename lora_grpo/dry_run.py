@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lora_grpo.base_model import load_tokenizer
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import batch_shape
 from lora_grpo.data import Data, fit_to_context
-from lora_grpo.policy import load_tokenizer
 from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
 from lora_grpo.tasks import get_task
@@ -22,7 +22,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     import yaml
 
     print(yaml.safe_dump(_plain(config.to_dict()), sort_keys=False, allow_unicode=True))
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")
     held_out = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]

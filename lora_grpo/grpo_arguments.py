@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.base_model import compute_dtype
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import batch_shape
 from lora_grpo.grpo_fields import parse_grpo_overrides
-from lora_grpo.policy import compute_dtype
 
 
 def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from lora_grpo import starter
+from lora_grpo.base_model import load_tokenizer
 from lora_grpo.config import LoraSettings, ModelConfig, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.policy import check_model, load_policy, load_tokenizer
+from lora_grpo.policy import check_model, load_policy
 
 
 def config(name="starter", bits=4, seed=0, **lora):
@@ -85,7 +86,7 @@ def test_a_model_that_cannot_be_read_is_one_line(tmp_path):
 
 def test_the_tokenizer_of_a_model_on_the_hub_needs_the_hub():
     with pytest.raises(UserError, match="tokenizer of owner/absent cannot be loaded") as caught:
-        load_tokenizer(config(name="owner/absent"))
+        load_tokenizer(config(name="owner/absent").model)
     assert "\n" not in str(caught.value)
 
 
@@ -98,7 +99,7 @@ def test_every_end_of_sequence_token_is_known():
 def test_a_folder_is_recorded_by_its_weights(tmp_path):
     import shutil
 
-    from lora_grpo.policy import weights_fingerprint
+    from lora_grpo.base_model import weights_fingerprint
 
     copy = shutil.copytree(starter.model_path(), tmp_path / "copy")
     before = weights_fingerprint(copy)

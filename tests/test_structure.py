@@ -48,15 +48,16 @@ MAY_IMPORT = {
     "rollouts": set(),
     "merged_copy": {"rollouts"},
     "engine_samplers": {"rollouts"},
+    "base_model": {"atomic", "config", "errors", "starter"},
     "policy": {
-        "atomic", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts", "starter",
+        "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts",
     },
     "command_line": {"config", "config_check", "errors", "hardware", "policy", "run_record"},
     # The arrows of the flow.
     "checkpoints": {"atomic"},
     "completion_log": {"atomic", "rewards"},
     "stop_signal": set(),
-    "grpo_arguments": {"config", "config_check", "grpo_fields", "policy"},
+    "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
         "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
         "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
@@ -65,7 +66,7 @@ MAY_IMPORT = {
     "evaluate": {"config", "errors", "json_lines", "progress", "prompts", "rollouts", "run_record", "tasks"},
     "sample_files": {"atomic", "data", "errors", "folder_lock", "json_lines", "passk", "progress", "sandbox", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
-    "dry_run": {"config", "config_check", "data", "policy", "prompts", "reward_registry", "tasks"},
+    "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
 }  # fmt: skip
 
 

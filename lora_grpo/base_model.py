@@ -1,0 +1,182 @@
+"""The base model: found in a folder or on the Hub, loaded in 4 or 16 bits, and kept as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import starter
+from lora_grpo.atomic import sha256
+from lora_grpo.config import STARTER, ModelConfig
+from lora_grpo.errors import RunError, UserError
+
+
+def source(name: str) -> str:
+    """Return what `from_pretrained` is given: a folder, or a Hub id."""
+    if name == STARTER:
+        return str(starter.model_path())
+    return str(Path(name).expanduser()) if is_folder_name(name) else name
+
+
+def is_folder_name(name: str) -> bool:
+    """Tell a folder's name from a Hub id such as `owner/name`."""
+    return name != STARTER and (name.startswith(("/", "./", "../", "~")) or Path(name).exists() or name.count("/") > 1)
+
+
+def check_folder(name: str, flag: str) -> None:
+    """Refuse a folder that holds no model, without importing torch; a Hub id passes.
+
+    Args:
+        name: of the model.
+        flag: what to call it in the message.
+
+    Raises:
+        UserError: says what is missing.
+    """
+    if not is_folder_name(name):
+        return
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{flag} {name} does not exist; give a model's folder or a Hub id such as owner/name")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{flag} {name} holds no config.json; give the folder of a transformers model")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"{flag} {name} holds no .safetensors weights; pickled weights are not loaded")
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Return one SHA-256 over the names and bytes of a folder's safetensors files."""
+    files = {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def wait_without_spinning() -> None:
+    """Let OpenMP's threads sleep while they wait; to be called before torch is imported.
+
+    On cores that something else wants too, spinning is many times slower; on idle ones it gains next to nothing
+    (docs/benchmarks.md).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def prepare_torch(seed: int) -> None:
+    """Import torch as every model here wants it: quiet, seeded, and on a CPU repeatable to the bit."""
+    wait_without_spinning()
+    import logging
+
+    import torch
+    from transformers import set_seed
+    from transformers.utils import logging as transformers_logging
+
+    # The libraries' start-up chatter; what they warn of later still shows.
+    transformers_logging.disable_progress_bar()
+    # "Failed to load CPU gemm_4bit_forward": about an optional kernel that only inference uses.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    set_seed(seed)
+    if not torch.cuda.is_available():
+        # The order in which threads add is fixed, so that two runs agree in every bit.
+        torch.use_deterministic_algorithms(True)
+        # Filling every new tensor with NaN finds bugs and costs time; nothing here reads memory it did not write.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def compute_dtype() -> Any:
+    """Return the dtype of activations: float32 on a CPU, bfloat16 on a GPU that has it, else float16."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.float32
+    # Older cards (T4, RTX 20) emulate bfloat16, slowly.
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def load_base(settings: ModelConfig) -> Any:
+    """Load the model without an adapter, on the GPU where there is one.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = compute_dtype()
+    quantisation = None
+    if settings.bits == 4:
+        quantisation = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source(settings.name),
+            revision=settings.revision,
+            quantization_config=quantisation,
+            dtype=dtype,
+            device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"},
+            use_safetensors=True,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}") from error
+    keep_frozen(model)
+    return model
+
+
+def load_tokenizer(settings: ModelConfig) -> Any:
+    """Load the model's tokenizer alone.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            source(settings.name), revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return every token that ends a completion, and give the tokenizer a padding token where it has none.
+
+    Args:
+        model: a transformers model, without an adapter around it.
+        tokenizer: its tokenizer.
+
+    Raises:
+        RunError: there is none, so that no completion would end.
+    """
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    declared = model.generation_config.eos_token_id
+    ends = [declared] if isinstance(declared, int) else list(declared or [])
+    ends = sorted({*ends, tokenizer.eos_token_id} - {None})
+    if not ends:
+        raise RunError(
+            f"{model.config.name_or_path} declares no end-of-sequence token; its completions would never end"
+        )
+    return ends
+
+
+def keep_frozen(model: Any) -> None:
+    """Stop bitsandbytes (0.50) from repacking 4-bit weights in place.
+
+    On a CPU with AVX512-BF16 its first forward pass in eval mode rounds every block's scale to bfloat16 for good and
+    moves the layer to a kernel without a backward pass: the base drifts and the adapter below it stops learning.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or its type's name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
