@@ -64,6 +64,7 @@ MAY_IMPORT = {
         "tasks",
     },
     "evaluate": {"config", "errors", "json_lines", "progress", "prompts", "rollouts", "run_record", "tasks"},
+    "foreign_samples": {"errors", "tasks"},
     "sample_files": {"atomic", "data", "errors", "folder_lock", "json_lines", "passk", "progress", "sandbox", "tasks"},
     "comparison": {"atomic", "config", "evaluate", "passk", "run_record"},
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
