@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lora_grpo.rollouts import Draw, Sampler
 
 
 class GenerateSampler(Sampler):
     """Samples by the model's own `generate`, for an engine that replaces the forward pass behind it.
 
-    Such an engine's trainer draws its rollouts that way too, so this sampler serves evaluation.
+    Such an engine's trainer draws its rollouts that way too, so this sampler serves evaluation. Of several seeds it
+    uses the first alone: `generate` draws from torch's one generator, so a completion's draws depend on its neighbours.
+    `slots` completions at most are one batch, which ends before the next begins.
     """
 
     serves_training = False
@@ -16,14 +20,18 @@ class GenerateSampler(Sampler):
     def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
         import torch
 
-        batch = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        rows = [ids for ids in prompts for _ in range(draw.num_samples)]
+        size = self.slots or len(rows)
+        torch.manual_seed(draw.seed if isinstance(draw.seed, int) else draw.seed[0])
+        return [ids for start in range(0, len(rows), size) for ids in self._generate(rows[start : start + size], draw)]
+
+    def _generate(self, rows: list[list[int]], draw: Draw) -> list[list[int]]:
+        batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         device = next(self.model.parameters()).device
-        torch.manual_seed(draw.seed)
         drawing = {"do_sample": True, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": 0}
         output = self.model.generate(
             **batch.to(device),
             **(drawing if draw.temperature else {"do_sample": False}),
-            num_return_sequences=draw.num_samples,
             max_new_tokens=draw.max_tokens,
             eos_token_id=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
@@ -55,22 +63,32 @@ class SharedVllmSampler(Sampler):
             self.model.save_lora(self._folder.name)
             self._request = self.model.load_lora(self._folder.name)
 
+    def find_slots(self, longest_prompt: int, max_tokens: int) -> int:
+        """Return vLLM's own default; it fits the batch to its memory itself, so `slots` stays None."""
+        return 256
+
     def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
         from vllm import SamplingParams
 
-        # One seed for all prompts would give equal prompts equal samples; a seed each keeps groups apart.
+        if isinstance(draw.seed, int):
+            # One seed for all prompts would give equal prompts equal samples; a seed each keeps groups apart.
+            requests, num_samples = prompts, draw.num_samples
+            seeds: Sequence[int] = [draw.seed + 7919 * place for place in range(len(prompts))]
+        else:
+            requests, num_samples = [ids for ids in prompts for _ in range(draw.num_samples)], 1
+            seeds = draw.seed
         each = [
             SamplingParams(
-                n=draw.num_samples,
+                n=num_samples,
                 max_tokens=draw.max_tokens,
                 temperature=draw.temperature,
                 top_p=draw.top_p,
-                seed=(draw.seed + 7919 * place) % 2**31,
+                seed=seed % 2**31,
                 stop_token_ids=self.eos_token_ids,
             )
-            for place in range(len(prompts))
+            for seed in seeds
         ]
         results = self.model.fast_generate(
-            [{"prompt_token_ids": ids} for ids in prompts], each, use_tqdm=False, lora_request=self._request
+            [{"prompt_token_ids": ids} for ids in requests], each, use_tqdm=False, lora_request=self._request
         )
         return [list(output.token_ids) for result in results for output in result.outputs]

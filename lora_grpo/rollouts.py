@@ -1,15 +1,22 @@
 """Samplers: from prompts to completions, by the policy as it is now.
 
-One sampler serves training and evaluation. Against `model.generate` it does three things differently: a prompt is read
-once for its whole group, rows that ended leave the batch, and the random numbers depend on the seed that is passed, not
-on what ran before, so that a resumed run draws what an uninterrupted one would have drawn.
+One sampler serves training and evaluation. Against `model.generate` it does four things differently: a prompt is read
+once for its whole group, rows that ended leave the batch, with `slots` set the next completions take their places, and
+the random numbers depend on the seed that is passed, not on what ran before, so that a resumed run draws what an
+uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from lora_grpo.decoding_slots import Rows, begin, can_join, to_begin
+from lora_grpo.errors import RunError
+from lora_grpo.slot_memory import ran_out_of_memory, slots_that_fit
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +42,7 @@ class Draw:
     max_tokens: int
     temperature: float
     top_p: float
-    seed: int
+    seed: int | Sequence[int]
 
 
 class Sampler:
@@ -49,6 +56,10 @@ class Sampler:
 
     serves_training = True
     """False where the engine draws training rollouts itself and this sampler serves evaluation alone."""
+    streams = False
+    """True where `stream` yields a prompt's completions as soon as they have ended."""
+    slots: int | None = None
+    """Most completions decoded at once; None decodes all of a call together, as a training step does."""
 
     def __init__(self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
@@ -63,6 +74,31 @@ class Sampler:
         ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
         return ids
 
+    def find_slots(self, longest_prompt: int, max_tokens: int) -> int:
+        """Set `slots` to what the memory that is there holds, and return it; see `slots_that_fit`.
+
+        Args:
+            longest_prompt: tokens.
+            max_tokens: longest completion, in tokens.
+        """
+        self.slots = slots_that_fit(self.model, longest_prompt, max_tokens)
+        return self.slots
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        num_samples: int,
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | Sequence[int],
+    ) -> Iterator[tuple[int, list[Rollout]]]:
+        """Yield (place of the prompt, its G rollouts) for each prompt; arguments and errors are those of `rollouts`."""
+        yield from enumerate(
+            self.rollouts(prompts, num_samples, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        )
+
     def rollouts(
         self,
         prompts: Sequence[str],
@@ -71,9 +107,11 @@ class Sampler:
         max_tokens: int,
         temperature: float,
         top_p: float,
-        seed: int,
+        seed: int | Sequence[int],
     ) -> list[list[Rollout]]:
         """Sample `num_samples` completions of each prompt.
+
+        Where memory runs out and `slots` is set, it is halved and the call begins anew.
 
         Args:
             prompts: B rendered prompts.
@@ -81,21 +119,19 @@ class Sampler:
             max_tokens: longest completion.
             temperature: softmax temperature; 0 decodes greedily.
             top_p: nucleus probability, 1 keeps the whole distribution.
-            seed: fixes every draw, whatever was drawn before.
+            seed: fixes every draw, whatever was drawn before; or B·G seeds, of which each fixes the draws of one
+                completion, whatever else is in the call.
 
         Returns:
             B lists of G rollouts.
-        """
-        import torch
 
-        token_ids = self.encode(prompts)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                drawn = self._decode(token_ids, Draw(num_samples, max_tokens, temperature, top_p, seed))
-        finally:
-            self.model.train(was_training)
+        Raises:
+            RunError: memory did not suffice for one completion at a time.
+        """
+        total = len(prompts) * num_samples
+        if not isinstance(seed, int) and len(seed) != total:
+            raise ValueError(f"{len(seed)} seeds for {total} completions; pass one each")
+        drawn = self._decode_in_memory(self.encode(prompts), Draw(num_samples, max_tokens, temperature, top_p, seed))
         ends = set(self.eos_token_ids)
         texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
         flat = [
@@ -103,61 +139,75 @@ class Sampler:
         ]
         return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
-        """Return the sampled ids of B·G rows. Shapes: B prompts, R = B·G rows, of which r have not ended yet."""
+    def _decode_in_memory(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
+        """Decode, and where memory runs out, anew with half the slots."""
         import torch
-        from transformers import DynamicCache
+
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            while True:
+                try:
+                    with torch.no_grad():
+                        return self._decode(prompts, draw)
+                except RuntimeError as error:
+                    if self.slots is None or not ran_out_of_memory(error):
+                        raise
+                    at_once = min(self.slots, len(prompts) * draw.num_samples)
+                    if at_once == 1:
+                        raise RunError(
+                            "memory did not suffice for one completion at a time; pass a smaller "
+                            f"--max-completion-tokens or --bits 4 ({' '.join(str(error).split())})"
+                        ) from error
+                # Only here, where the error and the frames that it held are gone, is the batch itself free.
+                gc.collect()
+                torch.cuda.empty_cache()
+                self.slots = at_once // 2
+                print(
+                    f"memory did not suffice for {at_once} completions at once; going on with {self.slots}",
+                    file=sys.stderr,
+                )
+        finally:
+            self.model.train(was_training)
+
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
+        """Return the sampled ids of R = B·G completions, `slots` of them decoded at once."""
+        import torch
 
         device = next(self.model.parameters()).device
-        longest = max(map(len, prompts))
         pad = self.tokenizer.pad_token_id
-        input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts], device=device)
-        mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-
-        cache = DynamicCache(config=self.model.config)
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache.batch_repeat_interleave(draw.num_samples)
-        logits = output.logits[:, -1].repeat_interleave(draw.num_samples, dim=0)  # (R, V)
-        mask = mask.repeat_interleave(draw.num_samples, dim=0)  # (R, P)
-        position = positions[:, -1].repeat_interleave(draw.num_samples) + 1  # (r,)
-
-        generator = torch.Generator(device=device).manual_seed(draw.seed)
+        total = len(prompts) * draw.num_samples
+        slots = min(self.slots or total, total)
+        joining = self.slots is not None and can_join(self.model.config)
+        uniform = uniform_numbers(draw, total, device)
         ends = torch.tensor(self.eos_token_ids, device=device)
-        rows = torch.arange(len(prompts) * draw.num_samples, device=device)  # (r,) places of the rows still running
-        total = rows.numel()
         drawn = torch.full((total, draw.max_tokens), pad, device=device)
         lengths = torch.full((total,), draw.max_tokens, device=device)
-        for step in range(draw.max_tokens):
-            # One number a row and step, ended rows included: a row's draws do not depend on when others end.
-            uniform = torch.rand(total, generator=generator, device=device)[rows]
-            token = pick(logits.float(), draw.temperature, draw.top_p, uniform)
-            drawn[rows, step] = token
-            ended = torch.isin(token, ends)
-            lengths[rows[ended]] = step + 1
-            if step + 1 == draw.max_tokens or bool(ended.all()):
-                break
-            if bool(ended.any()):
-                running = (~ended).nonzero().squeeze(1)
-                rows, token, mask, position = rows[running], token[running], mask[running], position[running]
-                cache.batch_select_indices(running)
-            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-            output = self.model(
-                input_ids=token[:, None],
-                attention_mask=mask,
-                position_ids=position[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            logits, position = output.logits[:, -1], position + 1
+        begun = 0
+        rows: Rows | None = None
+        while rows or begun < total:
+            while new := to_begin(slots, running=len(rows or ()), waiting=total - begun, joining=joining):
+                more = begin(self.model, pad, prompts, range(begun, begun + new), draw.num_samples)
+                rows, begun = rows.joined(more) if rows else more, begun + new
+            assert rows  # where none ran, some began
+            tokens = pick(rows.logits.float(), draw.temperature, draw.top_p, uniform[rows.places, rows.steps])
+            drawn[rows.places, rows.steps] = tokens
+            rows.steps = rows.steps + 1
+            ended = torch.isin(tokens, ends) | (rows.steps == draw.max_tokens)
+            lengths[rows.places[ended]] = rows.steps[ended]
+            rows.go_on(self.model, tokens, (~ended).nonzero().squeeze(1))
         return [ids[:length] for ids, length in zip(drawn.tolist(), lengths.tolist(), strict=True)]
+
+
+def uniform_numbers(draw: Draw, total: int, device: Any) -> torch.Tensor:
+    """Return (R, max_tokens) numbers in [0, 1), one a completion and step: nothing depends on when others end."""
+    import torch
+
+    if isinstance(draw.seed, int):
+        one = torch.Generator(device=device).manual_seed(draw.seed)
+        return torch.stack([torch.rand(total, generator=one, device=device) for _ in range(draw.max_tokens)], dim=1)
+    each = [torch.Generator().manual_seed(seed) for seed in draw.seed]
+    return torch.stack([torch.rand(draw.max_tokens, generator=own) for own in each]).to(device)
 
 
 def pick(logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor) -> torch.Tensor:

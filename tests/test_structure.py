@@ -45,7 +45,9 @@ MAY_IMPORT = {
     "run_record": {"atomic", "config", "errors", "folder_lock", "reward_registry"},
     "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
-    "rollouts": set(),
+    "decoding_slots": set(),
+    "slot_memory": {"decoding_slots"},
+    "rollouts": {"decoding_slots", "errors", "slot_memory"},
     "merged_copy": {"rollouts"},
     "engine_samplers": {"rollouts"},
     "base_model": {"atomic", "config", "errors", "starter"},
