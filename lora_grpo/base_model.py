@@ -144,25 +144,24 @@ def load_tokenizer(settings: ModelConfig) -> Any:
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
 
 
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+def end_tokens(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
     """Return every token that ends a completion, and give the tokenizer a padding token where it has none.
 
     Args:
-        model: a transformers model, without an adapter around it.
+        generation_config: the model's.
         tokenizer: its tokenizer.
+        name: of the model, for the message.
 
     Raises:
         RunError: there is none, so that no completion would end.
     """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    declared = model.generation_config.eos_token_id
+    declared = generation_config.eos_token_id
     ends = [declared] if isinstance(declared, int) else list(declared or [])
     ends = sorted({*ends, tokenizer.eos_token_id} - {None})
     if not ends:
-        raise RunError(
-            f"{model.config.name_or_path} declares no end-of-sequence token; its completions would never end"
-        )
+        raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
     return ends
 
 

@@ -1,175 +1,139 @@
-"""Base against trained: the table at the end of a run, and `evaluation/report.json`."""
+"""Two models on the same tasks: what changed, and whether it can be told from chance."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from lora_grpo import atomic, passk
-from lora_grpo.config import EvalConfig
-from lora_grpo.evaluate import Sample
-from lora_grpo.run_record import Run
+from lora_grpo import passk
+from lora_grpo.errors import UserError
+from lora_grpo.results import GREEDY, Result
+
+SIGNIFICANT = 0.05
+"""The p-value below which a difference is called one."""
 
 
-def compare(before: Sequence[Sample], after: Sequence[Sample], settings: EvalConfig, seed: int) -> list[dict[str, Any]]:
-    """Return one row of the table for pass@k of each k, and one for greedy decoding.
+def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int], seed: int) -> list[dict[str, Any]]:
+    """Return one row of the table for pass@k of each k, and one for greedy decoding where there is any.
 
     Args:
-        before: the base model's samples.
-        after: the trained model's samples of the same rows.
-        settings: says k and the number of samples.
+        before: one model's samples.
+        after: the other's, of the same tasks.
+        ks: the k of pass@k.
         seed: of the resampling behind intervals and p-values.
 
     Returns:
-        Rows with `metric`, `before`, `after`, their 95 % intervals, `difference` with its interval, and `p_value`.
+        Rows with `metric`, `before`, `after`, their 95 % intervals, `difference` with its interval, `p_value`, the
+        name of its `test`, and the smallest change that was `detectable` (None: none was).
+
+    Raises:
+        UserError: the tasks are not the same, or a k exceeds the samples of a task.
     """
     table = []
-    n = settings.num_samples
-    ids = sorted({sample["id"] for sample in before})
-    counts = [_counts(samples, ids) for samples in (before, after)]
-    for k in settings.k if n else ():
-        values = [passk.per_task_pass_at_k(n, count, k) for count in counts]
-        intervals = [
-            passk.wilson_interval(int(count.sum()), len(ids)) if n == 1 else passk.bootstrap_interval(value, seed=seed)
-            for count, value in zip(counts, values, strict=True)
-        ]
-        p_value = passk.paired_permutation(values[0], values[1], seed=seed)
-        table.append(_row(f"pass@{k}", values, intervals, p_value, seed))
-    greedy = [
-        np.array([by_id[task] for task in ids])
-        for by_id in ({s["id"]: s["passed"] for s in part if s["draw"] == "greedy"} for part in (before, after))
-    ]
-    intervals = [passk.wilson_interval(int(passed.sum()), len(ids)) for passed in greedy]
-    table.append(_row("greedy", [g.astype(float) for g in greedy], intervals, passk.mcnemar_exact(*greedy), seed))
+    drawn = [tallies(part, greedy=False) for part in (before, after)]
+    greedy = [tallies(part, greedy=True) for part in (before, after)]
+    for counts in (drawn, greedy):
+        if counts[0].keys() != counts[1].keys():
+            lost = len(counts[0].keys() ^ counts[1].keys())
+            raise UserError(f"{lost} tasks have samples on one side alone; evaluate both models on the same tasks")
+    if drawn[0]:
+        table += [_row(f"pass@{k}", drawn, k, seed) for k in ks]
+    if greedy[0]:
+        table.append(_row("greedy", greedy, 1, seed))
     return table
 
 
-def conclude(run: Run, before: Sequence[Sample], after: Sequence[Sample]) -> None:
-    """Write the report, close run.json, and print the table, the reward's change and what to do next."""
-    settings = run.config.eval
-    table = compare(before, after, settings, run.config.seed)
-    protocol = {
-        "task": run.config.data.held_out_task,
-        "rows": len({sample["id"] for sample in before}),
-        "data_sha256": run.record["data"]["eval"]["sha256"],
-        "left_out_as_trained_on": run.record["data"].get("left_out_as_trained_on", 0),
-        "sandbox": run.record["data"].get("sandbox"),
-        "prompt_style": run.config.data.prompt_style,
-        "few_shot": run.config.data.few_shot,
-        "num_samples": settings.num_samples,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "max_completion_tokens": run.config.sampling.max_completion_tokens,
-        "seed": run.config.seed,
-        "policy": run.record["policy"],
-    }
-    details = {"base": _details(before), "trained": _details(after)}
-    report = {"protocol": protocol, "table": table, **details}
-    atomic.write_json(run.evaluation / "report.json", report)
-    markdown = _markdown(table, protocol)
-    atomic.write_text(run.evaluation / "report.md", markdown)
-    reward = reward_curve(run)
-    run.finish({"table": table, "reward": reward})
-    print_table(table, protocol)
-    print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
-    print(
-        f"\nadapter   {run.adapter}\nreport    {run.evaluation / 'report.md'}\n"
-        f"curves    {run.metrics}\nsamples   {run.evaluation}/*.samples.jsonl\n\n"
-        f"use it    PeftModel.from_pretrained(base, {str(run.adapter)!r})\n"
-        f"longer    the same command with --resume --train.max-steps {2 * run.config.train.max_steps}"
+def tallies(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, int]]:
+    """Return how many samples each task has and how many of them passed, by task_id and sorted by it."""
+    total: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+    for result in results:
+        if (result.get("draw") == GREEDY) is greedy:
+            total[str(result["task_id"])] += 1
+            passed[str(result["task_id"])] += result["passed"]
+    return {task: (total[task], passed[task]) for task in sorted(total)}
+
+
+def shifts(before: Sequence[Result], after: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
+    """Return the tasks that were fixed and those that regressed, those that moved most first.
+
+    A task is fixed where fewer than half of its samples passed before and at least half do now; regressed the other way
+    round. Greedy samples decide where there are only such.
+
+    Returns:
+        `fixed` and `regressed`: `task_id`, and `before` and `after` as [passed, samples].
+    """
+    only_greedy = all(result.get("draw") == GREEDY for result in before)
+    first, second = (tallies(part, greedy=only_greedy) for part in (before, after))
+    moved: dict[str, list[dict[str, Any]]] = {"fixed": [], "regressed": []}
+    for task, (total, passed) in first.items():
+        total_after, passed_after = second[task]
+        was, is_now = 2 * passed >= total, 2 * passed_after >= total_after
+        if was != is_now:
+            entry = {"task_id": task, "before": [passed, total], "after": [passed_after, total_after]}
+            moved["fixed" if is_now else "regressed"].append(entry)
+    for entries in moved.values():
+        entries.sort(
+            key=lambda entry: -abs(entry["after"][0] / entry["after"][1] - entry["before"][0] / entry["before"][1])
+        )
+    return moved
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Say in one sentence what a row of the table comes to."""
+    points = f"{100 * row['difference']:+.1f} points"
+    if row["p_value"] < SIGNIFICANT:
+        word = "better" if row["difference"] > 0 else "worse"
+        return f"{row['metric']}: {word}, {points} (p {p_value(row['p_value'])}, {row['test']})"
+    could = (
+        f"a change of {100 * row['detectable']:.1f} points would have been told 4 times in 5"
+        if row["detectable"] is not None
+        else "no change could have been told with so few tasks"
     )
+    return f"{row['metric']}: not distinguishable, {points} (p {p_value(row['p_value'])}, {row['test']}); {could}"
 
 
-def reward_curve(run: Run) -> dict[str, float]:
-    """Return the mean reward of the first and of the last step, and the number of steps."""
-    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if "reward" in line]  # rollouts used twice are rewarded once
-    return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}
+def p_value(value: float) -> str:
+    """Write a p-value as tables do."""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def print_table(table: Sequence[dict[str, Any]], protocol: dict[str, Any]) -> None:
-    """Print the table for people; wide enough for a plain log as well as a terminal."""
-    from rich.console import Console
-    from rich.table import Table
+def estimate(counts: dict[str, tuple[int, int]], k: int, seed: int) -> tuple[Any, passk.Interval]:
+    """Return pass@k of every task, and the 95 % interval of their mean.
 
-    shown = Table(title=_title(protocol))
-    for heading in ("", "base", "trained", "difference", "p"):
-        shown.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    for row in table:
-        shown.add_row(*_cells(row))
-    console = Console()
-    Console(width=max(console.width, 100)).print(shown)
-
-
-def _counts(samples: Sequence[Sample], ids: Sequence[str]) -> Any:
-    passed: dict[str, int] = defaultdict(int)
-    for sample in samples:
-        if sample["draw"] != "greedy":
-            passed[sample["id"]] += sample["passed"]
-    return np.array([passed[task] for task in ids])
+    Args:
+        counts: samples and passes by task.
+        k: at most the smallest number of samples.
+        seed: of the resampling behind the interval of several samples a task; one a task has Wilson's.
+    """
+    total, passed = (np.array(column) for column in zip(*counts.values(), strict=True))
+    values = passk.per_task_pass_at_k(total, passed, k)
+    if total.max() == 1:
+        return values, passk.wilson_interval(int(passed.sum()), len(total))
+    return values, passk.bootstrap_interval(values, seed=seed)
 
 
-def _row(metric: str, values: list[Any], intervals: list[passk.Interval], p_value: float, seed: int) -> dict[str, Any]:
-    before, after = values
+def _change(entry: dict[str, Any]) -> float:
+    (before, total), (after, total_after) = entry["before"], entry["after"]
+    return abs(after / total_after - before / total)
+
+
+def _row(metric: str, counts: list[dict[str, tuple[int, int]]], k: int, seed: int) -> dict[str, Any]:
+    (before, low_high), (after, low_high_after) = (estimate(part, k, seed) for part in counts)
+    once = all(total == 1 for part in counts for total, _ in part.values())
+    test = "exact McNemar" if once else "paired permutation"
     return {
         "metric": metric,
         "before": float(before.mean()),
-        "before_interval": list(intervals[0]),
+        "before_interval": list(low_high),
         "after": float(after.mean()),
-        "after_interval": list(intervals[1]),
+        "after_interval": list(low_high_after),
         "difference": float((after - before).mean()),
         "difference_interval": list(passk.difference_interval(before, after, seed=seed)),
-        "p_value": p_value,
+        "p_value": passk.mcnemar_exact(before, after) if once else passk.paired_permutation(before, after, seed=seed),
+        "test": test,
+        "detectable": passk.minimum_detectable_change(before, after),
     }
-
-
-def _details(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Sum up one model's sampled completions: the rules side by side, reasons, length, truncation."""
-    rules: dict[str, list[bool]] = defaultdict(list)
-    reasons: dict[str, int] = defaultdict(int)
-    for sample in samples:
-        reasons[sample["reason"]] += 1
-        for rule, passed in sample["rules"].items():
-            rules[rule].append(passed)
-    return {
-        "samples": len(samples),
-        "rules": {rule: sum(passed) / len(passed) for rule, passed in rules.items()},
-        "reasons": dict(sorted(reasons.items())),
-        "mean_tokens": sum(sample["num_tokens"] for sample in samples) / len(samples),
-        "truncated": sum(sample["truncated"] for sample in samples) / len(samples),
-    }
-
-
-def _title(protocol: dict[str, Any]) -> str:
-    lost = protocol.get("left_out_as_trained_on")
-    return (
-        f"{protocol['task']}, {protocol['rows']} held-out problems, {protocol['num_samples']} samples each at "
-        f"temperature {protocol['temperature']:g}, 95 % intervals"
-        + (f"; {lost} problems of this benchmark were trained on and left out: not comparable" if lost else "")
-    )
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def share(value: float, interval: Sequence[float]) -> str:
-        return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-
-    low, high = row["difference_interval"]
-    p_value = "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}"
-    return (
-        row["metric"],
-        share(row["before"], row["before_interval"]),
-        share(row["after"], row["after_interval"]),
-        f"{100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
-        p_value,
-    )
-
-
-def _markdown(table: Sequence[dict[str, Any]], protocol: dict[str, Any]) -> str:
-    lines = [_title(protocol), "", "| | base | trained | difference | p |", "|---|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in table]
-    lines += ["", "Protocol: `" + json.dumps(protocol) + "`", ""]
-    return "\n".join(lines)

@@ -138,8 +138,6 @@ class EvalConfig:
     """Softmax temperature of the samples; greedy decoding is always evaluated besides."""
     top_p: float = 1.0
     """Nucleus probability of the samples."""
-    batch_size: int = 256
-    """Completions decoded at once."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,6 @@ def check(config: RunConfig) -> None:
         ("train.keep_checkpoints", config.train.keep_checkpoints, 1),
         ("train.completions_steps", config.train.completions_steps, 1),
         ("eval.num_samples", config.eval.num_samples, 0),
-        ("eval.batch_size", config.eval.batch_size, 1),
         ("data.few_shot", config.data.few_shot, 0),
         ("data.train_limit", config.data.train_limit, 1),
         ("data.eval_limit", config.data.eval_limit, 1),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo import sandbox
-from lora_grpo.config import RunConfig
+from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import add_prompts, render_row
 from lora_grpo.tasks import CODE_TASKS, Row, get_task
@@ -38,27 +38,10 @@ def load_data(config: RunConfig) -> Data:
         UserError: a source is missing, malformed or empty, or too small for one step; or there is no safe sandbox.
     """
     asked = config.data
-    task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
-    train = task.load("train", asked.train, asked.train_limit, config.seed)
-    one_split = bool(getattr(task, "ONE_SPLIT", False))
-    # Where both splits are the same rows, the evaluation is drawn from what training leaves.
-    limit = None if one_split else asked.eval_limit
-    held_out = held_out_task.load("eval", asked.eval, limit, config.seed)
-    lost = 0
-    if one_split:
-        left = _left_to_evaluate(train, held_out, asked.task)
-        lost = len(held_out) - len(left)
-        held_out = draw(left, asked.eval_limit, config.seed)
-    else:
-        train = _left_to_train(train, held_out)
-    isolation = sandbox.start(config.sandbox) if asked.runs_programs else None
-    if isolation:
-        print(f"sandbox: {isolation}", file=sys.stderr)
-    train, held_out = _solvable(train, asked.task), _solvable(held_out, asked.held_out_task)
-    shots, train = train[: asked.few_shot], train[asked.few_shot :]
-    if len(train) < config.train.prompts_per_step:
+    data = _load(asked, config.seed, config.sandbox, with_training=True)
+    if len(data.train) < config.train.prompts_per_step:
         raise UserError(
-            f"{len(train)} training rows are left, fewer than --train.prompts-per-step "
+            f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
             f"{config.train.prompts_per_step}; give more rows with --data.train or lower it"
         )
     paid_tags = [item for item in config.rewards if "xml" in item]
@@ -68,6 +51,47 @@ def load_data(config: RunConfig) -> Data:
             "choose --rewards to go with it",
             file=sys.stderr,
         )
+    return data
+
+
+def load_held_out(asked: DataConfig, seed: int, limits: sandbox.Settings, *, trained: bool) -> Data:
+    """Load the held-out rows as a run of these settings has them, and their prompts.
+
+    Training rows are loaded only where they are shown as worked examples, or decide what is held out.
+
+    Args:
+        asked: the run's settings, or those of an evaluation.
+        seed: of the draws.
+        limits: how programs are run.
+        trained: whether a run was trained on this data.
+
+    Raises:
+        UserError: as `load_data`; or worked examples are asked of a benchmark without training rows.
+    """
+    one_split = getattr(get_task(asked.task), "ONE_SPLIT", False)
+    if one_split and asked.few_shot and not trained:
+        raise UserError(f"{asked.task} has no training rows to show as worked examples; pass --few-shot 0")
+    return _load(asked, seed, limits, with_training=bool(asked.few_shot or (one_split and trained)))
+
+
+def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, *, with_training: bool) -> Data:
+    task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
+    train = task.load("train", asked.train, asked.train_limit, seed) if with_training else []
+    one_split = bool(getattr(task, "ONE_SPLIT", False)) and with_training
+    # Where both splits are the same rows, the evaluation is drawn from what training leaves.
+    held_out = held_out_task.load("eval", asked.eval, None if one_split else asked.eval_limit, seed)
+    lost = 0
+    if one_split:
+        left = _left_to_evaluate(train, held_out, asked.task)
+        lost = len(held_out) - len(left)
+        held_out = draw(left, asked.eval_limit, seed)
+    elif with_training:
+        train = _left_to_train(train, held_out)
+    isolation = sandbox.start(limits) if asked.runs_programs else None
+    if isolation:
+        print(f"sandbox: {isolation}", file=sys.stderr)
+    train, held_out = _solvable(train, asked.task), _solvable(held_out, asked.held_out_task)
+    shots, train = train[: asked.few_shot], train[asked.few_shot :]
     record = {
         "task": asked.task,
         "eval_task": asked.held_out_task,

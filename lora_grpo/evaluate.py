@@ -3,46 +3,71 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from lora_grpo import json_lines
-from lora_grpo.config import EvalConfig, RunConfig
+from lora_grpo import atomic, json_lines
 from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render_row
-from lora_grpo.rollouts import Sampler
+from lora_grpo.results import GREEDY, Result, drawn, task_id
+from lora_grpo.rollouts import Rollout, Sampler
 from lora_grpo.run_record import Run
 from lora_grpo.tasks import Row, grade_all
 
-Sample = dict[str, Any]
-"""One graded completion: id, draw ("greedy" or the sample's number), completion, passed, reason, ..."""
-
-
 BASE = "base"
-"""The name under which the model without its adapter is evaluated."""
+"""The name under which a run's model without its adapter is evaluated."""
+
+_UNIT = 256
+"""Completions between two writes, and all that a killed evaluation draws again."""
+_STREAMED_UNIT = 64
+"""The same where the sampler hands completions out as they end."""
 
 
 @dataclass(frozen=True)
-class _Batch:
-    rows: Sequence[Row]
-    greedy: bool
-    seed: int
+class Draws:
+    """How each row is asked."""
+
+    num_samples: int
+    """Completions of each row; 1 where the temperature is 0."""
+    temperature: float
+    """Softmax temperature; 0 decodes greedily."""
+    top_p: float
+    """Nucleus probability."""
+    max_tokens: int
+    """Longest completion."""
+    name: str = ""
+    """The `draw` of a single sample that stands in a file beside numbered ones."""
+
+    @property
+    def names(self) -> tuple[str | int, ...]:
+        """The `draw` of each sample of a row."""
+        return (self.name,) if self.name else tuple(range(self.num_samples))
 
 
-def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Sample]:
-    """Sample and grade every row, `eval.num_samples` times and once greedily.
+@dataclass(frozen=True)
+class _Unit:
+    """Rows that are asked at once, and finished or not together."""
 
-    Samples are appended to `evaluation/<name>.samples.jsonl` batch by batch; a killed evaluation goes on after its last
-    whole batch. Every draw depends on the run's seed and the row's place alone, so two models are asked with the same
-    random numbers.
+    draws: Draws
+    rows: tuple[Row, ...]
+
+    @property
+    def keys(self) -> list[tuple[str, str | int]]:
+        return [(task_id(row), name) for row in self.rows for name in self.draws.names]
+
+
+def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
+    """Ask the run's held-out rows, once greedily and `eval.num_samples` times.
 
     Args:
-        run: the open run.
-        sampler: draws from the model as it is now.
+        run: the open run; the samples are `evaluation/<name>.samples.jsonl`.
+        sampler: draws from the run's policy as it is now.
         rows: R held-out rows with `prompt`.
         name: what is evaluated: `base` (the adapter left out) or `trained`.
 
@@ -55,84 +80,132 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     config = run.config
     sampler.refresh(adapter=name != BASE)
     run.evaluation.mkdir(exist_ok=True)
+    longest = config.sampling.max_completion_tokens
+    asked = [Draws(1, 0.0, 1.0, longest, GREEDY)]
+    if config.eval.num_samples:
+        asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
-    batches = list(_batches(rows, config))
-    kept: list[Sample] = json_lines.read_finished(path)
-    done = _whole_batches(kept, batches, config.eval, path)
-    samples = kept[: sum(_size(batch, config.eval) for batch in batches[:done])]
-    json_lines.cut(path, len(samples))
-    if done == len(batches):
-        return samples
-    if done:
-        print(f"{path.name}: {len(samples)} samples are there already", file=sys.stderr)
-    total = sum(_size(batch, config.eval) for batch in batches)
-    progress = Progress(total, f"evaluating {name}")
-    with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
-        for batch in batches[done:]:
-            drawn = sampler.rollouts(
-                [render_row(sampler.tokenizer, row) for row in batch.rows],
-                1 if batch.greedy else config.eval.num_samples,
-                max_tokens=config.sampling.max_completion_tokens,
-                temperature=0.0 if batch.greedy else config.eval.temperature,
-                top_p=1.0 if batch.greedy else config.eval.top_p,
-                seed=batch.seed,
-            )
-            pairs = [
-                (row, place, rollout)
-                for row, rollouts in zip(batch.rows, drawn, strict=True)
-                for place, rollout in enumerate(rollouts)
-            ]
-            verdicts = grade_all(
-                config.data.held_out_task, [rollout.text for _, _, rollout in pairs], [row for row, _, _ in pairs]
-            )
-            new: list[Sample] = [
-                {
-                    "id": row["id"],
-                    "draw": "greedy" if batch.greedy else place,
-                    "completion": rollout.text,
-                    "passed": verdict.passed,
-                    "reason": verdict.reason,
-                    "detail": verdict.detail,
-                    "extracted": verdict.extracted,
-                    "rules": dict(verdict.rules),
-                    "num_tokens": len(rollout.token_ids),
-                    "truncated": rollout.truncated,
-                }
-                for (row, place, rollout), verdict in zip(pairs, verdicts, strict=True)
-            ]
-            json_lines.append(file, new)
-            samples += new
-            passed = sum(sample["passed"] for sample in samples)
-            progress.show(len(samples), f"{passed / len(samples):.1%} pass")
-    return samples
+    return draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
 
 
-def _batches(rows: Sequence[Row], config: RunConfig) -> Iterator[_Batch]:
-    """Cut the work up: greedy first, then the samples, `eval.batch_size` completions at most in each.
+def draw_and_grade(
+    path: Path, sampler: Sampler, rows: Sequence[Row], task: str, asked: Sequence[Draws], seed: int, title: str
+) -> list[Result]:
+    """Sample and grade every row, appending to a file of samples; what is in the file already is not drawn again.
 
-    Rows of like length go together, so that little of a batch is padding.
+    The random numbers of a completion depend on the seed, its row's id and its number alone: two models are asked with
+    the same ones, and so are the rows of a smaller evaluation. A sampler that decodes all of a call together gets the
+    same rows together after a kill as without one, so that rounding, too, is the same.
+
+    Args:
+        path: the file of samples.
+        sampler: draws from the model as it is now.
+        rows: R rows with `prompt`.
+        task: grades them.
+        asked: how each row is asked; of a row's samples each draw is in one of them.
+        seed: of all random numbers.
+        title: what is evaluated, for the progress.
+
+    Returns:
+        The samples of every row, in one order whatever was killed when.
+
+    Raises:
+        RunError: the file of samples does not fit these rows.
     """
+    units = list(_units(rows, asked, sampler.streams))
+    kept = _kept(path, units)
+    total = sum(len(unit.keys) for unit in units)
+    if len(kept) == total:
+        return kept
+    if kept:
+        print(f"{path}: {len(kept)} of {total} samples are there already", file=sys.stderr)
+    finished = {(sample["task_id"], sample["draw"]) for sample in kept}
+    todo = [unit for unit in units if unit.keys[0] not in finished]
+    if sampler.streams:  # everything at once: the engine sees to what runs together
+        todo = [
+            _Unit(draws, tuple(unit.rows[0] for unit in same))
+            for draws, same in groupby(todo, key=lambda unit: unit.draws)
+        ]
+    prompts = {row["id"]: render_row(sampler.tokenizer, row) for row in rows}
+    longest_prompt = max(map(len, sampler.encode(list(prompts.values()))))
+    sampler.find_slots(longest_prompt, max(draws.max_tokens for draws in asked))
+    samples, passed = kept, sum(sample["passed"] for sample in kept)
+    progress = Progress(total, f"evaluating {title}")
+    with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
+        for unit in todo:
+            for part in _drawn(sampler, unit, prompts, seed):
+                verdicts = grade_all(
+                    task,
+                    [rollout.text for _, rollouts in part for rollout in rollouts],
+                    [row for row, rollouts in part for _ in rollouts],
+                )
+                graded = iter(verdicts)
+                new = [
+                    drawn(task, row, name, rollout.text, next(graded))
+                    | {"num_tokens": len(rollout.token_ids), "truncated": rollout.truncated}
+                    for row, rollouts in part
+                    for name, rollout in zip(unit.draws.names, rollouts, strict=True)
+                ]
+                json_lines.append(file, new)
+                samples += new
+                passed += sum(sample["passed"] for sample in new)
+                progress.show(len(samples), f"{passed / len(samples):.1%} pass")
+    sampler.slots = None  # training decodes a step's completions together
+    return _kept(path, units)
+
+
+def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) -> list[Result] | None:
+    """Return the samples of a finished evaluation, or None where any is missing; arguments as in `draw_and_grade`."""
+    units = list(_units(rows, asked, streams=False))
+    kept = _kept(path, units)
+    return kept if len(kept) == sum(len(unit.keys) for unit in units) else None
+
+
+def completion_seed(seed: int, row_id: str, draw: str | int) -> int:
+    """Return the seed of one completion's random numbers."""
+    digest = hashlib.sha256(json.dumps([seed, row_id, draw]).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _drawn(
+    sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
+) -> Iterator[list[tuple[Row, list[Rollout]]]]:
+    """Yield the unit's rows with their completions, as many at once as are to be written together."""
+    draws, part = unit.draws, []
+    for place, rollouts in sampler.stream(
+        [prompts[row["id"]] for row in unit.rows],
+        draws.num_samples,
+        max_tokens=draws.max_tokens,
+        temperature=draws.temperature,
+        top_p=draws.top_p,
+        seed=[completion_seed(seed, row["id"], name) for row in unit.rows for name in draws.names],
+    ):
+        part.append((unit.rows[place], rollouts))
+        if sampler.streams and len(part) * draws.num_samples >= _STREAMED_UNIT:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _units(rows: Sequence[Row], asked: Sequence[Draws], streams: bool) -> Iterator[_Unit]:
+    """Cut the work up; rows of like length go together, so that little of a batch is padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
-    for greedy, copies in ((True, 1), (False, config.eval.num_samples)):
-        size = max(1, config.eval.batch_size // copies) if copies else 0
-        for number, start in enumerate(range(0, len(ordered), size) if size else ()):
-            seed = config.seed * 1_000_003 + 500_000 + number
-            yield _Batch(ordered[start : start + size], greedy, seed)
+    for draws in asked:
+        size = 1 if streams else max(1, _UNIT // draws.num_samples)
+        for start in range(0, len(ordered), size):
+            yield _Unit(draws, tuple(ordered[start : start + size]))
 
 
-def _size(batch: _Batch, settings: EvalConfig) -> int:
-    return len(batch.rows) * (1 if batch.greedy else settings.num_samples)
-
-
-def _whole_batches(kept: Sequence[Sample], batches: Sequence[_Batch], settings: EvalConfig, path: Path) -> int:
-    done = used = 0
-    for batch in batches:
-        size = _size(batch, settings)
-        if used + size > len(kept):
-            break
-        copies = size // len(batch.rows)
-        expected = [row["id"] for row in batch.rows for _ in range(copies)]
-        if [sample["id"] for sample in kept[used : used + size]] != expected:
-            raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
-        used, done = used + size, done + 1
-    return done
+def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
+    """Return the samples of finished units, in the units' order, and rewrite the file where it holds anything else."""
+    if not path.exists():
+        return []
+    found = {(sample["task_id"], sample["draw"]): sample for sample in json_lines.read_finished(path)}
+    if found.keys() - {key for unit in units for key in unit.keys}:
+        raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
+    kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
+    text = json_lines.dump(kept)
+    if path.read_text(encoding="utf-8", errors="replace") != text:
+        atomic.write_text(path, text)
+    return kept

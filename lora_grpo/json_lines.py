@@ -62,10 +62,15 @@ def cut(path: Path, count: int) -> None:
         os.truncate(path, end)
 
 
+def dump(values: Iterable[Any]) -> str:
+    """Return values as text, a line each."""
+    # ASCII: a model's text may hold half of a surrogate pair, which UTF-8 has no bytes for.
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
 def append(file: IO[str], values: Iterable[Any]) -> None:
     """Write values at the file's end, a line each, and flush them to disk."""
-    # ASCII: a model's text may hold half of a surrogate pair, which UTF-8 has no bytes for.
-    file.write("".join(json.dumps(value) + "\n" for value in values))
+    file.write(dump(values))
     file.flush()
     os.fsync(file.fileno())
 

@@ -36,16 +36,28 @@ class MergedCopySampler(Sampler):
                     weight.add_(layer.get_delta_weight("default").to(weight.dtype))
 
 
-def plain_copy(policy_model: Any) -> Any:
-    """Return the frozen base of a PEFT model as a new, unquantised float32 model.
+def merges(policy_model: Any) -> bool:
+    """Return whether an adapter is nothing but updates B·A of linear layers, which is what the copy is made of.
 
     Args:
-        policy_model: a PEFT model on a 4-bit or 16-bit base.
+        policy_model: a PEFT model.
+    """
+    config = policy_model.peft_config["default"]
+    more = (config.use_dora, config.lora_bias, config.modules_to_save, config.bias != "none")
+    embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
+    return not any(more) and not embeds and not config.trainable_token_indices
+
+
+def plain_copy(model: Any) -> Any:
+    """Return a frozen base as a new, unquantised float32 model.
+
+    Args:
+        model: a 4-bit or 16-bit model, or a PEFT model around one.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    base = policy_model.get_base_model()
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

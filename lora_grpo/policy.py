@@ -13,7 +13,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import nvidia_gpus, preset_gigabytes, use_one_gpu
-from lora_grpo.merged_copy import MergedCopySampler
+from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
 
@@ -40,7 +40,7 @@ class Policy:
         parts = (self.model, self.tokenizer, self.eos_token_ids)
         if getattr(self.model, "vllm_engine", None) is not None:
             return SharedVllmSampler(*parts)
-        if next(self.model.parameters()).device.type == "cpu" and not self.model.peft_config["default"].use_dora:
+        if next(self.model.parameters()).device.type == "cpu" and merges(self.model):
             return MergedCopySampler(*parts)
         return GenerateSampler(*parts) if self.engine == "unsloth" else Sampler(*parts)
 
@@ -84,7 +84,7 @@ def load_policy(config: RunConfig) -> Policy:
     model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config)
     base_model.keep_frozen(model)
     base = model.get_base_model()
-    ends = base_model.end_tokens(base, tokenizer)
+    ends = base_model.end_tokens(base.generation_config, tokenizer, config.model.name)
     device = next(model.parameters()).device
     path = Path(base_model.source(config.model.name))
     record = {

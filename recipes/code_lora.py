@@ -13,7 +13,7 @@ Programs run where they can reach neither the tests that judge them nor anything
 import sys
 
 from lora_grpo.command_line import parse, run_command
-from lora_grpo.comparison import conclude
+from lora_grpo.conclude import conclude
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.evaluate import evaluate
@@ -38,7 +38,7 @@ def gpu(model: str, micro_batch_size: int) -> dict:
             "optimizer": "adamw_8bit",
             "gradient_checkpointing": True,
         },
-        "eval": {"num_samples": 10, "k": (1, 10), "batch_size": 80},
+        "eval": {"num_samples": 10, "k": (1, 10)},
     }
 
 

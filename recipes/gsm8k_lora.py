@@ -13,7 +13,7 @@ the smaller ones teach the format that the grader reads.
 import sys
 
 from lora_grpo.command_line import parse, run_command
-from lora_grpo.comparison import conclude
+from lora_grpo.conclude import conclude
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.evaluate import evaluate
@@ -46,7 +46,7 @@ def gpu(model: str, micro_batch_size: int, prompts_per_step: int = 8) -> dict:
             "optimizer": "adamw_8bit",
             "gradient_checkpointing": True,
         },
-        "eval": {"num_samples": 4, "k": (1, 4), "batch_size": 64},
+        "eval": {"num_samples": 4, "k": (1, 4)},
     }
 
 

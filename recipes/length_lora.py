@@ -10,7 +10,7 @@ right or wrong, so there is nothing to evaluate: the reward curve is the result.
 import sys
 
 from lora_grpo.command_line import parse, run_command
-from lora_grpo.comparison import reward_curve
+from lora_grpo.conclude import reward_curve
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.policy import load_policy

@@ -1,22 +1,24 @@
-"""Grade a file of samples on HumanEval, MBPP or GSM8K and report pass@k.
+"""Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or generated problems; or grade a file of samples.
 
-    python scripts/evaluate.py --task humaneval --samples samples.jsonl --output-dir outputs/humaneval
+    python scripts/evaluate.py outputs/gsm8k_lora --compare base
+    python scripts/evaluate.py Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
+    python scripts/evaluate.py samples.jsonl --task humaneval
 
-A sample is one JSON a line with `task_id` and `completion`, as HumanEval's own harness reads them. A humaneval
-completion is what follows the prompt, an mbpp completion the whole program, a gsm8k completion the answer in words. The
-same command goes on after a kill.
+Reports pass@k with 95 % intervals and, of two models, whether they can be told apart. The same command goes on after
+a kill and answers at once when it is finished. A sample is one JSON a line with `task_id` and `completion`, as
+HumanEval's own harness reads them.
 """
 
 import sys
 
 from lora_grpo.command_line import run_command
-from lora_grpo.sample_files import Options, evaluate_samples, print_report
+from lora_grpo.evaluation import evaluate_and_report
+from lora_grpo.evaluation_options import Options
 from lora_grpo.script_flags import read_flags
 
 
 def main() -> None:
-    options = read_flags(Options, sys.argv[1:], prog="evaluate.py", description=str(__doc__))
-    print_report(evaluate_samples(options), options.output_dir)
+    evaluate_and_report(read_flags(Options, sys.argv[1:], prog="evaluate.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

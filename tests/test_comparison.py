@@ -3,25 +3,25 @@ import json
 import pytest
 
 from lora_grpo import passk
-from lora_grpo.comparison import compare, conclude, print_table, reward_curve
-from lora_grpo.config import EvalConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.run_record import Run
+from lora_grpo.comparison import compare, shifts, verdict
+from lora_grpo.errors import UserError
 
 
 def samples(greedy, drawn=None):
     """Samples of tasks t0, t1, ...: `greedy` and each task's `drawn` as strings of + and -."""
     made = []
-    for place, verdict in enumerate(greedy):
-        draws = [("greedy", verdict), *enumerate(drawn[place] if drawn else "")]
+    for place, first in enumerate(greedy):
+        draws = [("greedy", first), *enumerate(drawn[place] if drawn else "")]
         for draw, passed in draws:
             made.append(
                 {
-                    "id": f"t{place}",
+                    "task_id": f"t{place}",
                     "draw": draw,
                     "completion": "...",
                     "passed": passed == "+",
-                    "reason": "correct" if passed == "+" else "wrong_answer",
-                    "rules": {"strict": False, "robust": passed == "+"},
+                    "status": "passed" if passed == "+" else "wrong_answer",
+                    "strict": False,
+                    "robust": passed == "+",
                     "num_tokens": 10 if passed == "+" else 20,
                     "truncated": passed != "+",
                 }
@@ -29,15 +29,15 @@ def samples(greedy, drawn=None):
     return made
 
 
-def rows_of(before, after, num_samples=0, k=()):
-    table = compare(before, after, EvalConfig(num_samples=num_samples, k=k), seed=0)
+def rows_of(before, after, k=()):
+    table = compare(before, after, k, seed=0)
     return {row["metric"]: row for row in table}
 
 
 def test_pass_at_k_of_known_samples():
     before = samples("----", ["+---", "----", "----", "++++"])
     after = samples("----", ["++--", "+---", "----", "++++"])
-    table = rows_of(before, after, 4, (1, 2, 4))
+    table = rows_of(before, after, (1, 2, 4))
     assert list(table) == ["pass@1", "pass@2", "pass@4", "greedy"]
     # pass@1 is the share of passing samples; pass@4 of 4 samples is whether any passed.
     assert table["pass@1"]["before"] == pytest.approx((1 + 0 + 0 + 4) / 16)
@@ -50,14 +50,14 @@ def test_pass_at_k_of_known_samples():
 
 
 def test_greedy_and_sampled_verdicts_are_kept_apart():
-    table = rows_of(samples("++--", ["----"] * 4), samples("+++-", ["++++"] * 4), 4, (1,))
+    table = rows_of(samples("++--", ["----"] * 4), samples("+++-", ["++++"] * 4), (1,))
     assert (table["pass@1"]["before"], table["pass@1"]["after"]) == (0.0, 1.0)
     assert (table["greedy"]["before"], table["greedy"]["after"]) == (0.5, 0.75)
 
 
 def test_the_difference_is_after_less_before():
     worse, better = samples("-" * 10, ["-"] * 10), samples("+" * 10, ["+"] * 10)
-    gain, loss = rows_of(worse, better, 1, (1,)), rows_of(better, worse, 1, (1,))
+    gain, loss = rows_of(worse, better, (1,)), rows_of(better, worse, (1,))
     for metric in ("pass@1", "greedy"):
         assert gain[metric]["difference"] == 1.0
         assert loss[metric]["difference"] == -1.0
@@ -70,7 +70,7 @@ def test_the_difference_is_after_less_before():
 
 def test_no_change_has_a_p_value_of_1_and_an_interval_around_0():
     same = samples("+-+-", ["+-", "--", "++", "+-"])
-    for row in rows_of(same, same, 2, (1, 2)).values():
+    for row in rows_of(same, same, (1, 2)).values():
         assert row["difference"] == 0
         assert row["p_value"] == 1.0
         low, high = row["difference_interval"]
@@ -85,23 +85,21 @@ def test_more_tasks_that_gained_are_better_evidence():
 
 def test_tasks_are_paired_by_their_id_whatever_the_order():
     before, after = samples("+--", ["+-", "--", "--"]), samples("++-", ["++", "+-", "--"])
-    assert compare(before, after[::-1], EvalConfig(num_samples=2, k=(1, 2)), 0) == compare(
-        before, after, EvalConfig(num_samples=2, k=(1, 2)), 0
-    )
+    assert compare(before, after[::-1], (1, 2), 0) == compare(before, after, (1, 2), 0)
 
 
 def test_one_sample_a_task_has_a_wilson_interval():
-    table = rows_of(samples("--", "+-"), samples("--", "++"), 1, (1,))
+    table = rows_of(samples("--", "+-"), samples("--", "++"), (1,))
     assert table["pass@1"]["before_interval"] == list(passk.wilson_interval(1, 2))
     assert table["pass@1"]["after_interval"] == list(passk.wilson_interval(2, 2))
 
 
 def test_without_samples_only_greedy_is_compared():
-    assert list(rows_of(samples("+-"), samples("++"), 0, (1, 4))) == ["greedy"]
+    assert list(rows_of(samples("+-"), samples("++"), (1, 4))) == ["greedy"]
 
 
 def test_intervals_hold_their_rate_and_the_table_is_json():
-    table = rows_of(samples("+-+", ["+-", "--", "++"]), samples("++-", ["++", "+-", "+-"]), 2, (1, 2))
+    table = rows_of(samples("+-+", ["+-", "--", "++"]), samples("++-", ["++", "+-", "+-"]), (1, 2))
     for row in table.values():
         for side in ("before", "after"):
             low, high = row[f"{side}_interval"]
@@ -110,86 +108,54 @@ def test_intervals_hold_their_rate_and_the_table_is_json():
     assert json.loads(json.dumps(table, allow_nan=False)) == table
 
 
-# The end of a run
+def test_samples_of_other_tasks_are_refused():
+    with pytest.raises(UserError, match="1 tasks have samples on one side alone"):
+        compare(samples("++-"), samples("++"), (), 0)
+    with pytest.raises(UserError, match="k=3 exceeds num_samples=2"):
+        rows_of(samples("-", ["+-"]), samples("-", ["+-"]), (3,))
 
 
-@pytest.fixture
-def run(tmp_path):
-    config = RunConfig(
-        output_dir=str(tmp_path),
-        sampling=SamplingConfig(max_completion_tokens=64),
-        train=TrainConfig(max_steps=2),
-        eval=EvalConfig(num_samples=2, k=(1, 2)),
-    )
-    made = Run(tmp_path, config, {"data": {"eval": {"sha256": "bb"}}, "policy": {"base_model": "starter"}})
-    made.evaluation.mkdir()
-    made.metrics.write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 1.5}\n')
-    return made
+def test_one_sample_a_task_is_mcnemars_and_several_are_permuted():
+    once = rows_of(samples("+-", "+-"), samples("+-", "++"), (1,))
+    assert once["pass@1"]["test"] == once["greedy"]["test"] == "exact McNemar"
+    several = rows_of(samples("+-", ["+-", "--"]), samples("+-", ["++", "+-"]), (1,))
+    assert (several["pass@1"]["test"], several["greedy"]["test"]) == ("paired permutation", "exact McNemar")
 
 
-@pytest.fixture
-def concluded(run, capsys):
-    conclude(run, samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"]))
-    return run, capsys.readouterr().out
+def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
+    before = samples("----", ["----", "+---", "++++", "++--"])
+    after = samples("----", ["++--", "++++", "+---", "+++-"])
+    assert shifts(before, after) == {
+        "fixed": [
+            {"task_id": "t1", "before": [1, 4], "after": [4, 4]},
+            {"task_id": "t0", "before": [0, 4], "after": [2, 4]},
+        ],
+        "regressed": [{"task_id": "t2", "before": [4, 4], "after": [1, 4]}],
+    }
 
 
-def test_the_reward_curve_is_the_first_and_the_last_step(run):
-    assert reward_curve(run) == {"first": 0.25, "last": 1.5, "steps": 2}
+def test_greedy_samples_decide_what_moved_where_there_are_only_such():
+    moved = shifts(samples("-+-"), samples("+--"))
+    assert [[entry["task_id"] for entry in moved[word]] for word in ("fixed", "regressed")] == [["t0"], ["t1"]]
 
 
-def test_the_record_is_closed_with_the_table(concluded):
-    run, _ = concluded
-    record = json.loads((run.folder / "run.json").read_text())
-    assert record["status"] == "complete"
-    assert [row["metric"] for row in record["results"]["table"]] == ["pass@1", "pass@2", "greedy"]
-    assert record["results"]["reward"] == {"first": 0.25, "last": 1.5, "steps": 2}
-
-
-def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
-    run, _ = concluded
-    report = json.loads((run.evaluation / "report.json").read_text())
-    protocol = report["protocol"]
-    assert (protocol["rows"], protocol["num_samples"], protocol["data_sha256"]) == (4, 2, "bb")
-    assert protocol["policy"] == {"base_model": "starter"}
-    assert protocol["max_completion_tokens"] == 64
-    base, trained = report["base"], report["trained"]
-    assert base["samples"] == trained["samples"] == 4 + 8
-    assert base["reasons"] == {"correct": 1, "wrong_answer": 11}
-    assert trained["reasons"] == {"correct": 4, "wrong_answer": 8}
-    assert trained["rules"] == {"strict": 0.0, "robust": pytest.approx(4 / 12)}
-    assert trained["truncated"] == pytest.approx(8 / 12)
-    assert trained["mean_tokens"] == pytest.approx((4 * 10 + 8 * 20) / 12)
-
-
-def test_the_markdown_is_a_table_in_per_cent(concluded):
-    run, _ = concluded
-    lines = (run.evaluation / "report.md").read_text().splitlines()
-    assert lines[0].startswith("starter, 4 held-out problems, 2 samples each at temperature 1")
-    table = [line for line in lines if line.startswith("|")]
-    assert {line.count("|") for line in table} == {6}
-    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in table[2:]}
-    assert list(cells) == ["pass@1", "pass@2", "greedy"]
-    before, after, difference, p_value = cells["pass@1"]
-    assert before.startswith("12.5 [")
-    assert after.startswith("37.5 [")
-    assert difference.startswith("+25.0 [")
-    assert 0 < float(p_value) <= 1
-    assert cells["greedy"][0].startswith("0.0 [0.0, ")
-    protocol = next(line for line in lines if line.startswith("Protocol: "))
-    assert json.loads(protocol.removeprefix("Protocol: `").removesuffix("`"))["rows"] == 4
-
-
-def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
-    run, printed = concluded
-    for text in ("pass@1", "37.5", "+25.0", "reward: 0.25 in step 1, 1.50 in step 2", str(run.adapter)):
-        assert text in printed
-    assert "--resume --train.max-steps 4" in printed
-    assert (run.evaluation / "report.md").is_file()
-
-
-def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(capsys):
-    table = compare(samples("+" * 20), samples("-" * 20), EvalConfig(num_samples=0), 0)
-    print_table(table, {"task": "starter", "rows": 20, "num_samples": 0, "temperature": 1.0})
-    printed = capsys.readouterr().out
-    assert "-100.0 [" in printed
-    assert "<0.001" in printed
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("-" * 20, "+" * 20, "greedy: better, +100.0 points (p <0.001, exact McNemar)"),
+        ("+" * 20, "-" * 20, "greedy: worse, -100.0 points (p <0.001, exact McNemar)"),
+        (
+            "+" + "-" * 19,
+            "++" + "-" * 18,
+            "greedy: not distinguishable, +5.0 points (p 1.000, exact McNemar); a change of ",
+        ),
+        (
+            "--",
+            "-+",
+            "greedy: not distinguishable, +50.0 points (p 1.000, exact McNemar); no change could have been told",
+        ),
+    ],
+)
+def test_a_verdict_says_what_can_be_said(before, after, said):
+    (row,) = compare(samples(before), samples(after), (), 0)
+    assert verdict(row).startswith(said)

@@ -111,7 +111,6 @@ def test_the_defaults_are_accepted():
         ("train__keep_checkpoints", 0, "--train.keep-checkpoints is 0"),
         ("train__completions_steps", 0, "--train.completions-steps is 0"),
         ("eval__num_samples", -1, "--eval.num-samples is -1; expected 0 or more"),
-        ("eval__batch_size", 0, "--eval.batch-size is 0"),
         ("data__few_shot", -1, "--data.few-shot is -1"),
         ("data__train_limit", 0, "--data.train-limit is 0; expected 1 or more"),
         ("data__eval_limit", 0, "--data.eval-limit is 0; expected 1 or more"),

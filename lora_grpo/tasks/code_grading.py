@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from lora_grpo.tasks.code_extraction import extract_program
 
 NO_CODE = "no_code"
 """The reason of a completion that holds no program; every other reason is the sandbox's status."""
+
+_FUTURE = re.compile(r"^from __future__ import .*\n", re.M)
+"""Python allows it on the first lines alone, which are the prompt's."""
 
 
 class Outcome(NamedTuple):
@@ -67,10 +71,7 @@ def run_tests(
     Raises:
         UserError, RunError: see `grade_many`.
     """
-    sources = [
-        extract_program(completion, _tested(row)["entry_point"], row.get("completion_prefix") or "")
-        for completion, row in zip(completions, rows, strict=True)
-    ]
+    sources = [_program_of(completion, _tested(row)) for completion, row in zip(completions, rows, strict=True)]
     return run_sources(sources, rows, count_tests=count_tests)
 
 
@@ -125,6 +126,18 @@ def gold_completion(row: Mapping[str, Any]) -> str:
     program = write_completion("", row["answer"].strip("\n"), "code")
     style = row.get("prompt_style") or "code"
     return program if style == "code" else write_completion("The function is below.", program, style)
+
+
+def _program_of(completion: str, row: Mapping[str, Any]) -> str | None:
+    """Return the program that a completion means, after its prompt where it has one.
+
+    HumanEval's own harness puts the prompt before whatever it is given. Here too, so that it runs what is run here.
+    """
+    prefix = row.get("completion_prefix") or ""
+    program = extract_program(completion, row["entry_point"], prefix)
+    if program is None or program.startswith(prefix):
+        return program
+    return f"{prefix}\n{_FUTURE.sub('', program)}"
 
 
 def _program(source: str, row: Mapping[str, Any], count_tests: bool = False) -> sandbox.Program:

@@ -1,0 +1,304 @@
+"""`scripts/evaluate.py`: a model, or two on the same rows, asked, graded and reported; or files of samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import __version__, evaluation_folder, json_lines, sample_files, sandbox, subject_samplers, subjects
+from lora_grpo.comparison import compare, shifts
+from lora_grpo.data import Data, load_held_out
+from lora_grpo.errors import UserError
+from lora_grpo.evaluate import draw_and_grade, finished_samples
+from lora_grpo.evaluation_options import Options, Protocol, check_ks, is_samples_file, protocol
+from lora_grpo.evaluation_report import Page, measure
+from lora_grpo.folder_lock import holding
+from lora_grpo.foreign_samples import agreement
+from lora_grpo.prompts import render_row
+from lora_grpo.results import Result
+from lora_grpo.rollouts import Sampler
+from lora_grpo.run_record import read_record
+from lora_grpo.sample_files import SampleFile
+from lora_grpo.subjects import Overrides, Subject
+from lora_grpo.tasks import CODE_TASKS
+
+_READ_ANSWER = "one number on the line of the last ####, \\boxed{} or <answer>, compared in value (`robust`)"
+_READ_PROGRAM = "the last code that defines the function, after its prompt, against the unit tests in the sandbox"
+_EXACT_COMPLETION = "the completion as it stands, after its prompt, against the unit tests in the sandbox"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One model's graded samples, and what the report says of where they come from."""
+
+    label: str
+    results: list[Result]
+    told: dict[str, Any]
+    file: str
+
+
+def evaluate_and_report(options: Options) -> dict[str, Any]:
+    """Evaluate what the flags name, write and print the report, and return it.
+
+    Whatever is finished is not done again: samples and verdicts are kept as they come, and a command that asks the same
+    as the one before is answered from its report.
+
+    Raises:
+        UserError: a mistake in flags, files or data. What is in the folder is as it was then.
+        RunError: memory did not suffice, or programs cannot be run.
+    """
+    folder = _folder(options)
+    asked = {
+        "kit": __version__,
+        "options": {k: v for k, v in dataclasses.asdict(options).items() if k not in ("output_dir", "backend")},
+        "files": evaluation_folder.stamp(_files(options)),
+    }
+    report = evaluation_folder.answer(folder, asked) or _evaluate(options, folder, asked)
+    _page(report).show()
+    if report["isolation"]:
+        print(report["isolation"])
+    print(
+        f"{Path(report['files'][0]).stem:9} {folder / report['files'][0]}\nreport    {folder / evaluation_folder.PAGE}"
+    )
+    return report
+
+
+def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    sources = _sources(options)
+    first = next((source for source in sources if isinstance(source, Subject)), None)
+    plan = data = None
+    if first is not None:
+        plan = protocol(options, first.run, subjects.context_tokens(first))
+        backend = subject_samplers.choose_backend(options.backend)
+        data = load_held_out(plan.data, plan.seed, options.sandbox, trained=plan.trained)
+    seed = plan.seed if plan else options.seed or 0
+    ks = _ks(options, [source for source in sources if isinstance(source, SampleFile)], plan)
+    names = [f"{'compared.' * place}{_file_name(source)}" for place, source in enumerate(sources)]
+    evaluation_folder.facts(folder, names[0], {})  # a folder of something else is refused before it is touched
+    with holding(folder):
+        sides, samplers = [], _Samplers()
+        for name, label, source in zip(names, _labels(options, sources), sources, strict=True):
+            if isinstance(source, SampleFile):
+                sides.append(_grade(folder, name, label, source, options.sandbox))
+            else:
+                assert plan is not None and data is not None
+                sides.append(_ask(folder, name, label, source, plan, data, backend, samplers))
+        report = _report(sources[0], sides, ks, seed, plan, data)
+        evaluation_folder.finish(folder, asked, report, _page(report).markdown())
+    lost = report["tasks_in_data"] - report["tasks"]
+    if lost:
+        print(
+            f"only {report['tasks']} of the {report['tasks_in_data']} tasks of the data have samples", file=sys.stderr
+        )
+    return report
+
+
+# What is asked
+
+
+def _sources(options: Options) -> list[SampleFile | Subject]:
+    """Return what is evaluated, and what it is compared with."""
+    overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
+
+    def source(name: str, given: Overrides) -> SampleFile | Subject:
+        if not is_samples_file(name):
+            return subjects.resolve(name, given)
+        if options.task is None:
+            raise UserError("--task is missing; say what the samples answer")
+        return sample_files.read(Path(name).expanduser(), options.task, options.data, options.style, options.sandbox)
+
+    sources = [source(options.named, overrides)]
+    if options.compare == subjects.BASE:
+        if not isinstance(sources[0], Subject):
+            raise UserError("--compare base means the base below an adapter; name another file of samples")
+        sources.append(sources[0].without_adapter())
+    elif options.compare is not None:
+        # What is said of one model's base and revision is not meant for the other's.
+        sources.append(source(options.compare, dataclasses.replace(overrides, base=None, revision=None)))
+    return sources
+
+
+def _labels(options: Options, sources: Sequence[SampleFile | Subject]) -> list[str]:
+    """Return what tables call the sides, never the same for both."""
+    names = [options.named, options.compare or ""]
+    labels = [
+        source.label if isinstance(source, Subject) else json_lines.stem(Path(name))
+        for source, name in zip(sources, names, strict=False)
+    ]
+    return labels if len(set(labels)) == len(labels) else [*names]
+
+
+def _file_name(source: SampleFile | Subject) -> str:
+    return "samples.jsonl" if isinstance(source, Subject) else "results.jsonl"
+
+
+def _ks(options: Options, files: Sequence[SampleFile], plan: Protocol | None) -> tuple[int, ...]:
+    """Return the k of pass@k: those asked for, or those of the usual ones that there are samples for."""
+    if plan:
+        ks: tuple[int, ...] = plan.ks
+    elif options.k is None:
+        ks = tuple(k for k in (1, 10, 100) if all(k <= file.fewest for file in files))
+    else:
+        ks = options.k
+    check_ks(ks)
+    for file in files:
+        if max(ks) > file.fewest:
+            raise UserError(
+                f"--k {max(ks)} exceeds {file.fewest}, the fewest samples of a task; pass --k {file.fewest} or less"
+            )
+    return tuple(sorted(set(ks)))
+
+
+def _folder(options: Options) -> Path:
+    """Return where samples and report go."""
+    if options.output_dir is not None:
+        return options.output_dir
+    name = options.named
+    if is_samples_file(name):
+        return Path("outputs") / "evaluation" / f"{json_lines.stem(Path(name))}-{options.task}"
+    task = options.task
+    run = Path(name).expanduser()
+    if (run / "run.json").is_file():
+        asked = read_record(run)["config"]["data"]
+        return run / "evaluation" / (task or asked["eval_task"] or asked["task"])
+    return Path("outputs") / "evaluation" / f"{name.strip('/.~').replace('/', '--')}-{task}"
+
+
+def _files(options: Options) -> list[Path]:
+    """Return the files that an answer depends on."""
+    named = [name for name in (options.named, options.compare) if name not in (None, subjects.BASE)]
+    paths = [Path(name).expanduser() for name in (options.data, options.few_shot_data) if name]
+    for name in map(str, named):
+        paths += [Path(name).expanduser()] if is_samples_file(name) else subjects.files_of(name)
+    return paths
+
+
+# What is answered
+
+
+@dataclass
+class _Samplers:
+    """The loaded model, which the side after it may share."""
+
+    subject: Subject | None = None
+    sampler: Sampler | None = None
+    sequence_tokens: int = 0
+
+    def of(self, subject: Subject, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
+        """Return a sampler of this subject, ready to draw: the one at hand if it has the same base."""
+        at_hand = self.subject
+        shared = (
+            at_hand is not None
+            and at_hand.base == subject.base
+            and subject.adapter in (at_hand.adapter, None)
+            and self.sequence_tokens >= sequence_tokens
+        )
+        if not shared or self.sampler is None:
+            if self.sampler is not None:
+                getattr(self.sampler, "close", list)()
+            self.sampler = None  # before the next model takes its memory
+            self.sampler = subject_samplers.load_sampler(subject, backend, tokenizer, sequence_tokens, seed)
+            self.subject, self.sequence_tokens = subject, sequence_tokens
+        if self.subject is not None and self.subject.adapter is not None:
+            self.sampler.refresh(adapter=subject.adapter is not None)
+        return self.sampler
+
+
+def _ask(
+    folder: Path, name: str, label: str, subject: Subject, plan: Protocol, data: Data, backend: str, samplers: _Samplers
+) -> _Side:
+    """Draw and grade what is not there yet."""
+    told = {"rows": len(data.eval), "data_sha256": data.record["eval"]["sha256"], **plan.told()}
+    identity = {**told, **subject.identity, "backend": backend}
+    facts = evaluation_folder.facts(folder, name, identity)
+    results = finished_samples(folder / name, data.eval, [plan.draws]) if facts is not None else None
+    if facts is None or results is None:
+        tokenizer = subject_samplers.load_tokenizer(subject)
+        room = subject_samplers.check_context(subject, tokenizer, data.eval, plan.draws.max_tokens)
+        sampler = samplers.of(subject, backend, tokenizer, room, plan.seed)
+        prompts = [render_row(tokenizer, row) for row in data.eval]
+        facts = {
+            "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+            **subject_samplers.describe(subject, backend, sampler),
+            "isolation": data.record["sandbox"],
+        }
+        facts = evaluation_folder.begin(folder, name, identity, facts)
+        results = draw_and_grade(
+            folder / name, sampler, data.eval, plan.data.held_out_task, [plan.draws], plan.seed, label
+        )
+    return _Side(label, results, {**subject.identity, **facts}, name)
+
+
+def _grade(folder: Path, name: str, label: str, file: SampleFile, limits: sandbox.Settings) -> _Side:
+    """Grade what is not graded yet of a file of samples."""
+    facts = evaluation_folder.facts(folder, name, file.identity)
+    results = json_lines.read_finished(folder / name) if facts is not None else []
+    if facts is None or len(results) != len(file.samples):
+        isolation = sandbox.start(limits) if file.task in CODE_TASKS else None
+        facts = evaluation_folder.begin(folder, name, file.identity, {"isolation": isolation})
+        results = sample_files.grade(file, folder / name)
+    return _Side(label, file.results_by_task(results), {**file.identity, **facts}, name)
+
+
+# What is reported
+
+
+def _report(
+    source: SampleFile | Subject,
+    sides: Sequence[_Side],
+    ks: tuple[int, ...],
+    seed: int,
+    plan: Protocol | None,
+    data: Data | None,
+) -> dict[str, Any]:
+    side, *others = sides
+    measured = {each.label: measure(each.results, ks, seed) for each in sides}
+    task = source.task if isinstance(source, SampleFile) else plan.data.held_out_task if plan else ""
+    if isinstance(source, Subject):
+        extraction = _READ_PROGRAM if task in CODE_TASKS else _READ_ANSWER
+    else:
+        extraction = _EXACT_COMPLETION if task in CODE_TASKS else _READ_ANSWER
+    told: dict[str, Any] = {"task": task, "extraction": extraction, "seed": seed, "kit": __version__}
+    if plan and data:
+        told |= {"rows": len(data.eval), "data_sha256": data.record["eval"]["sha256"], **plan.told()}
+        told["left_out_as_trained_on"] = data.record["left_out_as_trained_on"]
+    report: dict[str, Any] = {
+        **measured[side.label],
+        "label": side.label,
+        "task": task,
+        "tasks_in_data": source.tasks_in_data if isinstance(source, SampleFile) else len(data.eval) if data else 0,
+        "isolation": side.told["isolation"],
+        "files": [each.file for each in sides],
+        "protocol": told | {"models": {each.label: each.told for each in sides}},
+        "compared_with": None,
+    }
+    if {"label", "labels"} & side.results[0].keys():
+        report["agreement"] = agreement(side.results)
+    for other in others:
+        report["compared_with"] = {"label": other.label, **measured[other.label]}
+        report["table"] = compare(other.results, side.results, ks, seed)
+        report |= shifts(other.results, side.results)
+    return report
+
+
+def _page(report: Mapping[str, Any]) -> Page:
+    """Return a report, as it is written or read back, ready to be shown."""
+    told = report["protocol"]
+    title = f"{report['task']}: {report['samples']} samples of {report['tasks']} tasks"
+    if "temperature" in told:
+        how = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
+        title += f", {how}, {told['prompt_style']} style, {told['few_shot']} shots"
+    if told.get("left_out_as_trained_on"):
+        lost = told["left_out_as_trained_on"]
+        title += f"; {lost} problems of this benchmark were trained on and left out: not comparable"
+    other = report["compared_with"]
+    sides = {other["label"]: other} if other else {}
+    sides[report["label"]] = report
+    moved = {word: report[word] for word in ("fixed", "regressed")} if other else None
+    return Page(title, sides, told, report.get("table", ()), moved, report.get("agreement"))

@@ -1,0 +1,249 @@
+"""What is evaluated: a run, an adapter or a model, found and checked without importing torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import base_model
+from lora_grpo.atomic import sha256
+from lora_grpo.config import STARTER, ModelConfig
+from lora_grpo.errors import UserError
+from lora_grpo.run_record import read_record
+
+BASE = "base"
+"""What `--compare` calls the base below an adapter."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line may know better than the folder."""
+
+    bits: int | None = None
+    base: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that can be asked."""
+
+    label: str
+    """What tables call it."""
+    base: ModelConfig
+    """The model, or the base below the adapter; its `name` is a folder that is there."""
+    base_name: str
+    """What the base was called where it was named: a Hub id, `starter`, a path."""
+    adapter: Path | None
+    """The adapter's folder."""
+    tokenizer: Path
+    """The folder that the tokenizer is read from."""
+    run: Mapping[str, Any] | None = None
+    """run.json of the run that it came from."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this model from any other: weights (on the Hub, their commit), precision, adapter, tokenizer."""
+        on_hub = self.base.revision is not None
+        return {
+            "model": self.base_name,
+            "revision": self.base.revision,
+            "weights_sha256": None if on_hub else base_model.weights_fingerprint(Path(self.base.name)),
+            "bits": self.base.bits,
+            "adapter_sha256": self.adapter and _digest(self.adapter, (ADAPTER_WEIGHTS, "adapter_config.json")),
+            "tokenizer_sha256": _digest(self.tokenizer, _TOKENIZER_FILES),
+        }
+
+    def without_adapter(self) -> Subject:
+        """Return the base, asked with the same tokenizer.
+
+        Raises:
+            UserError: there is no adapter to leave out.
+        """
+        if self.adapter is None:
+            raise UserError(
+                f"--compare base means the base below an adapter, and {self.label} is a whole model; name the other one"
+            )
+        return dataclasses.replace(self, label=BASE, adapter=None)
+
+
+def resolve(name: str, overrides: Overrides) -> Subject:
+    """Find what a name means: `starter`, the folder of a run, an adapter or a model, or a Hub id.
+
+    Raises:
+        UserError: it is none of them, is incomplete, or its adapter was made for another base.
+    """
+    if name == STARTER:
+        return _model(name, base_model.source(name), overrides, None)
+    folder = Path(name).expanduser()
+    if base_model.is_folder_name(name):
+        if not folder.is_dir():
+            raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
+    else:
+        folder = _fetch(name, overrides.revision)
+    if (folder / "run.json").is_file():
+        return _of_run(name, folder, overrides)
+    if (folder / "adapter_config.json").is_file():
+        return _of_adapter(name, folder, overrides)
+    if overrides.base:
+        raise UserError(f"--base {overrides.base} is for an adapter, and {name} is none; leave it out")
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{name} holds no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
+        )
+    return _model(name, str(folder), overrides, None)
+
+
+def files_of(name: str) -> list[Path]:
+    """Return the files that decide what a name means, for as long as none of them changes; none for a Hub id."""
+    folder = Path(base_model.source(name)).expanduser()
+    patterns = ("*.json", "*.safetensors", "*.jinja", "*.model", "adapter/*")
+    found = {path for pattern in patterns for path in folder.glob(pattern)} if folder.is_dir() else set()
+    if (folder / "run.json").is_file():
+        recorded = read_record(folder)["config"]["model"]["name"]
+        below = Path(base_model.source(recorded)).expanduser()
+        found |= {path for pattern in patterns[:2] for path in below.glob(pattern)} if below.is_dir() else set()
+    return sorted(path for path in found if path.is_file())
+
+
+def context_tokens(subject: Subject) -> int | None:
+    """Return the longest prompt and completion that the model takes, where its configuration says."""
+    config = _read_json(Path(subject.base.name) / "config.json")
+    longest = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return int(longest) if longest else None
+
+
+def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None = None) -> Subject:
+    record = read_record(folder)
+    adapter = adapter or folder / "adapter"
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"the run in {name} has no adapter yet; finish it with --resume, or give another folder")
+    asked, policy = record["config"]["model"], record["policy"]
+    subject = _model(
+        asked["name"],
+        overrides.base or base_model.source(asked["name"]),
+        dataclasses.replace(
+            overrides,
+            bits=overrides.bits or asked["bits"],
+            revision=overrides.revision or policy.get("revision"),
+            trust_remote_code=overrides.trust_remote_code or asked["trust_remote_code"],
+        ),
+        adapter,
+    )
+    known = policy.get("fingerprint")
+    if known and base_model.weights_fingerprint(Path(subject.base.name)) != known:
+        raise UserError(
+            f"{overrides.base or asked['name']} is not the base that the run in {name} was trained on: its weights "
+            "differ from those in run.json; give that base with --base"
+        )
+    return dataclasses.replace(subject, label="trained", run=record)
+
+
+def _of_adapter(name: str, folder: Path, overrides: Overrides) -> Subject:
+    # The adapter of a run, or of one of its checkpoints: the run knows its base best.
+    for above in (folder.resolve().parent, folder.resolve().parent.parent):
+        if (above / "run.json").is_file():
+            return _of_run(str(above), above, overrides, folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"{name} holds no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
+    config = _read_json(folder / "adapter_config.json")
+    base = overrides.base or config.get("base_model_name_or_path")
+    if not base:
+        raise UserError(f"{name}/adapter_config.json names no base model; give it with --base")
+    overrides = dataclasses.replace(overrides, revision=config.get("revision"))
+    return dataclasses.replace(_model(str(base), base_model.source(str(base)), overrides, folder), label="adapter")
+
+
+def _model(name: str, where: str, overrides: Overrides, adapter: Path | None) -> Subject:
+    """Return a model that stands in a folder or is fetched from the Hub."""
+    if base_model.is_folder_name(where):
+        base_model.check_folder(where, "the model")
+        folder, revision = Path(where).expanduser(), None
+    else:
+        folder = _fetch(where, overrides.revision)
+        revision = folder.name
+        base_model.check_folder(str(folder), "the model")
+    has_tokenizer = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    if adapter is not None:
+        _check_shapes(adapter, folder, name)
+    bits = overrides.bits or 16
+    settings = ModelConfig(
+        name=str(folder), bits=4 if bits == 4 else 16, trust_remote_code=overrides.trust_remote_code, revision=revision
+    )
+    return Subject(Path(name).name, settings, name, adapter, adapter if adapter and has_tokenizer else folder)
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    """Return the folder that a repository on the Hub was downloaded to; its name is the commit."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=_HUB_FILES,
+            )
+        )
+    except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
+        raise UserError(
+            f"{name} is no folder here and cannot be loaded from the Hub ({base_model.first_line(error)})"
+        ) from error
+
+
+def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
+    """Refuse an adapter whose matrices do not fit the base's.
+
+    Raises:
+        UserError: names the first that does not.
+    """
+    weights = {name: entry for file in base.glob("*.safetensors") for name, entry in _header(file).items()}
+    for name, (_, shape) in _header(adapter / ADAPTER_WEIGHTS).items():
+        module, _, part = name.removeprefix("base_model.model.").rpartition(".lora_")
+        kind, found = weights.get(f"{module}.weight", ("", None))
+        if kind not in ("F32", "F16", "BF16") or not found or part not in ("A.weight", "B.weight"):
+            continue  # packed in 4 bits, or called otherwise in the file: PEFT decides
+        expected, got = (found[1], shape[1]) if part == "A.weight" else (found[0], shape[0])
+        if expected != got:
+            raise UserError(
+                f"the adapter in {adapter} was made for another base than {base_name}: {module} has "
+                f"{'x'.join(map(str, found))} weights there, and the adapter expects {got} for {expected}; give "
+                "its own base with --base"
+            )
+
+
+def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Return dtype and shape of every tensor of a safetensors file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("header longer than the file")
+            entries = json.loads(file.read(length))
+        return {name: (e["dtype"], e["shape"]) for name, e in entries.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({base_model.first_line(error)})") from None
+
+
+def _digest(folder: Path, names: tuple[str, ...]) -> str:
+    present = {name: sha256(folder / name) for name in names if (folder / name).is_file()}
+    return hashlib.sha256(json.dumps(present, sort_keys=True).encode()).hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return value
