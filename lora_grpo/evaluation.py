@@ -70,11 +70,9 @@ def evaluate_and_report(options: Options) -> dict[str, Any]:
 
 
 def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    sources = _sources(options)
-    first = next((source for source in sources if isinstance(source, Subject)), None)
-    plan = data = None
-    if first is not None:
-        plan = protocol(options, first.run, subjects.context_tokens(first))
+    sources, plan = _sources(options)
+    data, backend = None, ""
+    if plan is not None:
         backend = subject_samplers.choose_backend(options.backend)
         data = load_held_out(plan.data, plan.seed, options.sandbox, trained=plan.trained)
     seed = plan.seed if plan else options.seed or 0
@@ -102,26 +100,31 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
 # What is asked
 
 
-def _sources(options: Options) -> list[SampleFile | Subject]:
-    """Return what is evaluated, and what it is compared with."""
+def _sources(options: Options) -> tuple[list[SampleFile | Subject], Protocol | None]:
+    """Return what is evaluated, what it is compared with, and how models among them are asked."""
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
-
-    def source(name: str, given: Overrides) -> SampleFile | Subject:
-        if not is_samples_file(name):
-            return subjects.resolve(name, given)
-        if options.task is None:
-            raise UserError("--task is missing; say what the samples answer")
-        return sample_files.read(Path(name).expanduser(), options.task, options.data, options.style, options.sandbox)
-
-    sources = [source(options.named, overrides)]
-    if options.compare == subjects.BASE:
-        if not isinstance(sources[0], Subject):
-            raise UserError("--compare base means the base below an adapter; name another file of samples")
-        sources.append(sources[0].without_adapter())
-    elif options.compare is not None:
+    names = [options.named] if options.compare is None else [options.named, options.compare]
+    found: list[Subject | None] = []
+    for place, name in enumerate(names):
+        if place == 1 and name == subjects.BASE:
+            if found[0] is None:
+                raise UserError("--compare base means the base below an adapter; name another file of samples")
+            found.append(found[0].without_adapter())
+        else:
+            found.append(None if is_samples_file(name) else subjects.resolve(name, overrides))
         # What is said of one model's base and revision is not meant for the other's.
-        sources.append(source(options.compare, dataclasses.replace(overrides, base=None, revision=None)))
-    return sources
+        overrides = dataclasses.replace(overrides, base=None, revision=None)
+    first = next((subject for subject in found if subject is not None), None)
+    plan = None if first is None else protocol(options, first.run, subjects.context_tokens(first))
+    task = options.task if plan is None else plan.data.held_out_task
+    if task is None:
+        raise UserError("--task is missing; say what the samples answer")
+    data = options.data if plan is None else plan.data.eval
+    sources = [
+        subject or sample_files.read(Path(name).expanduser(), task, data, options.style, options.sandbox)
+        for name, subject in zip(names, found, strict=True)
+    ]
+    return sources, plan
 
 
 def _labels(options: Options, sources: Sequence[SampleFile | Subject]) -> list[str]:

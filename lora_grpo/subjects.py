@@ -82,14 +82,9 @@ def resolve(name: str, overrides: Overrides) -> Subject:
     Raises:
         UserError: it is none of them, is incomplete, or its adapter was made for another base.
     """
-    if name == STARTER:
-        return _model(name, base_model.source(name), overrides, None)
-    folder = Path(name).expanduser()
-    if base_model.is_folder_name(name):
-        if not folder.is_dir():
-            raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
-    else:
-        folder = _fetch(name, overrides.revision)
+    if base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
+        raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
+    folder, commit = _find(name, overrides.revision)
     if (folder / "run.json").is_file():
         return _of_run(name, folder, overrides)
     if (folder / "adapter_config.json").is_file():
@@ -100,7 +95,7 @@ def resolve(name: str, overrides: Overrides) -> Subject:
         raise UserError(
             f"{name} holds no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
         )
-    return _model(name, str(folder), overrides, None)
+    return _model(name, folder, commit, overrides, None)
 
 
 def files_of(name: str) -> list[Path]:
@@ -128,13 +123,14 @@ def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None 
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"the run in {name} has no adapter yet; finish it with --resume, or give another folder")
     asked, policy = record["config"]["model"], record["policy"]
+    base, commit = _find(overrides.base or asked["name"], overrides.revision or policy.get("revision"))
     subject = _model(
         asked["name"],
-        overrides.base or base_model.source(asked["name"]),
+        base,
+        commit,
         dataclasses.replace(
             overrides,
             bits=overrides.bits or asked["bits"],
-            revision=overrides.revision or policy.get("revision"),
             trust_remote_code=overrides.trust_remote_code or asked["trust_remote_code"],
         ),
         adapter,
@@ -159,25 +155,28 @@ def _of_adapter(name: str, folder: Path, overrides: Overrides) -> Subject:
     base = overrides.base or config.get("base_model_name_or_path")
     if not base:
         raise UserError(f"{name}/adapter_config.json names no base model; give it with --base")
-    overrides = dataclasses.replace(overrides, revision=config.get("revision"))
-    return dataclasses.replace(_model(str(base), base_model.source(str(base)), overrides, folder), label="adapter")
+    below, commit = _find(str(base), config.get("revision"))
+    return dataclasses.replace(_model(str(base), below, commit, overrides, folder), label="adapter")
 
 
-def _model(name: str, where: str, overrides: Overrides, adapter: Path | None) -> Subject:
-    """Return a model that stands in a folder or is fetched from the Hub."""
-    if base_model.is_folder_name(where):
-        base_model.check_folder(where, "the model")
-        folder, revision = Path(where).expanduser(), None
-    else:
-        folder = _fetch(where, overrides.revision)
-        revision = folder.name
-        base_model.check_folder(str(folder), "the model")
+def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
+    """Return a folder, and its commit where it was downloaded from the Hub."""
+    where = base_model.source(name)
+    if name == STARTER or base_model.is_folder_name(where):
+        return Path(where), None
+    folder = _fetch(where, revision)
+    return folder, folder.name
+
+
+def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, adapter: Path | None) -> Subject:
+    """Return the model in a folder."""
+    base_model.check_folder(str(folder), "the model")
     has_tokenizer = adapter is not None and (adapter / "tokenizer_config.json").is_file()
     if adapter is not None:
         _check_shapes(adapter, folder, name)
     bits = overrides.bits or 16
     settings = ModelConfig(
-        name=str(folder), bits=4 if bits == 4 else 16, trust_remote_code=overrides.trust_remote_code, revision=revision
+        name=str(folder), bits=4 if bits == 4 else 16, trust_remote_code=overrides.trust_remote_code, revision=commit
     )
     return Subject(Path(name).name, settings, name, adapter, adapter if adapter and has_tokenizer else folder)
 
