@@ -61,19 +61,26 @@ class Rows:
                 use_cache=True,
             ).logits[:, -1]
 
+    def trim(self) -> None:
+        """Cut off the columns at the left that no row uses any more, so that the cache grows with its longest row.
+
+        For models whose rows can be joined; see `can_join`.
+        """
+        if unused := int(self.mask.any(dim=0).int().argmax()):
+            self.mask = self.mask[:, unused:]
+            for layer in self.cache.layers:  # views; the next step copies the cache anyway
+                layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
+
     def joined(self, new: Rows) -> Rows:
         """Return these rows and the new ones after them, in this cache; `can_join` says for which models."""
         import torch
         from torch.nn.functional import pad
 
-        # Columns at the left that no row uses any more: those that needed them have ended.
-        unused = int(self.mask.any(dim=0).int().argmax())
-        length = max(self.mask.shape[1] - unused, new.mask.shape[1])
+        length = max(self.mask.shape[1], new.mask.shape[1])
 
         def both(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            """Shapes: (r, L) of masks, or (r, heads, L, width) of keys and values."""
+            """Pad the shorter one on its left. Shapes: (r, L) of masks, or (r, heads, L, width) of keys and values."""
             axis, after = (-1, ()) if old.dim() == 2 else (-2, (0, 0))
-            # The shorter one is padded on its left; where `length` is below the width, columns are cut off.
             return torch.cat([pad(part, (*after, length - part.shape[axis], 0)) for part in (old, new)])
 
         # Layer by layer and letting go of the old, so that only one of them is there twice.

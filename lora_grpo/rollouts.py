@@ -196,6 +196,8 @@ class Sampler:
             ended = torch.isin(tokens, ends) | (rows.steps == draw.max_tokens)
             lengths[rows.places[ended]] = rows.steps[ended]
             rows.go_on(self.model, tokens, (~ended).nonzero().squeeze(1))
+            if joining:
+                rows.trim()
         return [ids[:length] for ids, length in zip(drawn.tolist(), lengths.tolist(), strict=True)]
 
 
