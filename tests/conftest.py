@@ -1,9 +1,12 @@
-"""What tests share: threads that wait without spinning, and the folder of real data."""
+"""What tests share: threads that wait without spinning, the folder of real data, and how commands are started."""
 
 import os
 from pathlib import Path
 
 import pytest
+from warm_process import FreshInterpreters, WarmProcess
+
+from lora_grpo.hardware import nvidia_gpus
 
 # Before any test imports torch; see lora_grpo.policy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -20,3 +23,27 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def fresh():
+    """Start commands in interpreters of their own."""
+    return FreshInterpreters()
+
+
+@pytest.fixture(scope="session")
+def warm(fresh):
+    """Start commands without their seconds of imports; in fresh interpreters where a GPU's driver cannot be forked."""
+    if nvidia_gpus()[0]:
+        yield fresh
+        return
+    process = WarmProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_in_time(request):
+    """Have the warm process begin its imports before the first test, beside those that do without it."""
+    if any("warm" in item.fixturenames for item in request.session.items):
+        request.getfixturevalue("warm")

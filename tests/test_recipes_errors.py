@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,29 +15,33 @@ ROW = '{"question": "What is 2 + 3?", "answer": "#### 5"}\n'
 OTHER = '{"question": "What is 2 + 4?", "answer": "#### 6"}\n'
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    """Return a function that runs a recipe in an empty folder, on a machine without a GPU."""
+def runner(tmp_path, commands):
     (tmp_path / "train.jsonl").write_text(ROW * 8)
     (tmp_path / "eval.jsonl").write_text(OTHER)
 
     def run(*arguments, name="gsm8k_lora", **environment):
-        return subprocess.run(
-            [sys.executable, RECIPES / f"{name}.py", *arguments],
-            cwd=tmp_path,
-            env={
-                **{name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
-                "CUDA_VISIBLE_DEVICES": "",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-                **environment,
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+        return commands.start(RECIPES / f"{name}.py", *arguments, cwd=tmp_path, env=environment).end()
 
     return run
+
+
+@pytest.fixture
+def recipe(tmp_path, warm):
+    """Return a function that runs a recipe in an empty folder, on a machine without a GPU."""
+    return runner(tmp_path, warm)
+
+
+@pytest.fixture
+def fresh_recipe(tmp_path, fresh):
+    """The same in an interpreter of its own."""
+    return runner(tmp_path, fresh)
 
 
 def refused(result):
@@ -101,6 +103,13 @@ def test_a_wrong_row_is_named_by_its_line(recipe, tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_text(text)
     before = set(tmp_path.rglob("*"))
     assert message in refused(recipe("--data.train", "bad.jsonl", "--data.eval", "eval.jsonl"))
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_mistake_in_a_fresh_interpreter_is_one_line_as_well(fresh_recipe, tmp_path):
+    before = set(tmp_path.rglob("*"))
+    assert "did you mean --train.max-steps?" in refused(fresh_recipe("--train.max-step", "3"))
+    assert "missing.jsonl: no such file" in refused(fresh_recipe("--data.train", "missing.jsonl", *FILES[2:]))
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -176,9 +185,9 @@ def test_a_broken_run_json_is_one_line(recipe, run_folder):
     assert files(run_folder) == before
 
 
-def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(recipe, run_folder):
+def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(fresh_recipe, run_folder):
     before = files(run_folder)
-    result = recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
+    result = fresh_recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
     assert "raise --model.max-sequence-tokens" in refused(result)
     assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
 

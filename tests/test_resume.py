@@ -1,57 +1,48 @@
 """Runs that are killed and resumed against one that is not: the recipe itself, as a process."""
 
 import json
-import os
 import random
 import shlex
-import shutil
 import signal
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from lora_grpo.tasks import get_task
+
+RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gsm8k_lora.py"
 # 8 training rows are 4 steps of 2 prompts, so that the run crosses from one pass over the data into the next;
 # dropout draws random numbers in training; 5 is not a multiple of the checkpoint interval.
 TINY = shlex.split(
-    "--model.engine peft --lora.rank 4 --lora.dropout 0.1 --data.train-limit 8 --data.eval-limit 12 "
+    "--model.engine peft --lora.rank 4 --lora.dropout 0.1 "
     "--sampling.num-generations 4 --sampling.max-completion-tokens 32 --train.max-steps 7 --train.prompts-per-step 2 "
     "--train.micro-batch-size 4 --train.checkpoint-steps 2 --train.completions-steps 2 --eval.num-samples 2 "
-    "--eval.k 1 2 --eval.batch-size 8"
+    "--eval.k 1 2"
 )
 SAME = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json")
 SAME += ("evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl")
 
 
-def command(folder, *arguments):
-    return [sys.executable, str(ROOT / "recipes" / "gsm8k_lora.py"), "--output-dir", str(folder), *arguments]
+def wait_for(process, condition):
+    while not condition():
+        assert process.wait(0.01) is None, process.said()
 
 
-def run(folder, *arguments):
-    done = subprocess.run(command(folder, *arguments), capture_output=True, text=True, check=False)
+def finish(process):
+    done = process.end()
     assert done.returncode == 0, done.stderr
     return done
 
 
-def start(folder, *arguments):
-    return subprocess.Popen(
-        command(folder, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
-def wait_for(process, condition):
-    while not condition():
-        assert process.poll() is None, process.stdout.read().decode()
-        time.sleep(0.01)
+def lines(folder, name="metrics.jsonl"):
+    return (folder / name).read_text().splitlines() if (folder / name).exists() else []
 
 
 def metrics(folder):
     kept = ("step", "loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{name: json.loads(line)[name] for name in kept} for line in lines]
+    return [{name: json.loads(line)[name] for name in kept} for line in lines(folder)]
 
 
 def assert_same(folder, expected):
@@ -64,92 +55,136 @@ def assert_same(folder, expected):
         assert (folder / "completions" / name).read_bytes() == (expected / "completions" / name).read_bytes()
 
 
+class Runs:
+    """The runs that tests look at, two at a time: each of them waits for most of its time on one core."""
+
+    def __init__(self, folder, fresh, warm, wanted):
+        self.folder, self.fresh, self.warm = folder, fresh, warm
+        self.files = []
+        for split, size in (("train", 8), ("eval", 6)):
+            # As files: to generate the starter's thousands and keep these takes longer than to train on them.
+            rows = get_task("starter").load(split, None, size, 0)
+            text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
+            (folder / f"{split}.jsonl").write_text(text)
+            self.files += [f"--data.{split}", folder / f"{split}.jsonl"]
+        self.pool = ThreadPoolExecutor(2)
+        makers = (self.unbroken, self.killed, self.stopped, self.extended)
+        self.made = {maker.__name__: self.pool.submit(maker) for maker in makers if maker.__name__ in wanted}
+
+    def start(self, commands, name, *more):
+        return commands.start(RECIPE, "--output-dir", self.folder / name, *TINY, *self.files, *more)
+
+    def go_on(self, commands, name, *more):
+        return finish(commands.start(RECIPE, "--output-dir", self.folder / name, "--resume", *more))
+
+    def unbroken(self):
+        started = time.monotonic()
+        finish(self.start(self.warm, "unbroken"))
+        return self.folder / "unbroken", time.monotonic() - started
+
+    def killed(self):
+        """From cold to cold, as a person has it."""
+        folder = self.folder / "killed"
+        process = self.start(self.fresh, "killed")
+        wait_for(process, lambda: len(lines(folder)) >= 5)
+        process.kill()
+        # As if the machine had gone down while the newest checkpoint was being written.
+        newest = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+        weights = newest / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        return folder, newest, self.go_on(self.fresh, "killed").stderr
+
+    def stopped(self):
+        folder = self.folder / "stopped"
+        process = self.start(self.warm, "stopped")
+        wait_for(process, (folder / "checkpoints" / "checkpoint-2").exists)
+        process.terminate()
+        ended = process.end()
+        record = json.loads((folder / "run.json").read_text())
+        self.go_on(self.warm, "stopped")
+        return folder, ended, record
+
+    def extended(self):
+        finish(self.start(self.warm, "extended", "--train.max-steps", "3"))
+        assert len(metrics(self.folder / "extended")) == 3
+        self.go_on(self.warm, "extended", "--train.max-steps", "7")
+        return self.folder / "extended"
+
+
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    started = time.monotonic()
-    run(folder, *TINY)
-    return folder, time.monotonic() - started
+def runs(request, tmp_path_factory, fresh, warm):
+    wanted = {name for item in request.session.items for name in item.fixturenames}
+    made = Runs(tmp_path_factory.mktemp("runs"), fresh, warm, wanted)
+    with made.pool:
+        yield made
 
 
-def test_a_run_killed_after_a_checkpoint_ends_in_the_same_bits(unbroken, tmp_path):
-    expected, _ = unbroken
-    folder = tmp_path / "killed"
-    process = start(folder, *TINY)
-    wait_for(
-        process,
-        lambda: (
-            len((folder / "metrics.jsonl").read_text().splitlines()) >= 5
-            if (folder / "metrics.jsonl").exists()
-            else False
-        ),
-    )
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    # As if the machine had gone down while the newest checkpoint was being written.
-    newest = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    weights = newest / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    said = run(folder, "--resume").stderr
+@pytest.fixture(scope="module")
+def unbroken(runs):
+    return runs.made["unbroken"].result()
+
+
+@pytest.fixture(scope="module")
+def killed(runs):
+    return runs.made["killed"].result()
+
+
+@pytest.fixture(scope="module")
+def stopped(runs):
+    return runs.made["stopped"].result()
+
+
+@pytest.fixture(scope="module")
+def extended(runs):
+    return runs.made["extended"].result()
+
+
+def test_a_run_killed_after_a_checkpoint_ends_in_the_same_bits(unbroken, killed):
+    folder, newest, said = killed
     assert f"passed over {newest}: adapter_model.safetensors is not as it was written" in said
     assert "resuming from" in said
-    assert_same(folder, expected)
+    assert_same(folder, unbroken[0])
 
 
-def test_sigterm_saves_and_says_how_to_go_on(unbroken, tmp_path):
-    expected, _ = unbroken
-    folder = tmp_path / "stopped"
-    process = start(folder, *TINY)
-    wait_for(process, lambda: (folder / "checkpoints" / "checkpoint-2").exists())
-    process.terminate()
-    said = process.communicate()[0].decode()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert f"--resume --output-dir {folder}" in said
-    record = json.loads((folder / "run.json").read_text())
+def test_sigterm_saves_and_says_how_to_go_on(unbroken, stopped):
+    folder, ended, record = stopped
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert f"--resume --output-dir {folder}" in ended.stderr
     assert record["status"] == "interrupted"
-    run(folder, "--resume")
     assert json.loads((folder / "run.json").read_text())["status"] == "complete"
-    assert_same(folder, expected)
+    assert_same(folder, unbroken[0])
 
 
-def test_resuming_a_finished_run_prints_its_table_again(unbroken):
+def test_resuming_a_finished_run_prints_its_table_again(unbroken, runs):
     folder, _ = unbroken
     before = {name: (folder / name).read_bytes() for name in SAME}
-    said = run(folder, "--resume")
+    said = runs.go_on(runs.warm, "unbroken")
     assert "pass@2" in said.stdout and "GRPO" not in said.stderr
     assert {name: (folder / name).read_bytes() for name in SAME} == before
 
 
-def test_a_longer_run_goes_on_from_the_shorter_one(unbroken, tmp_path):
-    """7 steps, then 7 to 9, are 9 steps at once: with a constant learning rate the first do not depend on the last."""
-    longer, extended = tmp_path / "longer", tmp_path / "extended"
-    run(longer, *TINY, "--train.max-steps", "9")
-    shutil.copytree(unbroken[0], extended)
-    run(extended, "--resume", "--train.max-steps", "9")
-    assert_same(extended, longer)
+def test_a_longer_run_goes_on_from_the_shorter_one(unbroken, extended):
+    """3 steps, then 3 to 7, are 7 steps at once: with a constant learning rate the first do not depend on the last."""
+    assert_same(extended, unbroken[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.3, 1.0) for seed in range(3)])
-def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, tmp_path, moment):
+@pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.1, 1.0) for seed in range(3)])
+def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, runs, moment):
     """Three moments, seeded, from loading the model to the last sample; a share of an unbroken run's time."""
     expected, seconds = unbroken
-    folder = tmp_path / "killed"
-    process = start(folder, *TINY)
-    try:
-        process.wait(timeout=moment * seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    run(folder, *TINY, "--resume")
-    assert_same(folder, expected)
+    name = f"killed at {moment:.2f}"
+    process = runs.start(runs.warm, name)
+    if process.wait(moment * seconds) is None:
+        process.kill()
+    finish(runs.start(runs.warm, name, "--resume"))
+    assert_same(runs.folder / name, expected)
 
 
-def test_a_run_is_not_resumed_to_fewer_steps_than_it_has(unbroken):
+def test_a_run_is_not_resumed_to_fewer_steps_than_it_has(unbroken, runs):
     folder, _ = unbroken
     before = {name: (folder / name).read_bytes() for name in (*SAME, "run.json")}
-    arguments = ("--resume", "--train.max-steps", "5")
-    done = subprocess.run(command(folder, *arguments), capture_output=True, text=True, check=False)
+    done = runs.warm.start(RECIPE, "--output-dir", folder, "--resume", "--train.max-steps", "5").end()
     assert done.returncode == 2
     assert "is at step 7 already; pass --train.max-steps 7 or more" in done.stderr
     assert {name: (folder / name).read_bytes() for name in (*SAME, "run.json")} == before
