@@ -88,6 +88,7 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
                 assert plan is not None and data is not None
                 sides.append(_ask(folder, name, label, source, plan, data, backend, samplers))
         report = _report(sources[0], sides, ks, seed, plan, data)
+        report["protocol"]["contaminated"] = _contaminated(sources, sides, plan)
         evaluation_folder.finish(folder, asked, report, _page(report).markdown())
     lost = report["tasks_in_data"] - report["tasks"]
     if lost:
@@ -290,6 +291,20 @@ def _report(
     return report
 
 
+def _contaminated(sources: Sequence[SampleFile | Subject], sides: Sequence[_Side], plan: Protocol | None) -> list[str]:
+    """Return the sides whose run was trained on rows of this benchmark that are asked here, and say so."""
+    found = []
+    for source, side in zip(sources, sides, strict=True):
+        if plan is None or not isinstance(source, Subject) or source.run is None or source.adapter is None:
+            continue
+        trained_on = source.run["data"].get("trained_on_benchmark")
+        left_out = plan.trained and source is sources[0]
+        if trained_on == plan.data.held_out_task and not left_out:
+            found.append(side.label)
+            print(f"CONTAMINATED: {side.label} was trained on {trained_on}; its score says nothing", file=sys.stderr)
+    return found
+
+
 def _page(report: Mapping[str, Any]) -> Page:
     """Return a report, as it is written or read back, ready to be shown."""
     told = report["protocol"]
@@ -300,6 +315,8 @@ def _page(report: Mapping[str, Any]) -> Page:
     if told.get("left_out_as_trained_on"):
         lost = told["left_out_as_trained_on"]
         title += f"; {lost} problems of this benchmark were trained on and left out: not comparable"
+    if told["contaminated"]:
+        title += f"; CONTAMINATED: {', '.join(told['contaminated'])} was trained on this benchmark"
     other = report["compared_with"]
     sides = {other["label"]: other} if other else {}
     sides[report["label"]] = report

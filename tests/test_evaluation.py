@@ -249,6 +249,33 @@ def test_an_adapter_that_cannot_be_put_on_its_base_leaves_the_evaluation_before(
     assert evaluate_and_report(replace(options, compare=None)) == report
 
 
+def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, options, real_data, tmp_path, capsys):
+    import shutil
+
+    data = real_data / "humaneval" / "HumanEval.jsonl.gz"
+    few = tmp_path / "few.jsonl"
+    few.write_bytes(b"".join(gzip.decompress(data.read_bytes()).splitlines(keepends=True)[:6]))
+    run = shutil.copytree(run_folder, tmp_path / "trained-on-humaneval")
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["data"] |= {"task": "humaneval", "train": str(few), "train_limit": 2, "eval": str(few)}
+    record["config"]["data"] |= {"prompt_style": "code", "eval_limit": None}
+    record["data"]["trained_on_benchmark"] = "humaneval"
+    (run / "run.json").write_text(json.dumps(record))
+    options = replace(options, what=str(run), compare=None, k=None, max_completion_tokens=4)
+    # Asked as it was trained, what it was trained on is left out, as the run itself does.
+    report = evaluate_and_report(options)
+    assert (report["tasks"], report["protocol"]["left_out_as_trained_on"]) == (4, 2)
+    assert report["protocol"]["contaminated"] == []
+    assert "CONTAMINATED: training on 2 humaneval problems" in capsys.readouterr().err
+    # From another file, nobody knows which they were.
+    other = shutil.copy(few, tmp_path / "other.jsonl")
+    report = evaluate_and_report(replace(options, data=str(other)))
+    assert (report["tasks"], report["protocol"]["contaminated"]) == (6, ["trained"])
+    said = capsys.readouterr()
+    assert "CONTAMINATED: trained was trained on humaneval" in said.err
+    assert "CONTAMINATED: trained was trained on this benchmark" in said.out
+
+
 def test_where_an_evaluation_goes_unless_it_is_told(run_folder):
     assert evaluation._folder(Options(str(run_folder))) == run_folder / "evaluation" / "starter"
     assert evaluation._folder(Options(str(run_folder), "gsm8k")) == run_folder / "evaluation" / "gsm8k"
