@@ -23,6 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -363,12 +364,15 @@ def graded(source: str, test: str, folder: Path) -> set[str]:
         )
 
     verdict = folder / "verdict"
-    run("-c", SAME_PROCESS, source, test, str(verdict))
-    passed = {"exec"} if verdict.exists() else set()
     joined = f"{source}\n{test}\n"
-    passed |= {"exit-code"} if run("-c", joined).returncode == 0 else set()
-    marked = run("-c", joined + "print('ALL TESTS PASSED')")
-    return passed | ({"marker"} if "ALL TESTS PASSED" in marked.stdout else set())
+    with ThreadPoolExecutor(3) as pool:
+        same_process = pool.submit(run, "-c", SAME_PROCESS, source, test, str(verdict))
+        exit_code = pool.submit(run, "-c", joined)
+        marked = pool.submit(run, "-c", joined + "print('ALL TESTS PASSED')")
+    same_process.result()
+    passed = {"exec"} if verdict.exists() else set()
+    passed |= {"exit-code"} if exit_code.result().returncode == 0 else set()
+    return passed | ({"marker"} if "ALL TESTS PASSED" in marked.result().stdout else set())
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -189,7 +189,7 @@ if how == "with a forked child":
 if how == "idle":
     print("ready", flush=True)
     time.sleep(60)
-threading.Timer(1.0, print, ["ready"], {"flush": True}).start()
+threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
 sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
 """
 

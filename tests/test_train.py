@@ -1,5 +1,7 @@
 """The real stack on the embedded model: NF4 base, PEFT, TRL's GRPOTrainer. A few steps each."""
 
+import copy
+import functools
 import json
 
 import pytest
@@ -34,9 +36,15 @@ TINY = {
 }
 
 
+@functools.cache
+def starter_data():
+    """The starter's rows: a second to generate, and the same for every run that asks for no others."""
+    return load_data(replace(RunConfig(), TINY))
+
+
 def run_tiny(folder, how=None, **changes):
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
-    data = load_data(config)
+    data = load_data(config) if "data" in changes else copy.deepcopy(starter_data())
     run = open_run(config, how or Invocation(), "test", data.record)
     policy = load_policy(config)
     trainer = make_trainer(run, policy, data.train, policy.sampler())
@@ -142,8 +150,9 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
 
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     """Also what a GPU run does: an evaluation of the base first, and then the same model trains."""
-    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), {"lora": {"dora": True}})
-    data = load_data(config)
+    changes = {"lora": {"dora": True}, "train": {"max_steps": 1}, "eval": {"num_samples": 1, "k": (1,)}}
+    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), changes)
+    data = copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     sampler = policy.sampler()
