@@ -8,9 +8,12 @@ what is asked for   config, config_check, command_line, script_flags, grpo_field
 rows and prompts    tasks/, prompts, data, json_lines, starter/ (the embedded model and its problems)
 running programs    sandbox/ (what a model wrote, against unit tests it never meets)
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
-the policy          policy (4-bit base + adapter), rollouts, merged_copy, engine_samplers
+the policy          base_model, policy (4-bit base + adapter)
+completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers, vllm_sampler
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
-afterwards          evaluate, passk (statistics), comparison (the table), sample_files (samples made elsewhere), dry_run
+at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
+scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
+                    (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
 what lasts          run_record (run.json), atomic (files that are whole or absent), folder_lock
 
 Importing this package loads none of torch, transformers, trl, peft, unsloth, vllm or datasets: they are imported by

@@ -56,7 +56,7 @@ def evaluate_and_report(options: Options) -> dict[str, Any]:
     folder = _folder(options)
     asked = {
         "kit": __version__,
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k not in ("output_dir", "backend")},
+        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "output_dir"},
         "files": evaluation_folder.stamp(_files(options)),
     }
     report = evaluation_folder.answer(folder, asked) or _evaluate(options, folder, asked)

@@ -105,7 +105,7 @@ class Page:
             for cells in rows:
                 shown.add_row(*cells)
             wide.print(shown)
-        for said in self._said():
+        for said in (*self._said(), *_protocol_lines(self.protocol)):
             print(said)
 
     def _main(self) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -149,10 +149,32 @@ class Page:
                 )
                 more = f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else ""
                 said.append(f"{len(entries)} {word}: {listed}{more}")
+        if self.agreed and len(self.agreed) > 1:
+            said.append(f"the figures above are of the samples of {len(self.agreed)} models together; of each:")
         for model, labels in (self.agreed or {}).items():
             for label, counts in labels.items():
                 said.append(_agreed(model, label, counts))
         return said
+
+
+def _protocol_lines(told: Mapping[str, Any]) -> list[str]:
+    """Return what a number needs to be compared with another one, shortened for a terminal."""
+    if "models" not in told:  # a run's own evaluation: its record has it all
+        return []
+    lines = [f"read      {told['extraction']}"]
+    for label, model in told["models"].items():
+        if "model" not in model:
+            lines.append(f"{label:9} file {model['samples_sha256'][:8]}, data {model['data_sha256'][:8]}")
+            continue
+        where = f"@{model['revision'][:8]}" if model["revision"] else f", weights {model['weights_sha256'][:8]}"
+        adapter = f" with adapter {model['adapter_sha256'][:8]}" if model["adapter_sha256"] else ""
+        how = f"{model['quantisation']}, {model['served']}, {model['engine']}, {model['dtype']} on {model['device']}"
+        precision = how.replace("none, ", f"{model['bits']} bits, ", 1)
+        lines.append(f"{label:9} {model['model']}{where}{adapter}, {precision}, prompts {model['prompts_sha256'][:8]}")
+    if "rows" in told:
+        asked = f"{told['rows']} rows of data {told['data_sha256'][:8]}, {told['max_completion_tokens']} tokens at most"
+        lines.append(f"asked     {asked}, seed {told['seed']}")
+    return lines
 
 
 def _agreed(model: str, label: str, counts: Mapping[str, Any]) -> str:

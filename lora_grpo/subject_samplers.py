@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo import base_model, vllm_sampler
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.merged_copy import MergedCopySampler, merges, plain_copy
 from lora_grpo.prompts import render_row
@@ -78,6 +78,7 @@ def load_sampler(subject: Subject, backend: str, tokenizer: Any, sequence_tokens
 
     Raises:
         UserError: the model or the adapter cannot be loaded, or not by this backend.
+        RunError: memory does not hold it.
     """
     base_model.prepare_torch(seed)
     ends = base_model.end_tokens(_generation_config(subject), tokenizer, subject.base_name)
@@ -85,7 +86,13 @@ def load_sampler(subject: Subject, backend: str, tokenizer: Any, sequence_tokens
         return vllm_sampler.VllmSampler(
             subject.base, tokenizer, ends, adapter=subject.adapter, max_sequence_tokens=sequence_tokens, seed=seed
         )
-    base = base_model.load_base(subject.base)
+    import torch
+
+    try:
+        base = base_model.load_base(subject.base)
+    except torch.OutOfMemoryError as error:
+        smaller = "pass --bits 4" if subject.base.bits == 16 else "free it of other programs"
+        raise RunError(f"the GPU's memory does not hold {subject.base_name}; {smaller}") from error
     on_cpu = next(base.parameters()).device.type == "cpu"
     if subject.adapter is None:
         # A 4-bit layer is unpacked at every token, so on a CPU a copy that is unpacked once decodes faster.
@@ -98,11 +105,9 @@ def describe(subject: Subject, backend: str, sampler: Sampler) -> dict[str, Any]
     """Return what a report says of how completions were drawn."""
     import torch
 
-    engine = (
-        f"{backend} {metadata.version(backend)}"
-    )
+    engine = f"{backend} {metadata.version(backend)}"
     if subject.adapter is None:
-        served = "whole model"
+        served = "no adapter"
     else:
         served = "merged afresh into a copy" if isinstance(sampler, MergedCopySampler) else "adapter beside its base"
     return {

@@ -69,7 +69,7 @@ def test_a_run_is_asked_as_it_was_trained_and_compared_with_its_base(options, dr
     assert (protocol["num_samples"], protocol["temperature"], protocol["max_completion_tokens"]) == (2, 1.0, 40)
     trained, base = protocol["models"]["trained"], protocol["models"]["base"]
     assert (trained["quantisation"], trained["served"]) == ("nf4", "merged afresh into a copy")
-    assert trained["adapter_sha256"] and base["adapter_sha256"] is None and base["served"] == "whole model"
+    assert trained["adapter_sha256"] and base["adapter_sha256"] is None and base["served"] == "no adapter"
     assert trained["prompts_sha256"] == base["prompts_sha256"]
     assert [row["metric"] for row in report["table"]] == ["pass@1", "pass@2"]
     assert report["table"][0]["after"] == report["pass@1"]
