@@ -8,9 +8,9 @@ from typing import Any
 from lora_grpo.decoding_slots import BEGUN_SHARE, can_join
 
 MOST_ON_GPU = 256
-"""Above it a step costs in proportion to its rows on any consumer GPU, so that more rows gain nothing."""
+"""Chosen, not measured: vLLM's default for such cards."""
 MOST_ON_CPU = 64
-"""The same for a CPU; see docs/benchmarks.md."""
+"""Chosen, not measured: a few cores are busy with fewer, and a command that goes on repeats less."""
 _GPU_SHARE = 0.8
 """Of the memory that is free; the rest is for the allocator's gaps and for work space of the libraries."""
 _CPU_SHARE = 0.25
@@ -44,7 +44,13 @@ def slots_that_fit(model: Any, longest_prompt: int, max_tokens: int) -> int:
 
 
 def bytes_a_row(model: Any, longest_prompt: int, max_tokens: int) -> int:
-    """Return an upper estimate of the memory in bytes that one completion takes while it is decoded; see there."""
+    """Estimate the memory in bytes, rather too high, of one completion while it is decoded.
+
+    Args:
+        model: a transformers model, or a PEFT model around one.
+        longest_prompt: tokens.
+        max_tokens: longest completion, in tokens.
+    """
     config = getattr(model.config, "text_config", None) or model.config
     width: int = config.hidden_size
     heads: int = config.num_attention_heads
