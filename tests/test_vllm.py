@@ -62,9 +62,8 @@ def adapter(tmp_path_factory):
     return folder
 
 
-EITHER = pytest.mark.parametrize("pair", [16, 4], indirect=True)
 PLAIN = pytest.mark.parametrize("pair", [16], indirect=True)
-"""One engine at a time: that of 4 bits starts when all tests of the other are done and it is closed."""
+"""One engine at a time: each starts when all tests of the one before are done and it is closed."""
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +71,12 @@ def pair(request, adapter):
     """The sampler, and the one it must agree with: of 16 bits the model itself, of 4 its copy on a CPU."""
     from peft import PeftModel
 
-    settings = ModelConfig(bits=request.param)
+    bits, folder = (16, None) if request.param == "whole" else (request.param, adapter)
+    settings = ModelConfig(bits=bits)
     model = PeftModel.from_pretrained(base_model.load_base(settings), adapter).eval()
     ends = [TOKENIZER.eos_token_id]
-    reference = (Sampler if request.param == 16 else MergedCopySampler)(model, TOKENIZER, ends)
-    sampler = VllmSampler(settings, TOKENIZER, ends, adapter=adapter, max_sequence_tokens=TOKENS)
+    reference = (Sampler if bits == 16 else MergedCopySampler)(model, TOKENIZER, ends)
+    sampler = VllmSampler(settings, TOKENIZER, ends, adapter=folder, max_sequence_tokens=TOKENS)
     yield sampler, reference
     sampler.close()
 
@@ -101,8 +101,9 @@ def gap(reference, prompt, one, other):
     return abs(float(logits[one[place]] - logits[other[place]]))
 
 
-@EITHER
-@pytest.mark.parametrize("adapter_on", [True, False])
+@pytest.mark.parametrize(
+    ("pair", "adapter_on"), [(16, True), (16, False), (4, True), (4, False), ("whole", False)], indirect=["pair"]
+)
 def test_greedy_completions_are_those_of_transformers(pair, prompts, adapter_on):
     drawn, expected = (greedy(each, prompts, adapter=adapter_on) for each in pair)
     differing = [place for place in range(len(prompts)) if drawn[place] != expected[place]]
