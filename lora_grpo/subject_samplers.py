@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def describe(subject: Subject, backend: str, sampler: Sampler) -> dict[str, Any]
     """Return what a report says of how completions were drawn."""
     import torch
 
-    engine = f"{backend} {metadata.version(backend)}"
+    engine = f"{backend} {importlib.import_module(backend).__version__}"
     if subject.adapter is None:
         served = "no adapter"
     else:
