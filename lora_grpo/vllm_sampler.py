@@ -382,7 +382,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong in one line: a refused setting's second line says it."""
-    lines = str(error).strip().splitlines()
-    told = [line.strip().removeprefix("Value error, ") for line in lines if "Value error, " in line]
-    return told[0] if told else base_model.first_line(error)
+    """Return what is wrong in one sentence: a refused setting has it on its second line."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    told = next((line.removeprefix("Value error, ") for line in lines if line.startswith("Value error, ")), None)
+    return (told or base_model.first_line(error)).split(" [type=")[0].split(". ")[0].rstrip(".")
