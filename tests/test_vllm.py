@@ -105,8 +105,8 @@ def gap(reference, prompt, one, other):
     ("pair", "adapter_on"), [(16, True), (16, False), (4, True), (4, False), ("whole", False)], indirect=["pair"]
 )
 def test_greedy_completions_are_those_of_transformers(request, pair, prompts, adapter_on):
-    if request.node.callspec.params["pair"] != 16:
-        prompts = prompts[:100]
+    if request.node.callspec.params["pair"] != 16 and not adapter_on:
+        prompts = prompts[:100]  # the other engines' bases: half the time
     drawn, expected = (greedy(each, prompts, adapter=adapter_on) for each in pair)
     differing = [place for place in range(len(prompts)) if drawn[place] != expected[place]]
     print(f"{len(prompts) - len(differing)} of {len(prompts)} completions identical")
