@@ -38,7 +38,7 @@ def load_data(config: RunConfig) -> Data:
         UserError: a source is missing, malformed or empty, or too small for one step; or there is no safe sandbox.
     """
     asked = config.data
-    data = _load(asked, config.seed, config.sandbox, with_training=True)
+    data = _load(asked, config.seed, config.sandbox, config.seed)
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
@@ -54,29 +54,33 @@ def load_data(config: RunConfig) -> Data:
     return data
 
 
-def load_held_out(asked: DataConfig, seed: int, limits: sandbox.Settings, *, trained: bool) -> Data:
+def load_held_out(asked: DataConfig, seed: int, limits: sandbox.Settings, *, trained_seed: int | None) -> Data:
     """Load the held-out rows as a run of these settings has them, and their prompts.
 
     Training rows are loaded only where they are shown as worked examples, or decide what is held out.
 
     Args:
         asked: the run's settings, or those of an evaluation.
-        seed: of the draws.
+        seed: of the draw of held-out rows.
         limits: how programs are run.
-        trained: whether a run was trained on this data.
+        trained_seed: the seed that a run drew its training rows of this data with; None where there is no run.
 
     Raises:
         UserError: as `load_data`; or worked examples are asked of a benchmark without training rows.
     """
     one_split = getattr(get_task(asked.task), "ONE_SPLIT", False)
-    if one_split and asked.few_shot and not trained:
+    if one_split and asked.few_shot and trained_seed is None:
         raise UserError(f"{asked.task} has no training rows to show as worked examples; pass --few-shot 0")
-    return _load(asked, seed, limits, with_training=bool(asked.few_shot or (one_split and trained)))
+    if not asked.few_shot and not (one_split and trained_seed is not None):
+        return _load(asked, seed, limits, None)
+    return _load(asked, seed, limits, seed if trained_seed is None else trained_seed)
 
 
-def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, *, with_training: bool) -> Data:
+def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: int | None) -> Data:
+    """Load the held-out rows, and the training rows where they have a seed."""
     task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
-    train = task.load("train", asked.train, asked.train_limit, seed) if with_training else []
+    with_training = train_seed is not None
+    train = [] if train_seed is None else task.load("train", asked.train, asked.train_limit, train_seed)
     one_split = bool(getattr(task, "ONE_SPLIT", False)) and with_training
     # Where both splits are the same rows, the evaluation is drawn from what training leaves.
     held_out = held_out_task.load("eval", asked.eval, None if one_split else asked.eval_limit, seed)

@@ -156,9 +156,9 @@ def draw_and_grade(
 
 def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) -> list[Result] | None:
     """Return the samples of a finished evaluation, or None where any is missing; arguments as in `draw_and_grade`."""
-    units = list(_units(rows, asked, streams=False))
-    kept = _kept(path, units)
-    return kept if len(kept) == sum(len(unit.keys) for unit in units) else None
+    keys = [key for unit in _units(rows, asked, streams=False) for key in unit.keys]
+    found = _found(path)
+    return [found[key] for key in keys] if found.keys() == set(keys) else None
 
 
 def completion_seed(seed: int, row_id: str, draw: str | int) -> int:
@@ -197,11 +197,15 @@ def _units(rows: Sequence[Row], asked: Sequence[Draws], streams: bool) -> Iterat
             yield _Unit(draws, tuple(ordered[start : start + size]))
 
 
+def _found(path: Path) -> dict[tuple[str, str | int], Result]:
+    return {(sample["task_id"], sample["draw"]): sample for sample in json_lines.read_finished(path)}
+
+
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     """Return the samples of finished units, in the units' order, and rewrite the file where it holds anything else."""
     if not path.exists():
         return []
-    found = {(sample["task_id"], sample["draw"]): sample for sample in json_lines.read_finished(path)}
+    found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
         raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]

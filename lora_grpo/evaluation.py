@@ -16,12 +16,21 @@ from lora_grpo.comparison import compare, shifts
 from lora_grpo.data import Data, load_held_out
 from lora_grpo.errors import UserError
 from lora_grpo.evaluate import draw_and_grade, finished_samples
-from lora_grpo.evaluation_options import Options, Protocol, check_ks, is_samples_file, protocol
+from lora_grpo.evaluation_options import (
+    Options,
+    Protocol,
+    check_for_files,
+    check_ks,
+    check_numbers,
+    is_samples_file,
+    protocol,
+)
 from lora_grpo.evaluation_report import Page, measure
 from lora_grpo.folder_lock import holding
 from lora_grpo.foreign_samples import agreement
 from lora_grpo.prompts import render_row
 from lora_grpo.results import Result
+from lora_grpo.results import task_id as harness_id
 from lora_grpo.rollouts import Sampler
 from lora_grpo.run_record import read_record
 from lora_grpo.sample_files import SampleFile
@@ -53,6 +62,7 @@ def evaluate_and_report(options: Options) -> dict[str, Any]:
         UserError: a mistake in flags, files or data. What is in the folder is as it was then.
         RunError: memory did not suffice, or programs cannot be run.
     """
+    check_numbers(options)
     folder = _folder(options)
     asked = {
         "kit": __version__,
@@ -74,14 +84,16 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
     data, backend = None, ""
     if plan is not None:
         backend = subject_samplers.choose_backend(options.backend)
-        data = load_held_out(plan.data, plan.seed, options.sandbox, trained=plan.trained)
+        data = load_held_out(plan.data, plan.seed, options.sandbox, trained_seed=plan.trained_seed)
+    _check_tasks(sources, data)
     seed = plan.seed if plan else options.seed or 0
     ks = _ks(options, [source for source in sources if isinstance(source, SampleFile)], plan)
+    labels = _labels(options, sources)
     names = [f"{'compared.' * place}{_file_name(source)}" for place, source in enumerate(sources)]
     evaluation_folder.facts(folder, names[0], {})  # a folder of something else is refused before it is touched
     with holding(folder):
         sides, samplers = [], _Samplers()
-        for name, label, source in zip(names, _labels(options, sources), sources, strict=True):
+        for name, label, source in zip(names, labels, sources, strict=True):
             if isinstance(source, SampleFile):
                 sides.append(_grade(folder, name, label, source, options.sandbox))
             else:
@@ -116,6 +128,8 @@ def _sources(options: Options) -> tuple[list[SampleFile | Subject], Protocol | N
         # What is said of one model's base and revision is not meant for the other's.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
     first = next((subject for subject in found if subject is not None), None)
+    if first is None:
+        check_for_files(options)
     plan = None if first is None else protocol(options, first.run, subjects.context_tokens(first))
     task = options.task if plan is None else plan.data.held_out_task
     if task is None:
@@ -128,6 +142,19 @@ def _sources(options: Options) -> tuple[list[SampleFile | Subject], Protocol | N
     return sources, plan
 
 
+def _check_tasks(sources: Sequence[SampleFile | Subject], data: Data | None) -> None:
+    """Refuse to compare answers to different tasks, before anything is asked or moved."""
+    tasks = []
+    for source in sources:
+        rows = (
+            [sample.row for sample in source.samples] if isinstance(source, SampleFile) else data.eval if data else []
+        )
+        tasks.append({harness_id(row) for row in rows})
+    lost = len(tasks[0] ^ tasks[-1])
+    if lost:
+        raise UserError(f"{lost} tasks have samples on one side alone; evaluate both on the same tasks")
+
+
 def _labels(options: Options, sources: Sequence[SampleFile | Subject]) -> list[str]:
     """Return what tables call the sides, never the same for both."""
     names = [options.named, options.compare or ""]
@@ -135,6 +162,8 @@ def _labels(options: Options, sources: Sequence[SampleFile | Subject]) -> list[s
         source.label if isinstance(source, Subject) else json_lines.stem(Path(name))
         for source, name in zip(sources, names, strict=False)
     ]
+    if len(labels) == 2 and names[0] == names[1]:
+        raise UserError(f"--compare {names[1]} is what is evaluated; name another model or file")
     return labels if len(set(labels)) == len(labels) else [*names]
 
 
@@ -298,7 +327,7 @@ def _contaminated(sources: Sequence[SampleFile | Subject], sides: Sequence[_Side
         if plan is None or not isinstance(source, Subject) or source.run is None or source.adapter is None:
             continue
         trained_on = source.run["data"].get("trained_on_benchmark")
-        left_out = plan.trained and source is sources[0]
+        left_out = plan.trained_seed is not None and source is sources[0]
         if trained_on == plan.data.held_out_task and not left_out:
             found.append(side.label)
             print(f"CONTAMINATED: {side.label} was trained on {trained_on}; its score says nothing", file=sys.stderr)

@@ -11,13 +11,18 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig
+from lora_grpo.config import DataConfig, flag
 from lora_grpo.errors import UserError
 from lora_grpo.evaluate import Draws
 from lora_grpo.tasks import CODE_TASKS
 
 DEFAULT_MAX_TOKENS = 512
 """Longest completion of a model that no run says anything of; half of its context where that is less."""
+
+_FOR_MODELS = (
+    *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "few_shot_data"),
+    *("backend", "bits", "base", "revision", "trust_remote_code"),
+)
 
 TaskName = Literal["gsm8k", "humaneval", "mbpp", "starter", "starter-code"]
 StyleName = Literal["xml", "hashes", "think", "code"]
@@ -103,8 +108,8 @@ class Protocol:
     ks: tuple[int, ...]
     seed: int
     limits: sandbox.Settings
-    trained: bool
-    """Whether the run whose settings these are was trained on this data."""
+    trained_seed: int | None
+    """The seed of the run whose settings these are, where it was trained on this data."""
 
     def told(self) -> dict[str, Any]:
         """Return what tells this protocol from any other, beside the rows."""
@@ -161,7 +166,8 @@ def protocol(options: Options, run: Mapping[str, Any] | None, context: int | Non
     if longest is None:
         longest = min(DEFAULT_MAX_TOKENS, (context or 2 * DEFAULT_MAX_TOKENS) // 2)
     ks = tuple(sorted(set((1,) if options.k is None else options.k)))
-    return Protocol(data, _draws(options, ks, longest), ks, seed, options.sandbox, trained)
+    trained_seed = settings["seed"] if settings and trained else None
+    return Protocol(data, _draws(options, ks, longest), ks, seed, options.sandbox, trained_seed)
 
 
 def _draws(options: Options, ks: tuple[int, ...], longest: int) -> Draws:
@@ -170,21 +176,43 @@ def _draws(options: Options, ks: tuple[int, ...], longest: int) -> Draws:
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if num_samples == 1 else 1.0
-    for flag, value, fits, expected in (
-        ("--num-samples", num_samples, num_samples >= 1, "at least 1"),
-        ("--temperature", temperature, 0 <= temperature < float("inf"), "0 or more"),
-        ("--top-p", options.top_p, 0 < options.top_p <= 1, "more than 0 and at most 1"),
-        ("--max-completion-tokens", longest, longest >= 1, "at least 1"),
-        ("--limit", options.limit, options.limit is None or options.limit >= 1, "at least 1"),
-        ("--few-shot", options.few_shot, options.few_shot is None or options.few_shot >= 0, "0 or more"),
-    ):
-        if not fits:
-            raise UserError(f"{flag} is {value}; expected {expected}")
     if max(ks) > num_samples:
         raise UserError(f"--k {max(ks)} exceeds --num-samples {num_samples}; pass --num-samples {max(ks)}")
     if temperature == 0 and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
     return Draws(num_samples, temperature, 1.0 if temperature == 0 else options.top_p, longest)
+
+
+def check_numbers(options: Options) -> None:
+    """Refuse numbers that mean nothing, whatever is evaluated.
+
+    Raises:
+        UserError: names the first.
+    """
+    given = options
+    for word, value, fits, expected in (
+        ("--num-samples", given.num_samples, lambda n: n >= 1, "at least 1"),
+        ("--temperature", given.temperature, lambda t: 0 <= t < float("inf"), "0 or more"),
+        ("--top-p", given.top_p, lambda p: 0 < p <= 1, "more than 0 and at most 1"),
+        ("--max-completion-tokens", given.max_completion_tokens, lambda n: n >= 1, "at least 1"),
+        ("--limit", given.limit, lambda n: n >= 1, "at least 1"),
+        ("--few-shot", given.few_shot, lambda n: n >= 0, "0 or more"),
+        ("--seed", given.seed, lambda n: 0 <= n < 2**32, f"0 to {2**32 - 1}"),
+    ):
+        if value is not None and not fits(value):
+            raise UserError(f"{word} is {value}; expected {expected}")
+
+
+def check_for_files(options: Options) -> None:
+    """Refuse flags that say how a model is asked, where there are only files of samples.
+
+    Raises:
+        UserError: names the first.
+    """
+    for name in _FOR_MODELS:
+        default = next(field.default for field in dataclasses.fields(Options) if field.name == name)
+        if getattr(options, name) != default:
+            raise UserError(f"{flag(name)} is for models, and {options.named} is a file of samples; leave it out")
 
 
 def check_ks(ks: tuple[int, ...]) -> None:

@@ -132,6 +132,21 @@ def test_two_runs_of_one_evaluation_agree_in_every_byte(options, tmp_path, monke
         assert (options.output_dir / name).read_bytes() == (again.output_dir / name).read_bytes()
 
 
+def test_what_a_stream_left_is_gone_on_with(options, monkeypatch, drawn):
+    """A sampler that streams writes rows as they end, so a kill leaves what is no whole unit."""
+    options = replace(options, compare=None)
+    whole = evaluate_and_report(options)
+    samples = options.output_dir / "samples.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[10:14]))
+    (options.output_dir / "report.json").unlink()
+    drawn.clear()
+    monkeypatch.setattr(Sampler, "streams", True)
+    assert evaluate_and_report(options)["pass@1"] == whole["pass@1"]
+    assert drawn == [20]
+    assert samples.read_text() == "".join(lines)
+
+
 def test_greedy_is_what_one_sample_means(options):
     report = evaluate_and_report(replace(options, k=None, compare=None))
     assert (report["protocol"]["temperature"], report["samples"]) == (0.0, 12)
@@ -201,7 +216,7 @@ def subject_samplers_rollout(text):
         ({"k": (8,), "num_samples": 4}, "--k 8 exceeds --num-samples 4; pass --num-samples 8"),
         ({"k": (0,)}, "--k is 0; expected whole numbers of at least 1"),
         ({"num_samples": 4, "k": (1,), "temperature": 0.0}, "4 greedy samples of a row are all the same"),
-        ({"num_samples": 0, "k": None}, "--k 1 exceeds --num-samples 0|--num-samples is 0"),
+        ({"num_samples": 0, "k": None}, "--num-samples is 0; expected at least 1"),
         ({"temperature": -1.0}, "--temperature is -1.0; expected 0 or more"),
         ({"temperature": float("nan")}, "--temperature is nan"),
         ({"top_p": 0.0}, "--top-p is 0.0"),
@@ -216,6 +231,8 @@ def subject_samplers_rollout(text):
         ({"what": "starter", "compare": None}, "--task is missing"),
         ({"limit": 0}, "--limit is 0"),
         ({"few_shot": -1}, "--few-shot is -1"),
+        ({"seed": -1}, "--seed is -1; expected 0 to 4294967295"),
+        ({"compare": "SELF"}, "is what is evaluated; name another"),
         ({"task": "gsm8k", "data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
         ({"task": "humaneval", "data": "x.jsonl", "few_shot": 2}, "humaneval has no training rows"),
         ({"backend": "vllm"}, "--backend vllm needs the package vllm"),
@@ -225,6 +242,8 @@ def subject_samplers_rollout(text):
 def test_a_mistake_is_one_line_and_leaves_what_was_there(change, message, options, monkeypatch):
     if change.get("backend") == "vllm":
         monkeypatch.setattr(subject_samplers.vllm_sampler, "available", lambda: False)
+    if change.get("compare") == "SELF":
+        change = {"compare": options.what}
     options.output_dir.mkdir()
     state = {"lora_grpo_evaluation": 1, "asked": None, "parts": {}}
     (options.output_dir / "evaluation.json").write_text(json.dumps(state))
@@ -266,7 +285,13 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, optio
     report = evaluate_and_report(options)
     assert (report["tasks"], report["protocol"]["left_out_as_trained_on"]) == (4, 2)
     assert report["protocol"]["contaminated"] == []
+    asked = {sample["task_id"] for sample in read(options.output_dir / "samples.jsonl")}
     assert "CONTAMINATED: training on 2 humaneval problems" in capsys.readouterr().err
+    # With another seed other rows would be held out, but they are the run's that are left out.
+    report = evaluate_and_report(replace(options, seed=1))
+    assert (report["tasks"], report["protocol"]["left_out_as_trained_on"]) == (4, 2)
+    assert {s["task_id"] for s in read(options.output_dir / "samples.jsonl")} == asked
+    capsys.readouterr()
     # From another file, nobody knows which they were.
     other = shutil.copy(few, tmp_path / "other.jsonl")
     report = evaluate_and_report(replace(options, data=str(other)))

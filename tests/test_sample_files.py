@@ -244,6 +244,16 @@ def test_another_evaluation_starts_anew_says_why_and_loses_nothing(change, diffe
     assert (asked.output_dir / "results.jsonl").read_bytes() == before
 
 
+def test_files_that_answer_other_tasks_are_not_compared_and_nothing_is_moved(asked, tmp_path):
+    report = evaluate_and_report(asked)
+    other = write(tmp_path / "other.jsonl", read(asked.samples)[2:])
+    before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
+    with pytest.raises(UserError, match="1 tasks have samples on one side alone"):
+        evaluate_and_report(replace(asked, compare=str(other)))
+    assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
+    assert evaluate_and_report(asked) == report
+
+
 @pytest.mark.parametrize(
     ("name", "content"), [("results.jsonl", "{}\n"), ("report.json", "{"), ("notes.txt", ""), ("evaluation.json", "[]")]
 )
@@ -298,6 +308,10 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
         ({"compare": "base"}, "--compare base means the base below an adapter"),
         ({"what": "./run"}, "got both ./run and --samples"),
         ({"task": None}, "--task is missing; say what the samples answer"),
+        ({"temperature": float("nan")}, "--temperature is nan; expected 0 or more"),
+        ({"temperature": 0.5}, "--temperature is for models, and .* is a file of samples; leave it out"),
+        ({"limit": 2}, "--limit is for models"),
+        ({"seed": -1}, "--seed is -1"),
         ({"k": (0, 1)}, "--k is 0 1; expected whole numbers of at least 1"),
         ({"k": ()}, "--k is empty"),
         ({"samples": Path("missing.jsonl")}, r"missing\.jsonl: no such file"),
