@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_grpo import __version__, evaluation_folder, json_lines, sample_files, sandbox, subject_samplers, subjects
 from lora_grpo.comparison import compare, shifts
-from lora_grpo.data import Data, load_held_out
+from lora_grpo.data import Data, fingerprint, load_held_out
 from lora_grpo.errors import UserError
 from lora_grpo.evaluate import draw_and_grade, finished_samples
 from lora_grpo.evaluation_options import (
@@ -92,6 +92,7 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
     names = [f"{'compared.' * place}{_file_name(source)}" for place, source in enumerate(sources)]
     evaluation_folder.facts(folder, names[0], {})  # a folder of something else is refused before it is touched
     with holding(folder):
+        evaluation_folder.settle(folder)
         sides, samplers = [], _Samplers()
         for name, label, source in zip(names, labels, sources, strict=True):
             if isinstance(source, SampleFile):
@@ -208,7 +209,7 @@ def _files(options: Options) -> list[Path]:
     named = [name for name in (options.named, options.compare) if name not in (None, subjects.BASE)]
     paths = [Path(name).expanduser() for name in (options.data, options.few_shot_data) if name]
     for name in map(str, named):
-        paths += [Path(name).expanduser()] if is_samples_file(name) else subjects.files_of(name)
+        paths += [Path(name).expanduser()] if is_samples_file(name) else subjects.files_of(name, options.base)
     return paths
 
 
@@ -228,7 +229,7 @@ class _Samplers:
         at_hand = self.subject
         shared = (
             at_hand is not None
-            and at_hand.base == subject.base
+            and (at_hand.base, at_hand.tokenizer) == (subject.base, subject.tokenizer)
             and subject.adapter in (at_hand.adapter, None)
             and self.sequence_tokens >= sequence_tokens
         )
@@ -247,8 +248,13 @@ def _ask(
     folder: Path, name: str, label: str, subject: Subject, plan: Protocol, data: Data, backend: str, samplers: _Samplers
 ) -> _Side:
     """Draw and grade what is not there yet."""
-    told = {"rows": len(data.eval), "data_sha256": data.record["eval"]["sha256"], **plan.told()}
-    identity = {**told, **subject.identity, "backend": backend}
+    identity = {
+        "rows": len(data.eval),
+        "asked_sha256": fingerprint(data.eval),  # rows and messages, worked examples among them
+        **plan.told(),
+        **subject.identity,
+        "backend": backend,
+    }
     facts = evaluation_folder.facts(folder, name, identity)
     results = finished_samples(folder / name, data.eval, [plan.draws]) if facts is not None else None
     if facts is None or results is None:
@@ -311,7 +317,7 @@ def _report(
         "protocol": told | {"models": {each.label: each.told for each in sides}},
         "compared_with": None,
     }
-    if {"label", "labels"} & side.results[0].keys():
+    if task == "gsm8k" and {"label", "labels"} & side.results[0].keys():
         report["agreement"] = agreement(side.results)
     for other in others:
         report["compared_with"] = {"label": other.label, **measured[other.label]}

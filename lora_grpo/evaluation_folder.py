@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def begin(folder: Path, name: str, identity: Identity, noted: Mapping[str, Any])
     """Make room for a file of samples, or go on with it; say what changed where another one was there.
 
     Args:
-        folder: the evaluation's, held by this process.
+        folder: the evaluation's, held by this process and settled.
         name: of the file.
         identity: what it is to be samples of.
         noted: more to be known of it, such as versions; a change of those is said and nothing else.
@@ -59,30 +60,56 @@ def begin(folder: Path, name: str, identity: Identity, noted: Mapping[str, Any])
     """
     state, identity, noted = _state(folder), _plain(identity), _plain(noted)
     old = state["parts"].get(name)
-    if old and old["identity"] != identity:
-        changed = differences(old["identity"], identity)
-        aside = folder / "previous" / _digest(old["identity"])
-        aside.mkdir(parents=True, exist_ok=True)
-        for file in (name, REPORT, PAGE):
-            if (folder / file).exists():
-                (folder / file).replace(aside / file)
-        atomic.write_json(aside / STATE, state)
-        print(f"{'; '.join(changed)}: {name} starts anew, the earlier one is in {aside}", file=sys.stderr)
-        kept = folder / "previous" / _digest(identity) / name
-        if kept.exists():
-            print(f"{name} of this evaluation was there before, in {kept.parent}", file=sys.stderr)
-            kept.replace(folder / name)
-    elif old and old["facts"] != noted:
-        print(f"since {name} was begun, {'; '.join(differences(old['facts'], noted))}", file=sys.stderr)
-        noted = old["facts"]
+    if old and old["identity"] == identity:
+        if old["facts"] != noted:
+            print(f"since {name} was begun, {'; '.join(differences(old['facts'], noted))}", file=sys.stderr)
+            noted = old["facts"]
+        old = None
     state["parts"][name] = {"identity": identity, "facts": noted}
+    if old:
+        digest, number = _digest(name, old["identity"]), 1
+        aside = folder / "previous" / digest
+        while (aside / name).exists():  # put there by somebody else
+            number += 1
+            aside = aside.with_name(f"{digest}-{number}")
+        state["parts"][name] |= {"instead_of": old, "aside": aside.name}
+        changed = "; ".join(differences(old["identity"], identity))
+        print(f"{changed}: {name} starts anew, the earlier one is in {aside}", file=sys.stderr)
     state["asked"] = None
     atomic.write_json(folder / STATE, state)
+    settle(folder)
     return dict(noted)
+
+
+def settle(folder: Path) -> None:
+    """Move files aside and back as evaluation.json says; a process that was killed may not have come to it.
+
+    Every step is one rename, and tells by what is there whether it was done.
+    """
+    state = _state(folder)
+    for name, part in state["parts"].items():
+        if "instead_of" not in part:
+            continue
+        aside, back = folder / "previous" / part["aside"], folder / "previous" / _digest(name, part["identity"])
+        aside.mkdir(parents=True, exist_ok=True)
+        if not (aside / name).exists():
+            for file in (REPORT, PAGE):
+                if (folder / file).exists():
+                    (folder / file).replace(aside / file)
+            old = {"lora_grpo_evaluation": FORMAT, "asked": None, "parts": {name: part["instead_of"]}}
+            atomic.write_json(aside / STATE, old)
+            (folder / name).touch()  # there may have been none yet
+            (folder / name).replace(aside / name)
+        if (back / name).exists():
+            (back / name).replace(folder / name)
+            shutil.rmtree(back)
+        state["parts"][name] = {key: part[key] for key in ("identity", "facts")}
+        atomic.write_json(folder / STATE, state)
 
 
 def finish(folder: Path, asked: Mapping[str, Any], report: Mapping[str, Any], page: str) -> None:
     """Write the report, then what was asked: a command that asks the same is answered with it."""
+    atomic.write_json(folder / STATE, {**_state(folder), "asked": None})
     atomic.write_json(folder / REPORT, report)
     atomic.write_text(folder / PAGE, page)
     atomic.write_json(folder / STATE, {**_state(folder), "asked": _plain(asked)})
@@ -130,8 +157,8 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _digest(identity: Identity) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+def _digest(name: str, identity: Identity) -> str:
+    return hashlib.sha256(json.dumps([name, identity], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _short(value: Any) -> str:

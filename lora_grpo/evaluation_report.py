@@ -52,7 +52,8 @@ def measure(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str
     health: dict[str, float] = {"unparsed": sum(statuses[status] for status in _UNPARSED)}
     if "strict" not in results[0]:  # programs
         health |= {"timeouts": statuses["timeout"], "crashes": statuses["crashed"] + statuses["memory"]}
-    lengths = [result["num_tokens"] for result in results if "num_tokens" in result]
+    # Samples made elsewhere may have keys of these names that mean anything.
+    lengths = [result["num_tokens"] for result in results if isinstance(result.get("num_tokens"), int)]
     if lengths:
         health["truncated"] = sum(bool(result.get("truncated")) for result in results)
         health["mean_tokens"] = sum(lengths) / len(lengths)
@@ -89,24 +90,26 @@ class Page:
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {said}" for said in self._said()]
+        lines = [_printable(line) for line in lines]
         return "\n".join([*lines, "", "Protocol: `" + json.dumps(self.protocol) + "`", ""])
 
     def show(self) -> None:
         """Print the page; wide enough for a plain log as well as a terminal."""
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         wide = Console(width=max(Console().width, 100))
-        print(self.title)
+        print(_printable(self.title))
         for headings, rows in (self._main(), self._details()):
             shown = Table()
             for heading in headings:
-                shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+                shown.add_column(Text(_printable(heading)), justify="right" if heading else "left", no_wrap=True)
             for cells in rows:
-                shown.add_row(*cells)
+                shown.add_row(*(Text(_printable(cell)) for cell in cells))
             wide.print(shown)
         for said in (*self._said(), *_protocol_lines(self.protocol)):
-            print(said)
+            print(_printable(said))
 
     def _main(self) -> tuple[list[str], list[tuple[str, ...]]]:
         if self.table:
@@ -187,6 +190,11 @@ def _agreed(model: str, label: str, counts: Mapping[str, Any]) -> str:
     if counts["disagreements"]:
         said += f"; not on {', '.join(counts['disagreements'])}"
     return said
+
+
+def _printable(text: str) -> str:
+    """Write out what would move a terminal's cursor or cannot be encoded: names come from files."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _curve_ks(fewest: int) -> list[int]:

@@ -58,6 +58,7 @@ class Subject:
             "model": self.base_name,
             "revision": self.base.revision,
             "weights_sha256": None if on_hub else base_model.weights_fingerprint(Path(self.base.name)),
+            "config_sha256": _digest(Path(self.base.name), ("config.json", "generation_config.json")),
             "bits": self.base.bits,
             "adapter_sha256": self.adapter and _digest(self.adapter, (ADAPTER_WEIGHTS, "adapter_config.json")),
             "tokenizer_sha256": _digest(self.tokenizer, _TOKENIZER_FILES),
@@ -98,16 +99,33 @@ def resolve(name: str, overrides: Overrides) -> Subject:
     return _model(name, folder, commit, overrides, None)
 
 
-def files_of(name: str) -> list[Path]:
-    """Return the files that decide what a name means, for as long as none of them changes; none for a Hub id."""
+def files_of(name: str, base: str | None) -> list[Path]:
+    """Return the files that decide what a name means and is asked, for as long as none of them changes.
+
+    Args:
+        name: what is evaluated; a repository on the Hub has no files here.
+        base: the base that was given for an adapter.
+    """
     folder = Path(base_model.source(name)).expanduser()
-    patterns = ("*.json", "*.safetensors", "*.jinja", "*.model", "adapter/*")
-    found = {path for pattern in patterns for path in folder.glob(pattern)} if folder.is_dir() else set()
-    if (folder / "run.json").is_file():
-        recorded = read_record(folder)["config"]["model"]["name"]
-        below = Path(base_model.source(recorded)).expanduser()
-        found |= {path for pattern in patterns[:2] for path in below.glob(pattern)} if below.is_dir() else set()
-    return sorted(path for path in found if path.is_file())
+    found = _model_files(folder)
+    for above in (folder, folder.resolve().parent, folder.resolve().parent.parent):
+        if (above / "run.json").is_file():
+            config = read_record(above)["config"]
+            base = base or config["model"]["name"]
+            rows = [Path(str(config["data"][split])).expanduser() for split in ("train", "eval")]
+            found += [above / "run.json", *_model_files(above / "adapter"), *rows]
+            break
+    else:
+        if (folder / "adapter_config.json").is_file():
+            base = base or _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    if base:
+        found += _model_files(Path(base_model.source(base)).expanduser())
+    return sorted({path for path in found if path.is_file()})
+
+
+def _model_files(folder: Path) -> list[Path]:
+    patterns = ("*.json", "*.safetensors", "*.jinja", "*.model")
+    return [path for pattern in patterns for path in folder.glob(pattern)] if folder.is_dir() else []
 
 
 def context_tokens(subject: Subject) -> int | None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation_folder import answer, begin, differences, facts, finish, stamp
+from lora_grpo.evaluation_folder import answer, begin, differences, facts, finish, settle, stamp
 
 ASKED = {"options": {"k": (1, 4)}, "files": {}}
 ONE, OTHER = {"temperature": 1.0, "seed": 0}, {"temperature": 0.5, "seed": 0}
@@ -60,13 +60,64 @@ def test_the_same_is_gone_on_with_and_another_moves_aside(folder, capsys):
     assert (folder / "samples.jsonl").read_text() == "3\n"
     (aside,) = (folder / "previous").iterdir()
     assert {path.name for path in aside.iterdir()} == {"samples.jsonl", "report.json", "report.md", "evaluation.json"}
+    assert facts(aside, "samples.jsonl", ONE) == {"engine": "a"}
     assert not (folder / "report.json").exists()
     # Asked for again, it comes back where it was, and the other one moves aside.
     fill(folder, ONE, "")
     assert (folder / "samples.jsonl").read_text() == "1\n2\n"
-    assert len(list((folder / "previous").iterdir())) == 2
+    assert len(list((folder / "previous").iterdir())) == 1
     fill(folder, OTHER, "4\n")
     assert (folder / "samples.jsonl").read_text() == "3\n4\n"
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(40))
+def test_a_kill_between_any_two_steps_loses_and_mixes_nothing(moment, folder, monkeypatch):
+    """Each of begin's and finish's steps is the last one in turn; then either evaluation is asked again."""
+    import pathlib
+    import shutil
+
+    from lora_grpo import atomic
+
+    fill(folder, ONE, "1\n")
+    finish(folder, {"asked": 1}, {"of": 1}, "page")
+    fill(folder, OTHER, "2\n")
+    finish(folder, {"asked": 2}, {"of": 2}, "page")
+    count = [0]
+
+    def deadly(function):
+        def step(*arguments, **options):
+            count[0] += 1
+            if count[0] == moment:
+                raise Killed
+            return function(*arguments, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in ("replace", "touch", "mkdir"):
+            patch.setattr(pathlib.Path, name, deadly(getattr(pathlib.Path, name)))
+        patch.setattr(atomic, "write_json", deadly(atomic.write_json))
+        patch.setattr(atomic, "write_text", deadly(atomic.write_text))
+        patch.setattr(shutil, "rmtree", deadly(shutil.rmtree))
+        try:
+            begin(folder, "samples.jsonl", ONE, {"engine": "a"})
+            finish(folder, {"asked": 3}, {"of": 3}, "page")
+        except Killed:
+            pass
+        else:
+            assert moment == 0 or moment > count[0] >= 8
+    for asked, of in ((1, 3), (2, 3), (3, 3)):
+        assert answer(folder, {"asked": asked}) in (None, {"of": of if asked == 3 else asked})
+    if answer(folder, {"asked": 2}):  # nothing had happened yet
+        assert facts(folder, "samples.jsonl", OTHER)
+    settle(folder)
+    for identity, text in ((OTHER, "2\n"), (ONE, "1\n"), (OTHER, "2\n")):
+        begin(folder, "samples.jsonl", identity, {"engine": "a"})
+        assert (folder / "samples.jsonl").read_text() == text
 
 
 def test_two_files_of_a_folder_are_kept_apart(folder):
