@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -65,22 +66,28 @@ def wait_without_spinning() -> None:
 def prepare_torch(seed: int) -> None:
     """Import torch as every model here wants it: quiet, seeded, and on a CPU repeatable to the bit."""
     wait_without_spinning()
-    import logging
-
+    _quieten()
     import torch
     from transformers import set_seed
     from transformers.utils import logging as transformers_logging
 
-    # The libraries' start-up chatter; what they warn of later still shows.
     transformers_logging.disable_progress_bar()
-    # "Failed to load CPU gemm_4bit_forward": about an optional kernel that only inference uses.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     set_seed(seed)
     if not torch.cuda.is_available():
         # The order in which threads add is fixed, so that two runs agree in every bit.
         torch.use_deterministic_algorithms(True)
         # Filling every new tensor with NaN finds bugs and costs time; nothing here reads memory it did not write.
         torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def _quieten() -> None:
+    """Drop the libraries' start-up chatter, before they start; what they warn of later still shows."""
+    for name in (
+        "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel that only inference uses
+        "torchao",  # "Failed to load ...": kernels for GPUs; Unsloth brings it along and transformers looks at it
+        "torch.utils._pytree",  # "... is deprecated": about torchao's use of it
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def compute_dtype() -> Any:
@@ -134,6 +141,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
     Raises:
         UserError: it cannot be found or read.
     """
+    _quieten()
     from transformers import AutoTokenizer
 
     try:
