@@ -27,7 +27,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically. NaN and infinity are refused: no JSON reader takes them."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, from a model or from a file
+        text = json.dumps(value, indent=2, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 @contextlib.contextmanager

@@ -107,7 +107,6 @@ def load_base(settings: ModelConfig) -> Any:
         UserError: it cannot be found or read.
     """
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     dtype = compute_dtype()
@@ -129,7 +128,9 @@ def load_base(settings: ModelConfig) -> Any:
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # what is missing or damaged raises many types
         raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}") from error
     keep_frozen(model)
     return model
@@ -148,7 +149,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
         return AutoTokenizer.from_pretrained(
             source(settings.name), revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what is missing or damaged raises many types
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
 
 

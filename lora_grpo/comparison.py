@@ -76,9 +76,7 @@ def shifts(before: Sequence[Result], after: Sequence[Result]) -> dict[str, list[
             entry = {"task_id": task, "before": [passed, total], "after": [passed_after, total_after]}
             moved["fixed" if is_now else "regressed"].append(entry)
     for entries in moved.values():
-        entries.sort(
-            key=lambda entry: -abs(entry["after"][0] / entry["after"][1] - entry["before"][0] / entry["before"][1])
-        )
+        entries.sort(key=_change, reverse=True)
     return moved
 
 

@@ -95,6 +95,10 @@ def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: in
     if isolation:
         print(f"sandbox: {isolation}", file=sys.stderr)
     train, held_out = _solvable(train, asked.task), _solvable(held_out, asked.held_out_task)
+    if not held_out:
+        raise UserError(
+            f"no {asked.held_out_task} row is left to evaluate; give others with {asked.eval or 'the data'}"
+        )
     shots, train = train[: asked.few_shot], train[asked.few_shot :]
     record = {
         "task": asked.task,

@@ -15,13 +15,10 @@ from lora_grpo import atomic, json_lines
 from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render_row
-from lora_grpo.results import GREEDY, Result, drawn, task_id
+from lora_grpo.results import BASE, GREEDY, Result, drawn, task_id
 from lora_grpo.rollouts import Rollout, Sampler
 from lora_grpo.run_record import Run
 from lora_grpo.tasks import Row, grade_all
-
-BASE = "base"
-"""The name under which a run's model without its adapter is evaluated."""
 
 _UNIT = 256
 """Completions between two writes, and all that a killed evaluation draws again."""
@@ -198,7 +195,11 @@ def _units(rows: Sequence[Row], asked: Sequence[Draws], streams: bool) -> Iterat
 
 
 def _found(path: Path) -> dict[tuple[str, str | int], Result]:
-    return {(sample["task_id"], sample["draw"]): sample for sample in json_lines.read_finished(path)}
+    found = json_lines.read_finished(path)
+    needed = {"task_id", "draw", "passed"}
+    if not all(isinstance(sample, dict) and needed <= sample.keys() for sample in found):
+        raise RunError(f"{path} has a line that is no sample; delete it and run the command again")
+    return {(sample["task_id"], sample["draw"]): sample for sample in found}
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:

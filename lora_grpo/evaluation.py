@@ -29,7 +29,7 @@ from lora_grpo.evaluation_report import Page, measure
 from lora_grpo.folder_lock import holding
 from lora_grpo.foreign_samples import agreement
 from lora_grpo.prompts import render_row
-from lora_grpo.results import Result
+from lora_grpo.results import BASE, Result
 from lora_grpo.results import task_id as harness_id
 from lora_grpo.rollouts import Sampler
 from lora_grpo.run_record import read_record
@@ -63,6 +63,7 @@ def evaluate_and_report(options: Options) -> dict[str, Any]:
         RunError: memory did not suffice, or programs cannot be run.
     """
     check_numbers(options)
+    sandbox.check_settings(options.sandbox)
     folder = _folder(options)
     asked = {
         "kit": __version__,
@@ -71,6 +72,9 @@ def evaluate_and_report(options: Options) -> dict[str, Any]:
     }
     report = evaluation_folder.answer(folder, asked) or _evaluate(options, folder, asked)
     _page(report).show()
+    tasks, total = report["tasks"], report["tasks_in_data"]
+    if tasks < total:
+        print(f"only {tasks} of the {total} tasks of the data have samples", file=sys.stderr)
     if report["isolation"]:
         print(report["isolation"])
     print(
@@ -103,11 +107,6 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
         report = _report(sources[0], sides, ks, seed, plan, data)
         report["protocol"]["contaminated"] = _contaminated(sources, sides, plan)
         evaluation_folder.finish(folder, asked, report, _page(report).markdown())
-    lost = report["tasks_in_data"] - report["tasks"]
-    if lost:
-        print(
-            f"only {report['tasks']} of the {report['tasks_in_data']} tasks of the data have samples", file=sys.stderr
-        )
     return report
 
 
@@ -120,7 +119,7 @@ def _sources(options: Options) -> tuple[list[SampleFile | Subject], Protocol | N
     names = [options.named] if options.compare is None else [options.named, options.compare]
     found: list[Subject | None] = []
     for place, name in enumerate(names):
-        if place == 1 and name == subjects.BASE:
+        if place == 1 and name == BASE:
             if found[0] is None:
                 raise UserError("--compare base means the base below an adapter; name another file of samples")
             found.append(found[0].without_adapter())
@@ -196,17 +195,20 @@ def _folder(options: Options) -> Path:
     name = options.named
     if is_samples_file(name):
         return Path("outputs") / "evaluation" / f"{json_lines.stem(Path(name))}-{options.task}"
+    given = Path(name).expanduser()
+    run = subjects.run_of(given)
     task = options.task
-    run = Path(name).expanduser()
-    if (run / "run.json").is_file():
+    if run is not None and task is None:
         asked = read_record(run)["config"]["data"]
-        return run / "evaluation" / (task or asked["eval_task"] or asked["task"])
+        task = asked["eval_task"] or asked["task"]
+    if run == given:
+        return given / "evaluation" / str(task)
     return Path("outputs") / "evaluation" / f"{name.strip('/.~').replace('/', '--')}-{task}"
 
 
 def _files(options: Options) -> list[Path]:
     """Return the files that an answer depends on."""
-    named = [name for name in (options.named, options.compare) if name not in (None, subjects.BASE)]
+    named = [name for name in (options.named, options.compare) if name not in (None, BASE)]
     paths = [Path(name).expanduser() for name in (options.data, options.few_shot_data) if name]
     for name in map(str, named):
         paths += [Path(name).expanduser()] if is_samples_file(name) else subjects.files_of(name, options.base)
@@ -235,7 +237,7 @@ class _Samplers:
         )
         if not shared or self.sampler is None:
             if self.sampler is not None:
-                getattr(self.sampler, "close", list)()
+                self.sampler.close()
             self.sampler = None  # before the next model takes its memory
             self.sampler = subject_samplers.load_sampler(subject, backend, tokenizer, sequence_tokens, seed)
             self.subject, self.sequence_tokens = subject, sequence_tokens
@@ -317,7 +319,7 @@ def _report(
         "protocol": told | {"models": {each.label: each.told for each in sides}},
         "compared_with": None,
     }
-    if task == "gsm8k" and {"label", "labels"} & side.results[0].keys():
+    if isinstance(source, SampleFile) and source.judged:
         report["agreement"] = agreement(side.results)
     for other in others:
         report["compared_with"] = {"label": other.label, **measured[other.label]}

@@ -31,7 +31,7 @@ def answer(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
         UserError: the folder holds something that is no evaluation.
     """
     state = _state(folder)
-    if state["asked"] != _plain(asked) or any(not (folder / name).is_file() for name in state["parts"]):
+    if state["asked"] != _plain(asked) or state["left"] != _left(folder, state):
         return None
     try:
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
@@ -112,7 +112,14 @@ def finish(folder: Path, asked: Mapping[str, Any], report: Mapping[str, Any], pa
     atomic.write_json(folder / STATE, {**_state(folder), "asked": None})
     atomic.write_json(folder / REPORT, report)
     atomic.write_text(folder / PAGE, page)
-    atomic.write_json(folder / STATE, {**_state(folder), "asked": _plain(asked)})
+    state = _state(folder)
+    atomic.write_json(folder / STATE, {**state, "asked": _plain(asked), "left": _left(folder, state)})
+
+
+def _left(folder: Path, state: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the SHA-256 of every file of samples."""
+    names = [folder / name for name in state["parts"]]
+    return {path.name: atomic.sha256(path) if path.is_file() else None for path in names}
 
 
 def stamp(paths: Sequence[Path]) -> dict[str, list[int]]:
@@ -140,7 +147,7 @@ def _state(folder: Path) -> dict[str, Any]:
         foreign = [path for path in folder.glob("*") if not path.name.startswith(".")] if folder.exists() else []
         if foreign:
             raise UserError(other)
-        return {"lora_grpo_evaluation": FORMAT, "asked": None, "parts": {}}
+        return {"lora_grpo_evaluation": FORMAT, "asked": None, "left": {}, "parts": {}}
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if state["lora_grpo_evaluation"] != FORMAT or not all(
@@ -149,7 +156,7 @@ def _state(folder: Path) -> dict[str, Any]:
             raise ValueError(FORMAT)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder / STATE} cannot be read; choose another --output-dir") from None
-    return dict(state)
+    return {"left": {}, **state}
 
 
 def _plain(value: Any) -> Any:

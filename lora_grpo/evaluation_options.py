@@ -14,7 +14,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, flag
 from lora_grpo.errors import UserError
 from lora_grpo.evaluate import Draws
-from lora_grpo.tasks import CODE_TASKS
+from lora_grpo.tasks import CODE_TASKS, get_task
 
 DEFAULT_MAX_TOKENS = 512
 """Longest completion of a model that no run says anything of; half of its context where that is less."""
@@ -54,9 +54,9 @@ class Options:
     num_samples: int | None = None
     """Completions of each row; None is the largest k."""
     temperature: float | None = None
-    """Softmax temperature; 0 decodes greedily; None is 0 for one sample a row, else 1."""
-    top_p: float = 1.0
-    """Nucleus probability."""
+    """Softmax temperature; 0 decodes greedily; None is 0 for one sample a row, else the run's, else 1."""
+    top_p: float | None = None
+    """Nucleus probability; None is the run's, else 1."""
     max_completion_tokens: int | None = None
     """Longest completion in tokens; None is the run's, else 512, or half the model's context."""
     style: StyleName | None = None
@@ -159,6 +159,10 @@ def protocol(options: Options, run: Mapping[str, Any] | None, context: int | Non
         "few_shot": options.few_shot,
         "train": options.few_shot_data,
     }
+    if trained and options.few_shot_data and getattr(get_task(task), "ONE_SPLIT", False):
+        raise UserError(
+            f"--few-shot-data: the run was trained on {task} itself, and its own rows say what is left to ask"
+        )
     data = dataclasses.replace(data, **{name: value for name, value in changed.items() if value is not None})
     longest = options.max_completion_tokens
     if longest is None and settings:
@@ -167,20 +171,22 @@ def protocol(options: Options, run: Mapping[str, Any] | None, context: int | Non
         longest = min(DEFAULT_MAX_TOKENS, (context or 2 * DEFAULT_MAX_TOKENS) // 2)
     ks = tuple(sorted(set((1,) if options.k is None else options.k)))
     trained_seed = settings["seed"] if settings and trained else None
-    return Protocol(data, _draws(options, ks, longest), ks, seed, options.sandbox, trained_seed)
+    usual = settings["eval"] if settings and trained else {"temperature": 1.0, "top_p": 1.0}
+    return Protocol(data, _draws(options, ks, longest, usual), ks, seed, options.sandbox, trained_seed)
 
 
-def _draws(options: Options, ks: tuple[int, ...], longest: int) -> Draws:
+def _draws(options: Options, ks: tuple[int, ...], longest: int, usual: Mapping[str, Any]) -> Draws:
     check_ks(ks)
     num_samples = max(ks) if options.num_samples is None else options.num_samples
     temperature = options.temperature
     if temperature is None:
-        temperature = 0.0 if num_samples == 1 else 1.0
+        temperature = 0.0 if num_samples == 1 else usual["temperature"]
+    top_p = usual["top_p"] if options.top_p is None else options.top_p
     if max(ks) > num_samples:
         raise UserError(f"--k {max(ks)} exceeds --num-samples {num_samples}; pass --num-samples {max(ks)}")
     if temperature == 0 and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
-    return Draws(num_samples, temperature, 1.0 if temperature == 0 else options.top_p, longest)
+    return Draws(num_samples, temperature, 1.0 if temperature == 0 else top_p, longest)
 
 
 def check_numbers(options: Options) -> None:

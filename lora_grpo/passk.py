@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lora_grpo.errors import UserError
 
+_AS_THE_HARNESS = 1000
+"""Samples of a task up to which pass@k is computed as HumanEval's own harness does."""
 _CHUNK_NUMBERS = 2_000_000  # random numbers held at once: 16 MB, whatever the number of tasks and resamples
 
 
@@ -37,7 +39,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         k: the budget of samples the estimate is about, 1 to n.
 
     Returns:
-        1 - C(n-c, k) / C(n, k), to within a few units in the last place, also for n of 100,000.
+        1 - C(n-c, k) / C(n, k): up to n = 1000 in the operations of HumanEval's own harness, so that the last digit is
+        the same, and above to within a few units in the last place.
 
     Raises:
         UserError: k is outside 1..n, or c outside 0..n.
@@ -52,6 +55,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         raise UserError(f"num_correct={num_correct} is outside 0..{num_samples} (num_samples); recount the verdicts")
     if num_samples - num_correct < k:
         return 1.0
+    if num_samples <= _AS_THE_HARNESS:
+        return float(1.0 - np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
     # C(n-c,k)/C(n,k) is symmetric in k and c, so the product needs only the smaller of the two as its length. Summing
     # logarithms and ending with expm1 keeps the digits of a small pass@k, which 1 - product would cancel.
     shorter, longer = sorted((k, num_correct))

@@ -13,6 +13,8 @@ Result = dict[str, Any]
 number), `num_tokens` and `truncated` besides, and `response`, the model's text, where the completion is a part of it.
 """
 
+BASE = "base"
+"""What a model is called where its adapter is left out."""
 GREEDY = "greedy"
 """The `draw` of a greedily decoded sample that stands beside sampled ones."""
 

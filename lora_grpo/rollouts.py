@@ -68,6 +68,10 @@ class Sampler:
         """Sample from the policy as it is now, or from its base where `adapter` is False."""
         (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
 
+    def close(self) -> None:
+        """Free what the sampler holds; nothing can be drawn after it."""
+        self.model = None
+
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of rendered prompts; plain text gets the special tokens that a chat template writes."""
         plain = not getattr(self.tokenizer, "chat_template", None)

@@ -58,6 +58,8 @@ class SampleFile:
     tasks_in_data: int
     identity: dict[str, Any]
     """What tells this grading from any other."""
+    judged: bool
+    """Whether another tool judged these samples too (`foreign_samples`)."""
 
     @property
     def fewest(self) -> int:
@@ -88,7 +90,7 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
         sandbox.check_settings(limits)
     style = style or ("hashes" if task == "gsm8k" else "xml")
     rows = _rows(task, data, style)
-    samples = _samples(path, task, rows)
+    samples, judged = _samples(path, task, rows)
     identity: dict[str, Any] = {
         "task": task,
         "samples_sha256": atomic.sha256(path),
@@ -99,7 +101,7 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
         identity |= {name: value for name, value in asdict(limits).items() if name != "workers"}
     else:
         identity["style"] = style
-    return SampleFile(task, samples, len(rows), identity)
+    return SampleFile(task, samples, len(rows), identity, judged)
 
 
 def grade(file: SampleFile, target: Path) -> list[Result]:
@@ -117,7 +119,8 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
     """
     results: list[Result] = json_lines.read_finished(target)
     for sample, result in zip(file.samples, results, strict=False):
-        if any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
+        same = isinstance(result, dict) and "passed" in result
+        if not same or any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
             raise UserError(f"{target} does not fit the samples; delete it and run the command again")
     json_lines.cut(target, len(results))
     if len(results) == len(file.samples):
@@ -146,10 +149,11 @@ def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
     return {row["id"]: {**row, "prompt_style": style} if task == "starter" else row for row in loaded}
 
 
-def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
+def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> tuple[list[Sample], bool]:
+    """Return the samples, and whether they are another tool's."""
     lines = list(json_lines.read(path, "one JSON object with 'task_id' and 'completion' a line"))
-    if task == "gsm8k":
-        lines = translate(lines, rows) or lines
+    foreign = translate(lines, rows) if task == "gsm8k" else None
+    lines = lines if foreign is None else foreign
     by_id = {row["id"]: row for row in rows.values()} | dict(rows)
     samples = []
     for where, line in lines:
@@ -167,7 +171,7 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
                 f"{where}: unknown task_id {line['task_id']!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
             )
         samples.append(Sample(line, by_id[name]))
-    return samples
+    return samples, foreign is not None
 
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:

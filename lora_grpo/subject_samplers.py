@@ -124,10 +124,15 @@ def _generation_config(subject: Subject) -> Any:
     from transformers import AutoConfig, GenerationConfig
 
     folder = Path(subject.base.name)
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder)
-    trusted = subject.base.trust_remote_code
-    return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
+    try:
+        if (folder / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(folder)
+        trusted = subject.base.trust_remote_code
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
+    except Exception as error:  # what is damaged raises many types
+        raise UserError(
+            f"the configuration of {subject.base_name} cannot be read: {base_model.first_line(error)}"
+        ) from error
 
 
 def _with_adapter(base: Any, adapter: Path) -> Any:

@@ -14,13 +14,21 @@ from lora_grpo import base_model
 from lora_grpo.atomic import sha256
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import UserError
+from lora_grpo.results import BASE
 from lora_grpo.run_record import read_record
 
-BASE = "base"
-"""What `--compare` calls the base below an adapter."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "vocab.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 
 
 @dataclass(frozen=True)
@@ -108,19 +116,27 @@ def files_of(name: str, base: str | None) -> list[Path]:
     """
     folder = Path(base_model.source(name)).expanduser()
     found = _model_files(folder)
-    for above in (folder, folder.resolve().parent, folder.resolve().parent.parent):
-        if (above / "run.json").is_file():
-            config = read_record(above)["config"]
-            base = base or config["model"]["name"]
-            rows = [Path(str(config["data"][split])).expanduser() for split in ("train", "eval")]
-            found += [above / "run.json", *_model_files(above / "adapter"), *rows]
-            break
-    else:
-        if (folder / "adapter_config.json").is_file():
-            base = base or _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    run = run_of(folder)
+    if run is not None:
+        config = read_record(run)["config"]
+        base = base or config["model"]["name"]
+        rows = [Path(str(config["data"][split])).expanduser() for split in ("train", "eval")]
+        found += [run / "run.json", *_model_files(run / "adapter"), *rows]
+    elif (folder / "adapter_config.json").is_file():
+        base = base or _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
     if base:
         found += _model_files(Path(base_model.source(base)).expanduser())
     return sorted({path for path in found if path.is_file()})
+
+
+def run_of(folder: Path) -> Path | None:
+    """Return the run that a folder is, or whose adapter or checkpoint it is."""
+    if (folder / "run.json").is_file():
+        return folder
+    if (folder / "adapter_config.json").is_file():
+        above = folder.resolve().parents
+        return next((run for run in above[:2] if (run / "run.json").is_file()), None)
+    return None
 
 
 def _model_files(folder: Path) -> list[Path]:
@@ -131,8 +147,9 @@ def _model_files(folder: Path) -> list[Path]:
 def context_tokens(subject: Subject) -> int | None:
     """Return the longest prompt and completion that the model takes, where its configuration says."""
     config = _read_json(Path(subject.base.name) / "config.json")
-    longest = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    return int(longest) if longest else None
+    inner = config.get("text_config")
+    longest = config.get("max_position_embeddings") or (inner or {}).get("max_position_embeddings")
+    return longest if isinstance(longest, int) and longest > 0 else None
 
 
 def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None = None) -> Subject:
@@ -163,10 +180,9 @@ def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None 
 
 
 def _of_adapter(name: str, folder: Path, overrides: Overrides) -> Subject:
-    # The adapter of a run, or of one of its checkpoints: the run knows its base best.
-    for above in (folder.resolve().parent, folder.resolve().parent.parent):
-        if (above / "run.json").is_file():
-            return _of_run(str(above), above, overrides, folder)
+    run = run_of(folder)
+    if run is not None:  # it knows its base best
+        return _of_run(str(run), run, overrides, folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{name} holds no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
     config = _read_json(folder / "adapter_config.json")
@@ -196,7 +212,8 @@ def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, ad
     settings = ModelConfig(
         name=str(folder), bits=4 if bits == 4 else 16, trust_remote_code=overrides.trust_remote_code, revision=commit
     )
-    return Subject(Path(name).name, settings, name, adapter, adapter if adapter and has_tokenizer else folder)
+    called = str(Path(name)) if base_model.is_folder_name(name) else name
+    return Subject(Path(name).name, settings, called, adapter, adapter if adapter and has_tokenizer else folder)
 
 
 def _fetch(name: str, revision: str | None) -> Path:

@@ -78,7 +78,7 @@ MAY_IMPORT = {
     "sample_files": {
         "atomic", "data", "errors", "foreign_samples", "json_lines", "progress", "results", "sandbox", "tasks",
     },
-    "subjects": {"atomic", "base_model", "config", "errors", "run_record"},
+    "subjects": {"atomic", "base_model", "config", "errors", "results", "run_record"},
     "subject_samplers": {
         "base_model", "config", "errors", "hardware", "merged_copy", "prompts", "rollouts", "subjects", "tasks",
         "vllm_sampler",
