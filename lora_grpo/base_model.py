@@ -146,11 +146,14 @@ def load_tokenizer(settings: ModelConfig) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             source(settings.name), revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
     except Exception as error:  # what is missing or damaged raises many types
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
+    if not tokenizer("a")["input_ids"]:  # without its files, transformers makes an empty one
+        raise UserError(f"the tokenizer of {settings.name} cannot be loaded: it has no vocabulary")
+    return tokenizer
 
 
 def end_tokens(generation_config: Any, tokenizer: Any, name: str) -> list[int]:

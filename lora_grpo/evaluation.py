@@ -97,6 +97,8 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
     evaluation_folder.facts(folder, names[0], {})  # a folder of something else is refused before it is touched
     with holding(folder):
         evaluation_folder.settle(folder)
+        for name in evaluation_folder.edited(folder):
+            print(f"{folder / name} is not as it was left; the report is of what it holds now", file=sys.stderr)
         sides, samplers = [], _Samplers()
         for name, label, source in zip(names, labels, sources, strict=True):
             if isinstance(source, SampleFile):

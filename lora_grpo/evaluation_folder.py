@@ -76,6 +76,7 @@ def begin(folder: Path, name: str, identity: Identity, noted: Mapping[str, Any])
         changed = "; ".join(differences(old["identity"], identity))
         print(f"{changed}: {name} starts anew, the earlier one is in {aside}", file=sys.stderr)
     state["asked"] = None
+    state["left"].pop(name, None)
     atomic.write_json(folder / STATE, state)
     settle(folder)
     return dict(noted)
@@ -114,6 +115,13 @@ def finish(folder: Path, asked: Mapping[str, Any], report: Mapping[str, Any], pa
     atomic.write_text(folder / PAGE, page)
     state = _state(folder)
     atomic.write_json(folder / STATE, {**state, "asked": _plain(asked), "left": _left(folder, state)})
+
+
+def edited(folder: Path) -> list[str]:
+    """Return the files of samples that are no longer as the last finished evaluation left them."""
+    state = _state(folder)
+    now = _left(folder, state)
+    return [name for name, digest in state["left"].items() if now.get(name) != digest]
 
 
 def _left(folder: Path, state: Mapping[str, Any]) -> dict[str, str | None]:

@@ -2,7 +2,9 @@
 
 All sides sample the same prompts with the embedded model in float32, 64 completions at once: `continuous` fills the
 places of completions that ended, `static` asks for 64 at a time and lets those that ended leave, `generate` is
-`model.generate` on 64 at a time. They run in turn in one process, so that whatever else the machine does hits all.
+`model.generate` on 64 at a time. Where vLLM is installed, `vllm` is its engine on the same weights, and `vllm adapter`
+the same with a LoRA adapter beside them, which the other sides would merge into their copy at no cost a token. All run
+in turn in one process, so that whatever else the machine does hits all.
 Forward passes are counted too: where a pass takes the same time for few rows as for many, as on a GPU that is not
 full, they tell what to expect.
 
@@ -12,8 +14,13 @@ full, they tell what to expect.
 import argparse
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import vllm_sampler
 
 SAMPLES = 4
 OPTIONS = {"max_tokens": 200, "temperature": 1.2, "top_p": 1.0}
@@ -39,13 +46,13 @@ def main() -> None:
             if number:
                 rates[name].append(sum(lengths) / seconds)
             print(
-                f"round {number}, {name:10}: {sum(lengths) / seconds:6.0f} tokens/s, {len(lengths)} completions of "
+                f"round {number}, {name:12}: {sum(lengths) / seconds:6.0f} tokens/s, {len(lengths)} completions of "
                 f"{statistics.mean(lengths):.0f} tokens on average, {max(lengths)} at most, {len(passes)} passes",
                 flush=True,
             )
     median = {name: statistics.median(each) for name, each in rates.items()}
     print(", ".join(f"{name} {rate:.0f} tokens/s" for name, rate in median.items()), f"(medians of {arguments.rounds})")
-    for other in ("static", "generate"):
+    for other in list(sides)[1:]:
         print(f"continuous / {other} = {median['continuous'] / median[other]:.2f}")
 
 
@@ -91,11 +98,38 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
             lengths += first.tolist()
         return lengths
 
-    return {
+    sides: dict[str, Callable[[int], list[int]]] = {
         "continuous": lambda seed: sampled([prompts], slots, seed),
         "static": lambda seed: sampled(batches, None, seed),
         "generate": generated,
-    }, passes
+    }
+    if vllm_sampler.available():
+        sides |= vllm_sides(prompts, tokenizer)
+    return sides, passes
+
+
+def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], list[int]]]:
+    """Return vLLM's sides: the base alone, and with a random adapter of rank 16 on every linear layer."""
+    from peft import LoraConfig, get_peft_model
+
+    from lora_grpo.base_model import load_base
+    from lora_grpo.config import ModelConfig
+
+    settings = ModelConfig(bits=16)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False, lora_alpha=1)
+        get_peft_model(load_base(settings), adapter).save_pretrained(folder)
+        ends = [tokenizer.eos_token_id]
+        sampler = vllm_sampler.VllmSampler(
+            settings, tokenizer, ends, adapter=Path(folder), max_sequence_tokens=OPTIONS["max_tokens"] + 200
+        )
+
+    def drawn(adapter: bool, seed: int) -> list[int]:
+        sampler.refresh(adapter=adapter)
+        groups = sampler.rollouts(prompts, SAMPLES, seed=seed, **OPTIONS)
+        return [len(rollout.token_ids) for group in groups for rollout in group]
+
+    return {"vllm": lambda seed: drawn(False, seed), "vllm adapter": lambda seed: drawn(True, seed)}
 
 
 if __name__ == "__main__":

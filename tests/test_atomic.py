@@ -147,3 +147,10 @@ def test_a_manifest_that_is_missing_or_unreadable(tmp_path, content):
 
 def test_a_folder_that_is_not_there_is_damaged(tmp_path):
     assert damage(tmp_path / "nowhere") == f"no readable {MANIFEST}"
+
+
+def test_half_a_surrogate_pair_is_written_as_json_has_it(tmp_path):
+    path = tmp_path / "value.json"
+    for value in ({"é": "ü"}, {"model": "\ud800"}):
+        write_json(path, value)
+        assert json.loads(path.read_text(encoding="utf-8")) == value

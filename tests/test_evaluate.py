@@ -72,8 +72,7 @@ def small_units(monkeypatch):
     monkeypatch.setattr(evaluate_module, "_STREAMED_UNIT", 6)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 6, 7, 20, 39])
-@pytest.mark.parametrize("torn", ["", '{"task_id": "starter/ev'])
+@pytest.mark.parametrize(("kept", "torn"), [(0, "{"), (6, ""), (7, '{"task_id": "starter/ev'), (20, "{"), (39, "")])
 def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_units, kept, torn):
     run, sampler, rows = parts
     whole = evaluate(run, sampler, rows, "units")
@@ -86,7 +85,7 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_unit
     assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is drawn twice
 
 
-@pytest.mark.parametrize("kept", [0, 5, 26, 39])
+@pytest.mark.parametrize("kept", [5, 26])
 def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once_and_loses_nothing(parts, small_units, kept):
     run, sampler, rows = parts
     whole = evaluate(run, sampler, rows, "units")

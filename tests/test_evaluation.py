@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from lora_grpo import base_model, evaluate, evaluation, sandbox, starter, subject_samplers
 from lora_grpo.config import ModelConfig, RunConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import evaluate_and_report
 from lora_grpo.evaluation_options import Options
 from lora_grpo.rollouts import Sampler
@@ -147,6 +148,58 @@ def test_what_a_stream_left_is_gone_on_with(options, monkeypatch, drawn):
     assert samples.read_text() == "".join(lines)
 
 
+def test_samples_that_were_edited_are_noticed(options, drawn, capsys):
+    report = evaluate_and_report(replace(options, compare=None))
+    path = options.output_dir / "samples.jsonl"
+    samples = read(path)
+    path.write_text("".join(json.dumps({**sample, "passed": True}) + "\n" for sample in samples))
+    drawn.clear()
+    assert evaluate_and_report(replace(options, compare=None))["pass@1"] == 1.0 > report["pass@1"]
+    assert f"{path} is not as it was left" in capsys.readouterr().err
+    evaluate_and_report(replace(options, compare=None))
+    assert "not as it was left" not in capsys.readouterr().err
+    assert drawn == []
+
+
+@pytest.mark.parametrize("line", ["[]", '{"task_id": "x"}', "3"])
+def test_a_file_of_samples_with_something_else_in_it_is_one_line(line, options):
+    evaluate_and_report(replace(options, compare=None))
+    with (options.output_dir / "samples.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RunError, match="has a line that is no sample; delete it"):
+        evaluate_and_report(replace(options, compare=None))
+
+
+def test_a_run_is_sampled_as_its_own_evaluation_was(options, run_folder, tmp_path):
+    run = shutil.copytree(run_folder, tmp_path / "cooler")
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["eval"] |= {"temperature": 0.5, "top_p": 0.9}
+    (run / "run.json").write_text(json.dumps(record))
+    protocol = evaluate_and_report(replace(options, what=str(run), compare=None))["protocol"]
+    assert (protocol["temperature"], protocol["top_p"]) == (0.5, 0.9)
+    other = evaluate_and_report(replace(options, what=str(run), compare=None, temperature=0.7, top_p=1.0))["protocol"]
+    assert (other["temperature"], other["top_p"]) == (0.7, 1.0)
+
+
+def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_same(run_folder, monkeypatch):
+    from dataclasses import replace as changed
+
+    from lora_grpo.subjects import Overrides, resolve
+
+    loaded = []
+    sampler = type("Loaded", (), {"close": lambda self: None, "refresh": lambda self, adapter: None})
+    monkeypatch.setattr(subject_samplers, "load_sampler", lambda subject, *_: loaded.append(subject.label) or sampler())
+    trained = resolve(str(run_folder), Overrides())
+    samplers = evaluation._Samplers()
+    for subject in (trained, trained.without_adapter()):
+        samplers.of(subject, "transformers", None, 100, 0)
+    assert loaded == ["trained"]
+    samplers.of(changed(trained.without_adapter(), tokenizer=run_folder), "transformers", None, 100, 0)
+    samplers.of(resolve("starter", Overrides()), "transformers", None, 100, 0)  # 16 bits
+    samplers.of(resolve("starter", Overrides()), "transformers", None, 200, 0)  # longer sequences
+    assert loaded == ["trained", "base", "starter", "starter"]
+
+
 def test_greedy_is_what_one_sample_means(options):
     report = evaluate_and_report(replace(options, k=None, compare=None))
     assert (report["protocol"]["temperature"], report["samples"]) == (0.0, 12)
@@ -232,6 +285,10 @@ def subject_samplers_rollout(text):
         ({"limit": 0}, "--limit is 0"),
         ({"few_shot": -1}, "--few-shot is -1"),
         ({"seed": -1}, "--seed is -1; expected 0 to 4294967295"),
+        ({"what": "TOKENIZERLESS", "compare": None, "task": "starter"}, "the tokenizer of .* cannot be loaded"),
+        ({"what": "CONFIGLESS", "compare": None, "task": "starter"}, "cannot be (loaded|read)"),
+        ({"task": "mbpp", "data": "ONLY 123"}, "no mbpp row is left to evaluate"),
+        ({"sandbox": sandbox.Settings(timeout_seconds=float("nan"))}, "timeout"),
         ({"compare": "SELF"}, "is what is evaluated; name another"),
         ({"task": "gsm8k", "data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
         ({"task": "humaneval", "data": "x.jsonl", "few_shot": 2}, "humaneval has no training rows"),
@@ -239,11 +296,20 @@ def subject_samplers_rollout(text):
         ({"sandbox": sandbox.Settings(timeout_seconds=-1), "task": "starter-code"}, "timeout"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_what_was_there(change, message, options, monkeypatch):
+def test_a_mistake_is_one_line_and_leaves_what_was_there(change, message, options, monkeypatch, tmp_path):
     if change.get("backend") == "vllm":
         monkeypatch.setattr(subject_samplers.vllm_sampler, "available", lambda: False)
     if change.get("compare") == "SELF":
         change = {"compare": options.what}
+    if change.get("data") == "ONLY 123":
+        row = {"task_id": 123, "text": "?", "code": "def amicable_numbers_sum(x):\n    return x"}
+        (tmp_path / "123.jsonl").write_text(json.dumps({**row, "test_list": ["assert amicable_numbers_sum(1) == 1"]}))
+        change = {**change, "data": str(tmp_path / "123.jsonl")}
+    if str(change.get("what")).endswith("LESS"):
+        model = shutil.copytree(starter.model_path(), tmp_path / "model")
+        for path in model.glob("tokenizer*" if "TOKENIZER" in change["what"] else "generation_config.json"):
+            path.write_text("{") if "CONFIG" in change["what"] else path.unlink()
+        change = {**change, "what": str(model)}
     options.output_dir.mkdir()
     state = {"lora_grpo_evaluation": 1, "asked": None, "parts": {}}
     (options.output_dir / "evaluation.json").write_text(json.dumps(state))
@@ -255,8 +321,6 @@ def test_a_mistake_is_one_line_and_leaves_what_was_there(change, message, option
 
 
 def test_an_adapter_that_cannot_be_put_on_its_base_leaves_the_evaluation_before(options, run_folder, tmp_path):
-    import shutil
-
     report = evaluate_and_report(replace(options, compare=None))
     before = {path.name: path.read_bytes() for path in options.output_dir.iterdir()}
     broken = shutil.copytree(run_folder, tmp_path / "broken")
@@ -269,8 +333,6 @@ def test_an_adapter_that_cannot_be_put_on_its_base_leaves_the_evaluation_before(
 
 
 def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, options, real_data, tmp_path, capsys):
-    import shutil
-
     data = real_data / "humaneval" / "HumanEval.jsonl.gz"
     few = tmp_path / "few.jsonl"
     few.write_bytes(b"".join(gzip.decompress(data.read_bytes()).splitlines(keepends=True)[:6]))
@@ -304,11 +366,13 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, optio
 def test_where_an_evaluation_goes_unless_it_is_told(run_folder):
     assert evaluation._folder(Options(str(run_folder))) == run_folder / "evaluation" / "starter"
     assert evaluation._folder(Options(str(run_folder), "gsm8k")) == run_folder / "evaluation" / "gsm8k"
+    inside = evaluation._folder(Options(str(run_folder / "adapter")))
+    assert inside.parent == Path("outputs/evaluation") and inside.name.endswith("--adapter-starter")
     assert evaluation._folder(Options("owner/model", "mbpp")) == Path("outputs/evaluation/owner--model-mbpp")
     assert evaluation._folder(Options("some/samples.jsonl.gz", "mbpp")) == Path("outputs/evaluation/samples-mbpp")
 
 
-def test_worked_examples_come_from_the_training_rows(tmp_path):
+def test_worked_examples_come_from_the_training_rows(tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(6))
@@ -319,5 +383,9 @@ def test_worked_examples_come_from_the_training_rows(tmp_path):
     report = evaluate_and_report(replace(options, output_dir=tmp_path / "out", max_completion_tokens=8))
     assert (report["protocol"]["few_shot"], report["protocol"]["prompt_style"], report["tasks"]) == (1, "hashes", 6)
     bare = evaluate_and_report(replace(options, output_dir=tmp_path / "bare", few_shot=0, max_completion_tokens=8))
+    shots.write_text(json.dumps({"question": "What is 8 + 8?", "answer": "8 + 8 = 16\n#### 16"}) + "\n")
+    other = evaluate_and_report(replace(options, output_dir=tmp_path / "out", max_completion_tokens=8))
+    assert "asked_sha256 was " in capsys.readouterr().err
+    assert other["protocol"]["models"] != report["protocol"]["models"]
     hashes = [next(iter(each["protocol"]["models"].values()))["prompts_sha256"] for each in (report, bare)]
     assert hashes[0] != hashes[1]
