@@ -65,8 +65,13 @@ def test_ten_kills_change_nothing_and_little_is_done_twice(command, warm, tmp_pa
         assert process.wait() == -signal.SIGKILL
         kills += 1
     assert kills == 10
+    before, _ = noted(notes)
+    kept = len((tmp_path / "killed" / "samples.jsonl").read_bytes().split(b"\n")) - 1
     last = start("killed").end()
     assert last.returncode == 0, last.stderr
+    # What was whole is not drawn again.
+    drawn = noted(notes)[0]["completions"] - before.get("completions", 0)
+    assert kept >= UNIT and drawn == ROWS * SAMPLES - kept // UNIT * UNIT
     for name in FILES:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     # At most the unit in flight is done again at each kill; the file of samples is graded in one chunk.
