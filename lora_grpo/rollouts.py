@@ -136,12 +136,16 @@ class Sampler:
         if not isinstance(seed, int) and len(seed) != total:
             raise ValueError(f"{len(seed)} seeds for {total} completions; pass one each")
         drawn = self._decode_in_memory(self.encode(prompts), Draw(num_samples, max_tokens, temperature, top_p, seed))
+        flat = self._read(drawn)
+        return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
+
+    def _read(self, drawn: list[list[int]]) -> list[Rollout]:
+        """Return sampled ids as rollouts."""
         ends = set(self.eos_token_ids)
         texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
-        flat = [
+        return [
             Rollout(ids, text, truncated=not ids or ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)
         ]
-        return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
 
     def _decode_in_memory(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
         """Decode, and where memory runs out, anew with half the slots."""

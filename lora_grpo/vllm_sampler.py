@@ -336,13 +336,6 @@ class VllmSampler(Sampler):
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _read(self, drawn: list[list[int]]) -> list[Rollout]:
-        ends = set(self.eos_token_ids)
-        texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
-        return [
-            Rollout(ids, text, truncated=not ids or ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)
-        ]
-
 
 def _derived(seed: int, place: int) -> int:
     """Return a completion's own seed where one was given for all."""
