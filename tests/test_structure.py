@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "passk": {"errors"},
     "prompts": {"errors"},
     "sandbox": {"errors"},
+    "tensor_files": {"errors"},
     "starter": {"prompts"},
     # Tasks and rewards: one grader for both.
     "tasks": {"errors", "json_lines", "prompts", "sandbox", "starter"},
