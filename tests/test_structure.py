@@ -91,6 +91,16 @@ MAY_IMPORT = {
         "folder_lock", "foreign_samples", "json_lines", "prompts", "results", "rollouts", "run_record", "sample_files",
         "sandbox", "subject_samplers", "subjects", "tasks",
     },
+    # scripts/export_gguf.py.
+    "gguf_types": {"errors", "tensor_files"},
+    "gguf_architecture": {"base_model", "errors", "tensor_files"},
+    "gguf_tokenizer": {"errors", "prompts"},
+    "modelfile": {"atomic", "errors", "gguf_tokenizer", "prompts"},
+    "gguf_export": {
+        "base_model", "config", "errors", "gguf_architecture", "gguf_tokenizer", "gguf_types", "modelfile", "progress",
+        "tensor_files",
+    },
+    "gguf_options": {"errors", "gguf_export"},
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
 }  # fmt: skip
 

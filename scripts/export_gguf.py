@@ -1,0 +1,21 @@
+"""Write a merged model as one GGUF file, for llama.cpp, Ollama and LM Studio.
+
+    python scripts/export_gguf.py merged/
+    python scripts/export_gguf.py merged/ --type q4_k_m --modelfile
+
+The second needs llama.cpp's llama-quantize on the PATH.
+"""
+
+import sys
+
+from lora_grpo.command_line import run_command
+from lora_grpo.gguf_options import Options, export_and_say
+from lora_grpo.script_flags import read_flags
+
+
+def main() -> None:
+    export_and_say(read_flags(Options, sys.argv[1:], prog="export_gguf.py", description=str(__doc__)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
