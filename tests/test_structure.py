@@ -102,6 +102,23 @@ MAY_IMPORT = {
     },
     "gguf_options": {"errors", "gguf_export"},
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
+    # scripts/push.py.
+    "upload_files": {"atomic", "errors"},
+    "hub_token": {"errors"},
+    "hub_failures": {"hub_token"},
+    "hub": {"errors", "hub_failures", "hub_token", "upload_files"},
+    "card_facts": {
+        "atomic", "base_model", "config", "errors", "evaluation_report", "run_record", "starter", "subjects", "tasks",
+        "upload_files", "vllm_sampler",
+    },
+    "card_snippets": {"card_facts", "config", "prompts"},
+    "card_metadata": {"card_facts"},
+    "model_card": {
+        "card_facts", "card_metadata", "card_snippets", "config", "evaluation_report", "reward_registry", "tasks",
+    },
+    "pushing": {
+        "card_facts", "card_metadata", "errors", "hub", "hub_token", "model_card", "script_flags", "upload_files",
+    },
 }  # fmt: skip
 
 

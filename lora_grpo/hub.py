@@ -1,0 +1,272 @@
+"""Files into a repository of the Hub, as one visible change that can be interrupted at any moment.
+
+They are gathered in a draft pull request of our own, weights one commit a file, and merged when all are there. Whoever
+looks at the repository sees it as it was, or as it is to be. Its title has a digest of the whole content, so the same
+command finds it again and sends what it lacks. Trying again after a failure is running the command again: there is one
+way to go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lora_grpo import __version__, hub_token
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.hub_failures import Failure, explain
+from lora_grpo.upload_files import CARD, UploadFile, stale
+
+if TYPE_CHECKING:
+    from huggingface_hub import Discussion, HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+ATTEMPTS = 5
+"""Failures in a row, without a file more having arrived, that end a push."""
+
+
+@dataclass
+class Push:
+    """What is to be in a repository, and how far it has come."""
+
+    repo_id: str
+    kind: str
+    """Which of `upload_files.KINDS` it is."""
+    files: Sequence[UploadFile]
+    public: bool
+    """Whether a repository that others can see is meant."""
+    endpoint: str | None = None
+    """The Hub's address; None takes HF_ENDPOINT, as huggingface_hub does."""
+    there: int = field(default=0, init=False)
+    """Files that have arrived."""
+
+    @property
+    def title(self) -> str:
+        """Return the title of the pull request: the same for the same content."""
+        digests = json.dumps([(file.name, file.sha256) for file in self.files])
+        return f"Upload {self.kind} with lora_grpo ({hashlib.sha256(digests.encode()).hexdigest()[:16]})"
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Refuse a name that no repository can have, or that has no owner.
+
+    Raises:
+        UserError: says what is wrong with it.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(f"{repo_id!r} is no name of a repository: {' '.join(str(error).split())}") from None
+    if "/" not in repo_id:
+        raise UserError(f"{repo_id!r} has no owner; give your name on the Hub before it: YOU/{repo_id}")
+
+
+def push(asked: Push, wait: Callable[[float], object] = time.sleep) -> str:
+    """Bring the files into the repository and return its address.
+
+    Args:
+        asked: what is to be there.
+        wait: called with the seconds to wait before another attempt.
+
+    Raises:
+        UserError: there is no token, or it may not write there; the repository can be seen by others and that was not
+            asked for.
+        RunError: the Hub or the way to it failed again and again. The same command goes on.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import is_offline_mode
+
+    if is_offline_mode():
+        raise UserError("HF_HUB_OFFLINE is set, and a push needs the Hub; unset it")
+    token = hub_token.find()
+    api = HfApi(endpoint=asked.endpoint, token=token, library_name="lora_grpo", library_version=__version__)
+    failure: Exception | None = None
+    with hub_token.scrubbed(token):
+        failures, there = 0, 0
+        while failure is None:
+            try:
+                return _bring(api, asked)
+            except (UserError, RunError) as error:
+                failure = type(error)(hub_token.scrub(str(error), token))
+            except Exception as error:  # noqa: BLE001 - httpx, huggingface_hub and hf_xet raise what they like
+                failures = 1 if asked.there > there else failures + 1
+                there = asked.there
+                failure = _give_up(explain(error, token), asked, failures, wait)
+            except BaseException:
+                print("stopped; the same command goes on", file=sys.stderr)
+                raise
+    # Outside of every `except`: what is raised there would carry the first error, and what is in it, with it.
+    raise failure
+
+
+# One attempt, from wherever the last one came to
+
+
+def _bring(api: HfApi, asked: Push) -> str:
+    _open_repository(api, asked)
+    address = f"{api.endpoint}/{asked.repo_id}"
+    main = _tree(api, asked.repo_id, "main")
+    if not _missing(asked.files, main) and not stale([*main], asked.files, asked.kind):
+        asked.there = len(asked.files)
+        print(f"{address} holds all {len(asked.files)} files as they are here")
+        return address
+    change = _own_change(api, asked) or api.create_pull_request(
+        asked.repo_id, asked.title, description="Files are sent one by one and merged together, by lora_grpo."
+    )
+    _fill(api, asked, change, main)
+    if change.status == "draft":  # which cannot be merged
+        api.change_discussion_status(asked.repo_id, change.num, "open")
+    api.merge_pull_request(asked.repo_id, change.num)
+    if lost := _missing(asked.files, _tree(api, asked.repo_id, "main")):
+        raise RunError(
+            f"{change.url} was merged, and {lost[0].name} is not in {asked.repo_id} as it is here; run the same "
+            "command again"
+        )
+    return address
+
+
+def _open_repository(api: HfApi, asked: Push) -> None:
+    """Make the repository if it is not there, and see who can see it."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        private = api.model_info(asked.repo_id).private
+    except RepositoryNotFoundError:
+        api.create_repo(asked.repo_id, private=not asked.public, exist_ok=True)
+        private = api.model_info(asked.repo_id).private
+    if not private and not asked.public:
+        raise UserError(
+            f"{asked.repo_id} can be seen by everybody; pass --public to push to it all the same, or name another "
+            "repository"
+        )
+    if private and asked.public:
+        print(f"{asked.repo_id} is private and stays private; its settings on the Hub make it public", file=sys.stderr)
+
+
+def _own_change(api: HfApi, asked: Push) -> Discussion | None:
+    """Return the pull request that an attempt before this one has left."""
+    # By its author too: anybody may open one of the same title in a repository that they can see.
+    me = api.whoami()["name"]
+    for change in api.get_repo_discussions(asked.repo_id, discussion_type="pull_request"):
+        if change.title != asked.title or change.author != me or change.status not in ("draft", "open"):
+            continue
+        if api.get_discussion_details(asked.repo_id, change.num).conflicting_files:
+            api.change_discussion_status(
+                asked.repo_id, change.num, "closed", comment="The repository has changed since; a new one takes over."
+            )
+            continue
+        return change
+    return None
+
+
+def _fill(api: HfApi, asked: Push, change: Discussion, main: Mapping[str, RepoFile]) -> None:
+    """Send what the pull request lacks: weights one by one, then the rest with what is to be deleted."""
+    from huggingface_hub import CommitOperationDelete
+
+    revision = f"refs/pr/{change.num}"
+    tree = _tree(api, asked.repo_id, revision)
+    missing = _missing(asked.files, tree)
+    asked.there = len(asked.files) - len(missing)
+    if asked.there:
+        print(f"{asked.there} of {len(asked.files)} files are there already")
+    for file in (file for file in missing if file.is_weights):
+        print(f"sending {file.name} ({megabytes(file.size)})", flush=True)
+        api.create_commit(asked.repo_id, [_addition(file)], commit_message=f"Add {file.name}", revision=revision)
+        asked.there += 1
+    rest = [file for file in missing if not file.is_weights]
+    old = stale([*tree], asked.files, asked.kind)
+    for name in old:
+        print(f"deleting {name}, of an earlier push; the repository's history keeps it")
+    if CARD in main and any(file.name == CARD for file in rest):
+        print(f"replacing {CARD}; the repository's history keeps the old one")
+    if rest or old:
+        api.create_commit(
+            asked.repo_id,
+            [*map(_addition, rest), *(CommitOperationDelete(name, is_folder=False) for name in old)],
+            commit_message="Add card, configuration and tokenizer",
+            revision=revision,
+        )
+    if lost := _missing(asked.files, _tree(api, asked.repo_id, revision)):
+        raise RunError(
+            f"the Hub took {lost[0].name} and does not have it as it is here; a .gitignore in {asked.repo_id} may keep "
+            "it out: see there, and run the same command again"
+        )
+    asked.there = len(asked.files)
+
+
+def _tree(api: HfApi, repo_id: str, revision: str) -> dict[str, RepoFile]:
+    """Return the files of a revision by name."""
+    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    def entries() -> Iterator[RepoFile]:
+        for entry in api.list_repo_tree(repo_id, recursive=True, revision=revision):
+            if isinstance(entry, RepoFile):
+                yield entry
+
+    try:
+        return {entry.path: entry for entry in entries()}
+    except EntryNotFoundError:  # a repository without any commit
+        return {}
+
+
+def _missing(files: Sequence[UploadFile], tree: Mapping[str, RepoFile]) -> list[UploadFile]:
+    """Return the files that are not there, or are others there."""
+    return [file for file in files if file.name not in tree or not _same(file, tree[file.name])]
+
+
+def _same(file: UploadFile, there: RepoFile) -> bool:
+    from huggingface_hub.utils.sha import git_hash
+
+    if file.size != there.size:
+        return False
+    if there.lfs is not None:
+        return file.sha256 == there.lfs.sha256
+    content = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
+    return bool(git_hash(content) == there.blob_id)
+
+
+def _addition(file: UploadFile) -> Any:
+    """Return a file as huggingface_hub commits it; a new one each time, since it notes in it how far it came."""
+    from huggingface_hub import CommitOperationAdd
+
+    addition = CommitOperationAdd(file.name, file.content)
+    addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # or it would read gigabytes a second time
+    return addition
+
+
+# What to do about a failure
+
+
+def _give_up(
+    failure: Failure, asked: Push, failures: int, wait: Callable[[float], object]
+) -> UserError | RunError | None:
+    """Wait and return None where another attempt may go better; else return what to raise."""
+    again = f"run the same command again: {asked.there} of {len(asked.files)} files are there already"
+    if failure.status == 401:
+        return UserError("the Hub refuses the token; run `hf auth login` or set HF_TOKEN to one that can write")
+    if failure.status == 403:
+        return UserError(
+            f"the token may not do that in {asked.repo_id}: {failure.reason}; use one that can write there, and see "
+            "that pull requests are enabled in the repository's settings"
+        )
+    if not failure.passing:
+        return RunError(f"the push to {asked.repo_id} failed: {failure.reason}; once that is mended, {again}")
+    if failures >= ATTEMPTS:
+        return RunError(f"the push to {asked.repo_id} did not get through: {failure.reason}; {again}")
+    pause = 2.0 ** (failures - 1) if failure.seconds is None else failure.seconds
+    print(f"{failure.reason}; trying again in {pause:g} s ({failures} of {ATTEMPTS})", file=sys.stderr, flush=True)
+    wait(pause)
+    return None
+
+
+def megabytes(size: int) -> str:
+    """Write a number of bytes as people read it."""
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

@@ -1,0 +1,69 @@
+"""What a failed request to the Hub means: whose fault it is, and whether another attempt may go better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lora_grpo import hub_token
+
+_TRANSIENT = (408, 409, 412, 429, 500, 502, 503, 504)
+"""Answers that may be others next time; 409 and 412 where the repository changed meanwhile."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a person is told of an exception of httpx, huggingface_hub or hf_xet."""
+
+    reason: str
+    """In a few words, without the token."""
+    status: int | None
+    """The Hub's answer; None where there was none."""
+    seconds: float | None
+    """How long the Hub asks to wait."""
+    passing: bool
+    """Whether it may go better next time."""
+
+
+def explain(error: Exception, token: str) -> Failure:
+    """Return what an exception means."""
+    status, seconds = _answer(error)
+    passing = _is_connection(error) if status is None else status in _TRANSIENT
+    return Failure(hub_token.scrub(_reason(error), token), status, seconds, passing)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _answer(error: Exception) -> tuple[int | None, float | None]:
+    """Return the status of the Hub's answer, and the seconds it asks to wait."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for link in _chain(error):
+        if isinstance(link, HfHubHTTPError):
+            asked = link.response.headers.get("Retry-After", "").strip()
+            return link.response.status_code, float(asked) if asked.isdigit() else None
+    return None, None
+
+
+def _is_connection(error: Exception) -> bool:
+    import httpx
+
+    return any(isinstance(link, (httpx.TransportError, ConnectionError, TimeoutError)) for link in _chain(error))
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong in a few words: the innermost error of huggingface_hub or httpx."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for link in _chain(error):
+        if isinstance(link, HfHubHTTPError):
+            said = link.server_message or link.response.reason_phrase
+            return f"the Hub answered {link.response.status_code} ({said[:200]})"
+        if isinstance(link, (httpx.TransportError, ConnectionError, TimeoutError)):
+            return f"the connection to the Hub broke ({str(link)[:200] or type(link).__name__})"
+    return f"{type(error).__name__}: {str(error)[:300]}"

@@ -1,0 +1,252 @@
+"""The model card: what is pushed, what was measured of it, how it was made and how it is loaded.
+
+A figure that was not measured is not there. Whatever comes from files is escaped: a name cannot end the front matter,
+break a table or begin a heading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import card_metadata, card_snippets
+from lora_grpo.card_facts import Evaluation, Facts, data_sets
+from lora_grpo.card_metadata import plain
+from lora_grpo.config import STARTER
+from lora_grpo.evaluation_report import Page
+from lora_grpo.reward_registry import parse_reward_specs
+from lora_grpo.tasks import CODE_TASKS
+
+_SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+
+
+def write(repo_id: str, facts: Facts) -> str:
+    """Return the README.md of a repository."""
+    sections = [
+        _opening(repo_id, facts),
+        _measured(facts),
+        _merge(facts),
+        "\n\n".join(["## How to load it", *card_snippets.write(repo_id, facts)]),
+        _rewards(facts),
+        _settings(facts),
+        _data(facts),
+        _versions(facts),
+    ]
+    return (
+        f"---\n{card_metadata.front_matter(repo_id, facts)}\n---\n\n"
+        + "\n\n".join(part for part in sections if part)
+        + "\n"
+    )
+
+
+def escape(value: object) -> str:
+    """Return a value as text in a line or cell of Markdown that is that text and nothing else."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    return re.sub(r"^(\d*)([-+=.)])(?=\s|$)", r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+
+
+# What it is
+
+
+def _opening(repo_id: str, facts: Facts) -> str:
+    base, record = facts.base, facts.record
+    if base.hub_id:
+        below = f"[{escape(base.hub_id)}](https://huggingface.co/{base.hub_id})"
+        below += f" at commit `{base.revision}`" if base.revision else ""
+    elif base.name == STARTER:
+        below = "lora_grpo's embedded starter model, which has 2 million parameters and was made to be improvable"
+    elif base.name:
+        below = f"a model in a folder called {escape(base.name)}, which has no name on the Hub"
+    else:
+        below = "a base model that nothing here names"
+    if base.fingerprint:
+        below += f"; SHA-256 over its weights `{escape(base.fingerprint)}`"
+    what = {
+        "adapter": "A LoRA adapter for",
+        "merged": "A whole model: a LoRA adapter merged into",
+        "gguf": "GGUF files of a LoRA adapter merged into",
+    }[facts.kind]
+    if facts.kind != "adapter" and facts.adapter is None and facts.merge is None:
+        what = "A model made from" if facts.kind == "merged" else "GGUF files of a model made from"
+    lines = [f"# {escape(repo_id.split('/')[-1])}", "", f"{what} {below}."]
+    if record:
+        steps = f" for {int(record['trained_steps'])} steps" if record.get("trained_steps") else ""
+        kit = escape(f"lora_grpo {record['versions'].get('lora_grpo', '')}")
+        recipe = f", recipe `{plain(str(record['recipe']))}`" if record.get("recipe") else ""
+        lines.append(f"Trained with GRPO on `{plain(str(record['data']['task']))}`{steps} by {kit}{recipe}.")
+    if record and record.get("status") != "complete":
+        lines += ["", f"**The run was not finished:** its status is {escape(record.get('status'))}."]
+    if base.trust_remote_code:
+        lines += [
+            "",
+            "**Code that comes with the base's repository was run** (`trust_remote_code`); loading needs it too.",
+        ]
+    if base.licence is None:
+        lines += ["", "The base's licence was not found on the machine that pushed this: see the base."]
+    if facts.kind == "adapter" and not base.hub_id and base.name:
+        named = f"`adapter_config.json` calls the base `{plain(base.name)}`, which is no repository"
+        lines += ["", f"{named}: load the base first, as below."]
+    return "\n".join(lines)
+
+
+# What was measured
+
+
+def _measured(facts: Facts) -> str:
+    if not facts.evaluations:
+        return ""
+    lines = ["## Measured"]
+    for found in facts.evaluations:
+        page, told = _escaped(found.page), found.page.protocol
+        # The page ends with its protocol as JSON, which has paths and hardware in it; the lines below say what matters.
+        title, table, details, *said = page.markdown().rsplit("\n\nProtocol:", 1)[0].split("\n\n")
+        lines += [f"**{title}**", table]
+        if not found.of_upload:
+            lines.append(
+                "These are figures of the adapter on its base as it was trained. The files of this repository were not "
+                "measured."
+            )
+        lines += [*said, "\n".join(f"- {line}" for line in _protocol(found, told))]
+        lines.append(f"<details><summary>Rules and statuses, % (samples)</summary>\n\n{details}\n\n</details>")
+    return "\n\n".join(line for line in lines if line.strip())
+
+
+def _escaped(page: Page) -> Page:
+    """Return a page whose names cannot break out of it."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            # The page finds figures by the names that are its own.
+            return {(escape(key) if level_is_free(key) else key): clean(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(entry) for entry in value]
+        return escape(value) if isinstance(value, str) else value
+
+    def level_is_free(key: object) -> bool:
+        return not re.fullmatch(r"[A-Za-z0-9_@]+", str(key))
+
+    return Page(escape(page.title), clean(page.sides), {}, clean(page.table), clean(page.moved))
+
+
+def _protocol(found: Evaluation, told: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a figure needs to be compared with another one."""
+    yield "intervals are of 95 %, over rows; p is of the paired test that is named, base against trained"
+    yield f"rows: {told['rows']} of `{plain(str(told['task']))}`, SHA-256 `{escape(told['data_sha256'])}`"
+    samples = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
+    length = told["max_completion_tokens"]
+    yield f"samples: {told['num_samples']} a row, {samples}, at most {length} tokens, seed {told['seed']}"
+    yield f"prompts: {escape(told['prompt_style'])} style, {told['few_shot']} worked examples"
+    if told.get("extraction"):
+        yield f"an answer counts by: {escape(told['extraction'])}"
+    elif str(told["task"]) in CODE_TASKS:
+        yield "an answer counts where its program passes the unit tests"
+    else:
+        yield "an answer counts by the `robust` rule: the last of its marked answers, compared as a number"
+    model = (told.get("models") or {}).get(found.after) or told.get("policy") or {}
+    how = [f"{model['bits']}-bit base"] if model.get("bits") else []
+    how += [str(model[key]) for key in ("engine", "dtype", "device") if model.get(key)]
+    if how:
+        yield f"model: {escape(', '.join(how))}"
+    if found.isolation:
+        yield f"programs ran in: {escape(found.isolation)}"
+
+
+def _merge(facts: Facts) -> str:
+    """Return what merge_report.json says, as far as it says it."""
+    merge = facts.merge
+    if not merge:
+        return ""
+    rows = [("weights", merge.get("dtype"))]
+    rows += [
+        (
+            "merged into",
+            {"full": "the 16-bit base", "dequantized": "the 4-bit base, unpacked"}.get(str(merge.get("onto"))),
+        )
+    ]
+    for name, said in (("retained", "of the adapter's update retained"), ("kl", "KL divergence")):
+        entries = merge.get(name)
+        if isinstance(entries, Mapping):
+            rows += [(f"{said}, {key.replace('_', ' ')}", value) for key, value in entries.items()]
+    cells = [(escape(name), _figure(value)) for name, value in rows if isinstance(value, (str, int, float))]
+    return _table("## Merge", ("", ""), cells)
+
+
+# How it was made
+
+
+def _rewards(facts: Facts) -> str:
+    if not facts.record:
+        return ""
+    cells = []
+    for spec in parse_reward_specs(facts.record["config"]["rewards"]):
+        name = Path(spec.name).name if ".py:" in spec.name else spec.name
+        cells.append((escape(name), _figure(spec.weight)))
+    return _table("## Rewards", ("reward", "full marks are worth"), cells)
+
+
+def _settings(facts: Facts) -> str:
+    """Return the hyperparameters, of the run or at least of the adapter."""
+    rows: list[tuple[str, Any]] = []
+    if facts.adapter:
+        targets = facts.adapter.get("target_modules")
+        rows += [("LoRA rank", facts.adapter.get("r")), ("LoRA alpha", facts.adapter.get("lora_alpha"))]
+        rows += [("LoRA dropout", facts.adapter.get("lora_dropout"))]
+        rows += [("LoRA on", ", ".join(map(str, targets)) if isinstance(targets, list) else targets)]
+        rows += [
+            (name, True) for name, key in (("rsLoRA", "use_rslora"), ("DoRA", "use_dora")) if facts.adapter.get(key)
+        ]
+    if facts.record:
+        config, policy = facts.record["config"], facts.record["policy"]
+        train, sampling = config["train"], config["sampling"]
+        group = sampling["num_generations"]
+        rows += [
+            ("base while training", f"{policy.get('bits')} bits, engine {policy.get('engine')}"),
+            ("steps", facts.record.get("trained_steps")),
+            ("prompts a step", train["prompts_per_step"]),
+            ("completions a prompt (G)", group),
+            ("completions a step", train["prompts_per_step"] * group),
+            ("longest completion, tokens", sampling["max_completion_tokens"]),
+            ("sampling temperature", sampling["temperature"]),
+            ("learning rate", train["learning_rate"]),
+            ("schedule", f"{train['lr_scheduler']}, {train['warmup_steps']} steps of warm-up"),
+            ("optimizer", train["optimizer"]),
+            ("KL weight (beta)", train["beta"]),
+            ("gradient norm at most", train["max_grad_norm"]),
+            ("GRPO settings of its own", ", ".join(map(str, config.get("grpo") or [])) or None),
+            ("seed", facts.record.get("seed")),
+        ]
+    cells = [(escape(name), _figure(value)) for name, value in rows if value is not None]
+    return _table("## Settings", ("", ""), cells)
+
+
+def _data(facts: Facts) -> str:
+    if not facts.record:
+        return ""
+    data, sets = facts.record["data"], data_sets(facts.record)
+    cells = []
+    for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
+        entry = data.get(split) or {}
+        if entry.get("rows") is None:
+            continue
+        source = sets[split] or (Path(entry["source"]).name if entry.get("source") else f"{task}, generated")
+        cells.append((split, escape(source), str(entry["rows"]), f"`{escape(entry.get('sha256'))}`"))
+    return _table("## Data", ("", "source", "rows", "SHA-256 of the rows"), cells)
+
+
+def _versions(facts: Facts) -> str:
+    if not facts.record:
+        return ""
+    return "## Versions\n\n" + ", ".join(f"{escape(k)} {escape(v)}" for k, v in facts.record["versions"].items())
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else escape(value)
+
+
+def _table(heading: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return "\n".join([heading, "", *lines, *("| " + " | ".join(cells) + " |" for cells in rows)])
