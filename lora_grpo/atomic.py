@@ -22,7 +22,7 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -63,7 +63,7 @@ def publish(staging: Path, path: Path) -> None:
     if path.exists():
         shutil.rmtree(path)
     staging.rename(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def damage(folder: Path) -> str | None:
@@ -86,7 +86,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename last through a power cut: the folder's entry is data of its own."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -50,8 +51,14 @@ def check_folder(name: str, flag: str) -> None:
 
 def weights_fingerprint(folder: Path) -> str:
     """Return one SHA-256 over the names and bytes of a folder's safetensors files."""
-    files = {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
+    files = {file.name: _known_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+@functools.lru_cache
+def _known_sha256(path: Path, changed: int) -> str:
+    """Return a file's SHA-256, computed once: a base has gigabytes. `changed` tells its versions apart."""
+    return sha256(path)
 
 
 def wait_without_spinning() -> None:

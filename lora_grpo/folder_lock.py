@@ -11,8 +11,12 @@ from typing import IO
 from lora_grpo.errors import UserError
 
 
-def claim(folder: Path) -> None:
+def claim(folder: Path, flag: str = "--output-dir") -> None:
     """Make the folder if need be, and hold it for as long as this process lives.
+
+    Args:
+        folder: to be held.
+        flag: what chose it, for the message.
 
     Raises:
         UserError: it cannot be written, or another process holds it.
@@ -21,13 +25,13 @@ def claim(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         handle = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror}") from None
+        raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another process works in {folder}; wait for it or give another --output-dir") from None
+        raise UserError(f"another process works in {folder}; wait for it or give another {flag}") from None
     except OSError as error:
-        raise UserError(f"--output-dir {folder} cannot be held: {error.strerror}") from None
+        raise UserError(f"{flag} {folder} cannot be held: {error.strerror}") from None
     held.append(handle)
 
 

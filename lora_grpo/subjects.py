@@ -16,10 +16,12 @@ from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.results import BASE
 from lora_grpo.run_record import read_record
+from lora_grpo.tensor_files import file_tensors
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-_TOKENIZER_FILES = (
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *LICENCES]
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -39,6 +41,8 @@ class Overrides:
     base: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    any_base: bool = False
+    """Take a base whose weights are not those that the run was trained on."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Subject:
             "config_sha256": _digest(Path(self.base.name), ("config.json", "generation_config.json")),
             "bits": self.base.bits,
             "adapter_sha256": self.adapter and _digest(self.adapter, (ADAPTER_WEIGHTS, "adapter_config.json")),
-            "tokenizer_sha256": _digest(self.tokenizer, _TOKENIZER_FILES),
+            "tokenizer_sha256": _digest(self.tokenizer, TOKENIZER_FILES),
         }
 
     def without_adapter(self) -> Subject:
@@ -171,7 +175,7 @@ def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None 
         adapter,
     )
     known = policy.get("fingerprint")
-    if known and base_model.weights_fingerprint(Path(subject.base.name)) != known:
+    if known and not overrides.any_base and base_model.weights_fingerprint(Path(subject.base.name)) != known:
         raise UserError(
             f"{overrides.base or asked['name']} is not the base that the run in {name} was trained on: its weights "
             "differ from those in run.json; give that base with --base"
@@ -240,12 +244,13 @@ def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
     Raises:
         UserError: names the first that does not.
     """
-    weights = {name: entry for file in base.glob("*.safetensors") for name, entry in _header(file).items()}
-    for name, (_, shape) in _header(adapter / ADAPTER_WEIGHTS).items():
+    weights = {name: tensor for file in base.glob("*.safetensors") for name, tensor in file_tensors(file).items()}
+    for name, tensor in file_tensors(adapter / ADAPTER_WEIGHTS).items():
         module, _, part = name.removeprefix("base_model.model.").rpartition(".lora_")
-        kind, found = weights.get(f"{module}.weight", ("", None))
-        if kind not in ("F32", "F16", "BF16") or not found or part not in ("A.weight", "B.weight"):
+        below = weights.get(f"{module}.weight")
+        if below is None or below.dtype not in ("F32", "F16", "BF16") or part not in ("A.weight", "B.weight"):
             continue  # packed in 4 bits, or called otherwise in the file: PEFT decides
+        found, shape = below.shape, tensor.shape
         expected, got = (found[1], shape[1]) if part == "A.weight" else (found[0], shape[0])
         if expected != got:
             raise UserError(
@@ -253,19 +258,6 @@ def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
                 f"{'x'.join(map(str, found))} weights there, and the adapter expects {got} for {expected}; give "
                 "its own base with --base"
             )
-
-
-def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """Return dtype and shape of every tensor of a safetensors file."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("header longer than the file")
-            entries = json.loads(file.read(length))
-        return {name: (e["dtype"], e["shape"]) for name, e in entries.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({base_model.first_line(error)})") from None
 
 
 def _digest(folder: Path, names: tuple[str, ...]) -> str:

@@ -132,6 +132,8 @@ def file_tensors(path: Path) -> dict[str, Stored]:
 def model_tensors(folder: Path) -> dict[str, Stored]:
     """Return the tensors of a model's folder: those of its index, of `model.safetensors`, or of all its files.
 
+    They come in the order they lie on disk, file by file.
+
     Raises:
         UserError: a shard or a tensor of the index is missing, or there are no safetensors.
     """
@@ -141,7 +143,7 @@ def model_tensors(folder: Path) -> dict[str, Stored]:
             where = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{index} cannot be read ({error})") from None
-        files = {name: folder / name for name in dict.fromkeys(where.values())}
+        files = {name: folder / name for name in sorted(set(where.values()))}
         missing = [name for name, path in files.items() if not path.is_file()]
         if missing:
             raise UserError(f"{folder} lacks {', '.join(missing[:3])} of its index; download or copy it again")
@@ -149,7 +151,7 @@ def model_tensors(folder: Path) -> dict[str, Stored]:
         lost = [tensor for tensor, name in where.items() if tensor not in held[name]]
         if lost:
             raise UserError(f"{folder / where[lost[0]]} lacks {lost[0]}, which {INDEX} says it holds")
-        return {tensor: held[name][tensor] for tensor, name in where.items()}
+        return {tensor: stored for name in files for tensor, stored in held[name].items() if where.get(tensor) == name}
     single = folder / "model.safetensors"
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not paths:

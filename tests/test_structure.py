@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "sample_files": {
         "atomic", "data", "errors", "foreign_samples", "json_lines", "progress", "results", "sandbox", "tasks",
     },
-    "subjects": {"atomic", "base_model", "config", "errors", "results", "run_record"},
+    "subjects": {"atomic", "base_model", "config", "errors", "results", "run_record", "tensor_files"},
     "subject_samplers": {
         "base_model", "config", "errors", "hardware", "merged_copy", "prompts", "rollouts", "subjects", "tasks",
         "vllm_sampler",
@@ -101,6 +101,21 @@ MAY_IMPORT = {
         "tensor_files",
     },
     "gguf_options": {"errors", "gguf_export"},
+    # scripts/merge.py.
+    "adapter_plan": {"errors", "tensor_files"},
+    "frozen_base": {"adapter_plan", "errors", "tensor_files"},
+    "merged_tensors": {"adapter_plan"},
+    "fidelity": {"adapter_plan", "errors", "merged_tensors"},
+    "streamed_model": {"errors", "frozen_base", "merged_tensors"},
+    "merge_divergence": {
+        "adapter_plan", "base_model", "errors", "frozen_base", "json_lines", "merged_tensors", "prompts",
+        "streamed_model", "subjects", "tensor_files",
+    },
+    "merge": {"adapter_plan", "atomic", "errors", "fidelity", "merged_tensors", "progress", "tensor_files"},
+    "merging": {
+        "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "merge",
+        "merge_divergence", "subjects",
+    },
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
     # scripts/push.py.
     "upload_files": {"atomic", "errors"},

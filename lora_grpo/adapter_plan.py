@@ -1,0 +1,363 @@
+"""What merging an adapter will do to each tensor of its base, decided before any tensor is read.
+
+Every key of the adapter is consumed by exactly one output, or the plan is refused: a key that nothing consumes is a
+part of what was learned that would be left out in silence. The keys are PEFT's (0.21):
+
+    X.lora_A.weight, X.lora_B.weight                        W_X += scale · B·A
+    X.lora_B.bias                                           b_X += scale · bias
+    X.lora_embedding_A, X.lora_embedding_B                  W_X += scale · (B·A)ᵀ
+    X.lora_magnitude_vector                                 DoRA: W_X is scaled to these norms
+    X.token_adapter.trainable_tokens_delta                  rows of W_X are replaced
+    X.weight, X.bias, X.base_layer.weight, X.base_layer.bias    the tensor is replaced
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from lora_grpo.errors import UserError
+from lora_grpo.tensor_files import Stored, file_tensors
+
+_PARTS = (
+    "lora_A.weight",
+    "lora_B.weight",
+    "lora_B.bias",
+    "lora_embedding_A",
+    "lora_embedding_B",
+    "lora_magnitude_vector",
+    "token_adapter.trainable_tokens_delta",
+)
+_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
+_HEADS = ("lm_head", "embed_out")
+_UNDERSTOOD = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core",
+    "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
+}  # fmt: skip
+"""Settings that change nothing here, or that are followed. Any other that is set would change the arithmetic."""
+_PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal")
+"""Ways to begin an adapter that leave its base as it was."""
+
+
+class Tensor(Protocol):
+    """A tensor that can be read by rows, wherever it comes from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def rows(self, start: int, stop: int) -> Any: ...
+    def read(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The update scale · B·A, of rank r."""
+
+    a: Stored
+    """(r, in)."""
+    b: Stored
+    """(out, r)."""
+    scale: float
+    transposed: bool
+    """The weight is kept as (in, out): embeddings, and GPT-2's Conv1D."""
+    magnitude: Stored | None = None
+    """DoRA's norms, one for each output feature."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the merged model."""
+
+    name: str
+    base: Tensor | None
+    """What it was; None for one that the adapter brings along."""
+    low_rank: LowRank | None = None
+    bias: tuple[Stored, float] | None = None
+    """What is added to a bias, and its scale."""
+    tokens: tuple[Stored, tuple[int, ...]] | None = None
+    """Rows, and where they go."""
+    replacement: Stored | None = None
+    """The whole tensor, as it was trained."""
+
+    @property
+    def origin(self) -> Tensor:
+        """What the updates are added to."""
+        tensor = self.replacement or self.base
+        assert tensor is not None
+        return tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.origin.shape
+
+    @property
+    def changed(self) -> bool:
+        return any(part is not None for part in (self.low_rank, self.bias, self.tokens, self.replacement))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of the merged model's tensors, and what its configuration has to say of them."""
+
+    outputs: dict[str, Output]
+    tie_word_embeddings: bool | None
+    """What the configuration is set to; None leaves it as it is."""
+    vocab_size: int | None
+    """The same, where the vocabulary was resized."""
+    settings: dict[str, Any] = field(repr=False)
+    """adapter_config.json."""
+
+
+def read_settings(adapter: Path) -> dict[str, Any]:
+    """Return adapter_config.json.
+
+    Raises:
+        UserError: it cannot be read, or asks for what is not merged here.
+    """
+    path = adapter / "adapter_config.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if settings.get("peft_type") != "LORA":
+        raise UserError(f"{path} is of the type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
+    foreign = sorted(name for name, value in settings.items() if value and name not in _UNDERSTOOD)
+    if foreign:
+        raise UserError(f"{path} sets {', '.join(foreign)}, which cannot be merged here; merge it with PEFT itself")
+    if settings.get("init_lora_weights", True) not in _PLAIN_INITS:
+        raise UserError(
+            f"{path} says init_lora_weights={settings['init_lora_weights']!r}: such an adapter begins by changing its "
+            "base; save it with path_initial_model_for_weight_conversion (PEFT), which makes a plain one of it"
+        )
+    for name in ("r", "lora_alpha"):
+        if not isinstance(settings.get(name), int | float) or isinstance(settings[name], bool):
+            raise UserError(f"{path} has {name}={settings.get(name)!r}; expected a number")
+    return settings
+
+
+def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, Any]) -> Plan:
+    """Decide what becomes of every tensor.
+
+    Args:
+        base: the base's tensors.
+        adapter: the adapter's folder.
+        config: the base's config.json.
+
+    Raises:
+        UserError: a key of the adapter would be left over or does not fit; says which.
+    """
+    settings = read_settings(adapter)
+    weights = file_tensors(adapter / "adapter_model.safetensors")
+    embedding, head = _embeddings(base)
+    tied = _is_tied(config, base, head)
+    parts, plain = _sort(weights)
+    outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
+    if tied and embedding and any(name == head or name.startswith(f"{head[:-7]}.") for name in (*parts, *plain)):
+        outputs[head] = Output(head, base[embedding])
+    used: set[str] = set()
+
+    for name, tensor in plain.items():
+        known = outputs.get(name)
+        if known is None:
+            continue
+        # An embedding may have grown; everything else keeps its shape.
+        if known.shape[1:] != tensor.shape[1:] or (known.shape != tensor.shape and name not in (embedding, head)):
+            raise UserError(_misfit(adapter, name, known.shape, tensor.shape))
+        outputs[name] = _with(known, replacement=tensor)
+        used.add(tensor.name)
+    for name, found in parts.items():
+        module = name.removesuffix(".weight")
+        if f"{module}.weight" in outputs:
+            used |= _add(outputs, module, found, settings, adapter)
+    left = sorted(set(weights) - used)
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise UserError(
+            f"the base has nothing that {', '.join(left[:3])}{more} of {adapter} could be merged into; is it another "
+            "base's adapter? Give its own with --base"
+        )
+    tie = _tie(outputs, embedding, head) if tied and embedding else None
+    return Plan(outputs, tie, _vocabulary(outputs, embedding, head, base, adapter), settings)
+
+
+def _with(output: Output, **parts: Any) -> Output:
+    return Output(**{**vars(output), **parts})
+
+
+def _sort(weights: Mapping[str, Stored]) -> tuple[dict[str, dict[str, Stored]], dict[str, Stored]]:
+    """Sort an adapter's tensors into parts of each module, and whole tensors by their name in the base."""
+    parts: dict[str, dict[str, Stored]] = {}
+    plain = {}
+    for key, tensor in weights.items():
+        name = key.removeprefix("base_model.model.")
+        part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
+        if part:
+            parts.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
+        else:
+            plain[name.replace(".base_layer.", ".")] = tensor
+    return parts, plain
+
+
+def _add(
+    outputs: dict[str, Output], module: str, parts: Mapping[str, Stored], settings: Mapping[str, Any], adapter: Path
+) -> set[str]:
+    """Add a module's parts to its outputs, and return the keys that this consumed."""
+    weight, bias = f"{module}.weight", f"{module}.bias"
+    output = outputs[weight]
+    used = set()
+    embedded = "lora_embedding_A" in parts
+    a, b = (parts.get("lora_embedding_A" if embedded else "lora_A.weight"),
+            parts.get("lora_embedding_B" if embedded else "lora_B.weight"))  # fmt: skip
+    if a is not None and b is not None and len(output.shape) == 2:
+        scale = _scale(module, a.shape[0], settings, adapter)
+        made, kept = (b.shape[0], a.shape[1]), output.shape
+        transposed = embedded or made != kept or (kept[0] == kept[1] and bool(settings.get("fan_in_fan_out")))
+        if a.shape[0] != b.shape[1] or (made[::-1] if transposed else made) != kept:
+            raise UserError(_misfit(adapter, module, kept, made))
+        magnitude = parts.get("lora_magnitude_vector")
+        if magnitude is not None and math.prod(magnitude.shape) != made[0]:
+            raise UserError(_misfit(adapter, magnitude.name, made[:1], magnitude.shape))
+        outputs[weight] = output = _with(output, low_rank=LowRank(a, b, scale, transposed, magnitude))
+        used |= {a.name, b.name} | ({magnitude.name} if magnitude else set())
+        added = parts.get("lora_B.bias")
+        if added is not None and bias in outputs:  # PEFT cannot merge it either where the base has no bias
+            if added.shape != outputs[bias].shape:
+                raise UserError(_misfit(adapter, added.name, outputs[bias].shape, added.shape))
+            outputs[bias] = _with(outputs[bias], bias=(added, scale))
+            used.add(added.name)
+    rows = parts.get("token_adapter.trainable_tokens_delta")
+    if rows is not None:
+        places = _token_places(settings.get("trainable_token_indices"), module)
+        if len(places) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or max(places) >= output.shape[0]:
+            raise UserError(
+                f"{rows.name} of {adapter} has the shape {_shape(rows.shape)}, for {len(places)} tokens of "
+                f"adapter_config.json and {module} of {_shape(output.shape)}"
+            )
+        outputs[weight] = _with(output, tokens=(rows, places))
+        used.add(rows.name)
+    return used
+
+
+def _scale(module: str, rank: int, settings: Mapping[str, Any], adapter: Path) -> float:
+    """Return alpha / r, or alpha / sqrt(r), as PEFT would for this module."""
+
+    def setting(pattern: str, default: str) -> float:
+        for key, value in (settings.get(pattern) or {}).items():
+            if re.match(rf"(.*\.)?({key})$", module):
+                return float(value)
+        return float(settings[default])
+
+    expected = setting("rank_pattern", "r")
+    if expected != rank:
+        raise UserError(f"{adapter}: {module} has rank {rank}, and adapter_config.json says {expected:g}")
+    return setting("alpha_pattern", "lora_alpha") / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _token_places(indices: Any, module: str) -> tuple[int, ...]:
+    if isinstance(indices, dict):
+        indices = next((value for name, value in indices.items() if re.match(rf"(.*\.)?{name}$", module)), [])
+    return tuple(indices or ())
+
+
+def _embeddings(base: Mapping[str, Tensor]) -> tuple[str | None, str]:
+    """Return the names of the input embedding's weight, where one is known by its name, and of the head's."""
+    named = [name for name in base if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
+    heads = [name for name in base if name in {f"{module}.weight" for module in _HEADS}]
+    return min(named, key=len, default=None), heads[0] if heads else f"{_HEADS[0]}.weight"
+
+
+def _is_tied(config: Mapping[str, Any], base: Mapping[str, Tensor], head: str) -> bool:
+    said = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
+    return head not in base if said is None else bool(said)
+
+
+def _tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
+    """Find out whether a tied head and embedding still are one tensor; where they are, only the embedding is kept.
+
+    In the live model an update of one of them leaves the other alone, but for trained tokens: PEFT ties those.
+
+    Returns:
+        False where they have to be written apart; None where nothing changes.
+    """
+    below, above = outputs[embedding], outputs.get(head)
+    if above is None:
+        only_tokens = below.tokens is not None and below.low_rank is None and below.replacement is None
+        if not below.changed or only_tokens:
+            return None
+        above = outputs[head] = Output(head, below.base)
+    if _same_change(below, above):
+        del outputs[head]
+        return None
+    return False
+
+
+def _same_change(below: Output, above: Output) -> bool:
+    """Whether an embedding and a head end as the same matrix; the head's update is the embedding's, mirrored."""
+    if (below.low_rank is None) != (above.low_rank is None) or below.bias or above.bias:
+        return False
+    if below.low_rank and above.low_rank:
+        first, second = below.low_rank, above.low_rank
+        if first.magnitude or second.magnitude or first.scale != second.scale:
+            return False
+        a, b = (second.b, second.a) if first.transposed != second.transposed else (second.a, second.b)
+        if not (_equal(first.a, a, first.transposed != second.transposed) and
+                _equal(first.b, b, first.transposed != second.transposed)):  # fmt: skip
+            return False
+    if below.tokens is None or above.tokens is None:
+        if below.tokens is not above.tokens:
+            return False
+    elif below.tokens[1] != above.tokens[1] or not _equal(below.tokens[0], above.tokens[0]):
+        return False
+    return below.origin is above.origin or _equal(below.origin, above.origin)
+
+
+def _equal(first: Tensor, second: Tensor, mirrored: bool = False) -> bool:
+    """Whether two tensors hold the same values, read a block at a time."""
+    if mirrored:  # small: they are adapter matrices
+        return bool((first.rows(0, first.shape[0]).float() == second.rows(0, second.shape[0]).float().T).all())
+    if first.shape != second.shape:
+        return False
+    for start in range(0, first.shape[0], 4096):
+        stop = min(start + 4096, first.shape[0])
+        if not bool((first.rows(start, stop).float() == second.rows(start, stop).float()).all()):
+            return False
+    return True
+
+
+def _vocabulary(
+    outputs: Mapping[str, Output], embedding: str | None, head: str, base: Mapping[str, Tensor], adapter: Path
+) -> int | None:
+    """Return the new size of the vocabulary, where it changed."""
+    if embedding is None:
+        return None
+    size = outputs[embedding].shape[0]
+    if head in outputs and outputs[head].shape[0] != size:
+        raise UserError(
+            f"{adapter} brings an embedding of {size} tokens and leaves a head of {outputs[head].shape[0]}; "
+            "save both (PEFT: save_embedding_layers=True)"
+        )
+    return size if size != base[embedding].shape[0] else None
+
+
+def _misfit(adapter: Path, name: str, base: tuple[int, ...], found: tuple[int, ...]) -> str:
+    return (
+        f"the adapter in {adapter} was made for another base: {name} has the shape {_shape(base)} there, and the "
+        f"adapter's is {_shape(found)}; give its own with --base"
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "one number"

@@ -1,0 +1,303 @@
+"""Merged weights, held against PEFT's own merge, float64 arithmetic and the live adapter, for every kind of adapter."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+from lora_grpo import merge
+from lora_grpo.adapter_plan import make_plan
+from lora_grpo.errors import UserError
+from lora_grpo.frozen_base import base_tensors
+from lora_grpo.tensor_files import model_tensors
+
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def make_base(folder, *, tied=True, dtype="float32", shards=None, vocabulary=64):
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():  # fresh norms are all ones and biases all zeros
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
+    return folder
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+def make_adapter(base, folder, *, resize=None, **options):
+    """An adapter as PEFT saves it, every trainable number moved off its start."""
+    model = load(base)
+    if resize:
+        model.resize_token_embeddings(resize, mean_resizing=False)
+    options = {"r": 4, "lora_alpha": 6, "target_modules": LINEAR, **options}
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+def merged(base, adapter, output, dtype="fp32", onto="full"):
+    """The merge itself, without report and command."""
+    config = json.loads((base / "config.json").read_text())
+    plan = make_plan(base_tensors(base, onto, trust_remote_code=False), adapter, config)
+    shards = merge.lay_out(plan, dtype)
+    output.mkdir()
+    merge.write_shards(output, shards, {})
+    merge.write_index(output, shards)
+    merge.write_config(output, config, plan, dtype)
+    return output
+
+
+def live(base, adapter, resize=None):
+    model = load(base).float()
+    if resize:
+        model.resize_token_embeddings(resize, mean_resizing=False)
+    return PeftModel.from_pretrained(model, adapter).eval()
+
+
+KINDS = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "rank_pattern": {"rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 8}},
+    "alpha_pattern": {"alpha_pattern": {"v_proj": 32, "layers.0.mlp.down_proj": 1}},
+    "lora_bias": {"lora_bias": True, "target_modules": ["q_proj", "v_proj"]},
+    "bias_all": {"bias": "all"},
+    "bias_lora_only": {"bias": "lora_only"},
+    "norms": {"modules_to_save": ["input_layernorm", "norm"]},
+    "tokens": {"trainable_token_indices": [2, 5, 63]},
+}
+UNTIED = {
+    "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embedding_dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}},
+    "resized": {"resize": 70},
+}
+TIED = {
+    "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embedding_and_head": {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "head_saved": {"modules_to_save": ["lm_head"]},
+    "embedding_saved": {"modules_to_save": ["embed_tokens"]},
+    "both_saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "both_saved_as_one": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "resized": {"resize": 70},
+}
+STAY_TIED = {"embedding_and_head", "both_saved_as_one", "resized"}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases")
+    return {
+        (tied, dtype): make_base(folder / f"{tied}-{dtype}", tied=tied, dtype=dtype)
+        for tied, dtype in [(True, "float32"), (False, "float32"), (False, "bfloat16"), (True, "bfloat16")]
+    }
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def check_against_peft(base, adapter, tmp_path, resize=None):
+    output = merged(base, adapter, tmp_path / "merged")
+    model = live(base, adapter, resize)
+    logits = logits_of(model)
+    ours = load(output)
+    assert (logits_of(ours) - logits).abs().max() < 2e-5
+    expected = model.merge_and_unload().state_dict()
+    weights = load_file(output / "model.safetensors")
+    assert set(weights) == set(expected) - ({"lm_head.weight"} if ours.config.tie_word_embeddings else set())
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6, msg=name)
+    return output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_weights_are_pefts(kind, bases, tmp_path):
+    base = bases[kind != "tokens", "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS[kind])
+    check_against_peft(base, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("kind", UNTIED)
+def test_an_untied_embedding_and_head_are_merged_apart(kind, bases, tmp_path):
+    base = bases[False, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **UNTIED[kind])
+    resize = UNTIED[kind].get("resize")
+    output = check_against_peft(base, adapter, tmp_path, resize)
+    assert json.loads((output / "config.json").read_text())["vocab_size"] == (resize or 64)
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_a_tied_head_follows_what_the_live_adapter_does(kind, bases, tmp_path):
+    """PEFT's own merge changes both through one tensor where the live adapter changes one of them."""
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **TIED[kind])
+    output = merged(base, adapter, tmp_path / "merged")
+    expected = logits_of(live(base, adapter, TIED[kind].get("resize")))
+    model = load(output)
+    assert (logits_of(model) - expected).abs().max() < 2e-5
+    assert model.config.tie_word_embeddings is (kind in STAY_TIED)
+
+
+def test_tokens_of_a_tied_model_stay_tied(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS["tokens"])
+    check_against_peft(base, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_bfloat16_weights_are_rounded_once_and_no_further_off_than_pefts(kind, bases, tmp_path):
+    base = bases[False, "bfloat16"]
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS[kind])
+    ours = load_file(merged(base, adapter, tmp_path / "merged", "bf16") / "model.safetensors")
+    pefts = PeftModel.from_pretrained(load(base), adapter).merge_and_unload().state_dict()
+    before, parts = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in before if any(f"{target}.weight" in name for target in LINEAR)]:
+        key = "base_model.model." + name.removesuffix(".weight")
+        weight = before[name].double()
+        a, b = (parts[f"{key}.lora_{part}.weight"].double() for part in "AB")
+        exact = weight + 6 / 4 * b @ a
+        if kind == "dora":
+            exact = exact * (parts[f"{key}.lora_magnitude_vector"].double() / exact.norm(dim=1)).unsqueeze(1)
+        # Rounding once lands on the nearest bfloat16, but for what float32 moved across a boundary between two.
+        error, theirs = (ours[name].double() - exact).abs(), (pefts[name].double() - exact).abs()
+        nearest = (exact.to(torch.bfloat16).double() - exact).abs()
+        assert (error <= nearest + (weight.abs() + exact.abs()) * 2e-7).all()
+        assert error.norm() <= theirs.norm() * (1 + 1e-6)
+
+
+def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, n_inner=32))
+    model.save_pretrained(tmp_path / "base")
+    # c_proj is square: its shape does not say which way round it is.
+    for dora in (False, True):
+        options = {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": dora}
+        adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{dora}", **options)
+        output = merged(tmp_path / "base", adapter, tmp_path / f"merged-{dora}")
+        expected = logits_of(live(tmp_path / "base", adapter))
+        assert (logits_of(load(output)) - expected).abs().max() < 2e-5
+
+
+def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
+    """The logits are those of the adapter on the base as bitsandbytes loads it."""
+    from lora_grpo import base_model
+    from lora_grpo.config import ModelConfig
+
+    base = bases[True, "bfloat16"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    packed = base_model.load_base(ModelConfig(name=str(base), bits=4))
+    packed.save_pretrained(tmp_path / "packed")  # as the -bnb-4bit repositories are
+    trained = logits_of(PeftModel.from_pretrained(packed, adapter).eval())
+    apart = (logits_of(live(base, adapter)) - trained).abs().max()
+    onto_it = logits_of(load(merged(base, adapter, tmp_path / "merged", onto="dequantized")))
+    assert (onto_it - trained).abs().max() < 1e-4 < apart / 10
+
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    assert config["quantization_config"]
+    stored = merged(tmp_path / "packed", adapter, tmp_path / "unpacked", onto="dequantized")
+    assert (logits_of(load(stored)) - trained).abs().max() < 1e-4
+    with pytest.raises(UserError, match="packed in 4 bits; give the 16-bit model"):
+        base_tensors(tmp_path / "packed", "full", trust_remote_code=False)
+
+
+def test_many_shards_come_out_as_many_with_an_index(tmp_path):
+    base = make_base(tmp_path / "base", tied=False, shards="20KB")
+    names = sorted(path.name for path in base.glob("*.safetensors"))
+    assert len(names) > 2
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=[*LINEAR, "lm_head"])
+    output = merged(base, adapter, tmp_path / "merged")
+    assert sorted(path.name for path in output.glob("*.safetensors")) == names
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: stored.path.name for name, stored in model_tensors(output).items()}
+    assert index["metadata"]["total_size"] == sum(stored.num_bytes for stored in model_tensors(output).values())
+
+
+def change(adapter, edit):
+    """Write an adapter's weights again, edited."""
+    weights = load_file(adapter / "adapter_model.safetensors")
+    edit(weights)
+    save_file(weights, adapter / "adapter_model.safetensors")
+
+
+KEY = "base_model.model.model.layers.0.self_attn.q_proj."
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (f"{KEY}lora_C.weight", (4, 4)),
+        (f"{KEY}lora_magnitude_vector_of_another_kind", (32,)),
+        ("base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", (4, 32)),
+        ("base_model.model.score.weight", (2, 32)),
+        ("base_model.model.model.layers.0.self_attn.o_proj.lora_B.bias", (32,)),  # the base has no such bias
+        ("prompt_embeddings", (8, 32)),
+    ],
+)
+def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.update({name: torch.ones(shape)}))
+    with pytest.raises(UserError, match="the base has nothing that") as caught:
+        merged(base, adapter, tmp_path / "merged")
+    assert name in str(caught.value)
+
+
+def test_half_of_an_update_is_refused(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.pop(f"{KEY}lora_A.weight"))
+    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.update({f"{KEY}lora_A.weight": torch.ones(4, 40)}))
+    with pytest.raises(UserError, match="q_proj has the shape 32x32 there, and the adapter's is 32x40"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "IA3"}, "of the type 'IA3'; only LORA"),
+        ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens, which cannot be merged"),
+        ({"layer_replication": [[0, 1]]}, "sets layer_replication"),
+        ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
+        ({"init_lora_weights": "pissa_niter_4"}, "begins by changing its base"),
+        ({"r": "many"}, "has r='many'; expected a number"),
+        ({"r": 8}, "has rank 4, and adapter_config.json says 8"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(changes, said, bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(UserError) as caught:
+        merged(base, adapter, tmp_path / "merged")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
