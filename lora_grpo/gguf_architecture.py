@@ -71,6 +71,8 @@ def read_config(folder: Path) -> Any:
         raise UserError(f"{path}: hidden_act is {config.hidden_act}; llama.cpp computes silu in this architecture")
     if ARCHITECTURES[names[0]] != "llama" and "sliding_attention" in (config.layer_types or ()):
         raise UserError(f"{path}: use_sliding_window is on; llama.cpp attends to everything in this architecture")
+    if ARCHITECTURES[names[0]] == "qwen3" and config.attention_bias:
+        raise UserError(f"{path}: attention_bias is on; llama.cpp knows no biases in this architecture")
     return config
 
 
@@ -202,8 +204,11 @@ def _expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # sizes that do not go together raise many types
+        raise UserError(f"config.json describes no model ({first_line(error)})") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

@@ -78,11 +78,11 @@ def export(
     output.parent.mkdir(parents=True, exist_ok=True)
     name = output.name.removesuffix(".gguf").removesuffix(f".{type.upper()}")
     if quantizer is None:
-        notes += _write(output, name, type, config, tensors, vocabulary)
+        notes += _write(folder, output, name, type, config, tensors, vocabulary)
     else:
         halfway = output.with_name(f".{output.name}.16bit")
         try:
-            _write(halfway, name, _exact_type(tensors), config, tensors, vocabulary)
+            _write(folder, halfway, name, _exact_type(tensors), config, tensors, vocabulary)
             _quantize(quantizer, halfway, output, type)
         finally:
             halfway.unlink(missing_ok=True)
@@ -127,11 +127,29 @@ def _generation_config(folder: Path, config: Any) -> Any:
     return GenerationConfig.from_model_config(config)
 
 
+def _metadata(folder: Path) -> Any:
+    """Return what the model's card and generation_config.json say: licence, base model, how to sample."""
+    import gguf
+    import yaml
+
+    try:
+        return gguf.Metadata.load(model_path=folder)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{folder / 'README.md'} cannot be read ({first_line(error)})") from None
+
+
 def _write(
-    output: Path, name: str, kind: str, config: Any, tensors: Sequence[Tensor], vocabulary: Vocabulary
+    folder: Path,
+    output: Path,
+    name: str,
+    kind: str,
+    config: Any,
+    tensors: Sequence[Tensor],
+    vocabulary: Vocabulary,
 ) -> list[str]:
     """Write the file under a temporary name, flush it to disk and rename it; return what a user should know."""
     import gguf
+    import numpy as np
 
     shapes = {tensor.name: tensor.source.shape for tensor in tensors}
     types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
@@ -141,8 +159,10 @@ def _write(
     temporary = output.with_name(f".{output.name}.partial")
     writer = gguf.GGUFWriter(temporary, gguf_architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
-    writer.add_name(name)
-    writer.add_size_label(gguf.size_label(sum(tensor.num_elements for tensor in tensors), 0, 0, 0))
+    metadata = _metadata(folder)
+    metadata.name = name
+    metadata.size_label = gguf.size_label(sum(tensor.num_elements for tensor in tensors), 0, 0, 0)
+    metadata.set_gguf_meta_model(writer)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     gguf_architecture.add_hyperparameters(writer, config)
@@ -151,8 +171,6 @@ def _write(
     factors = gguf_architecture.rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    import numpy as np
-
     for tensor in tensors:
         qtype = gguf.GGMLQuantizationType[types[tensor.name].upper()]
         # With a type given, the dtype says nothing but that the shape counts weights and not bytes.
@@ -178,7 +196,8 @@ def _write(
             writer.close()
         temporary.replace(output)
     finally:
-        writer.close()
+        with contextlib.suppress(OSError):  # of a full disk, again
+            writer.close()
         temporary.unlink(missing_ok=True)
     odd = [name for name in types if kind.startswith("q") and types[name] == "f16"]
     return [f"{len(odd)} tensors are F16, as their rows do not divide by 32: {', '.join(odd[:3])}"] if odd else []

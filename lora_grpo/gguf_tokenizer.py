@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_grpo.errors import UserError
+from lora_grpo.gguf_sentencepiece import merge_scores, space_prefix
 from lora_grpo.prompts import render
 
 QWEN2_WORDS = (
@@ -99,11 +100,18 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
     if max(tokens) >= vocab_size:
         raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize its embeddings")
 
+    notes = [
+        f"{token['content']} swallows white space beside it in transformers, and does not in llama.cpp"
+        for token in added.values()
+        if token["lstrip"] or token["rstrip"]
+    ]
     begins, ends_itself = _added_around(tokenizer)
     opening = render(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
         # llama.cpp puts a first token before a chat once, and only where this says so.
-        begins = bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
+        wanted, begins = begins, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
+        if wanted and not begins:
+            notes.append(f"no {tokenizer.bos_token} is put before a text, as the chat template puts none")
     vocabulary = Vocabulary(
         model="gpt2",
         pre="",
@@ -117,16 +125,11 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
         add_space_prefix=False,
         ends=list(ends),
         chat_template=_chat_template(tokenizer),
-        notes=[
-            f"{token['content']} swallows white space beside it in transformers, and does not in llama.cpp"
-            for token in added.values()
-            if token["lstrip"] or token["rstrip"]
-        ],
+        notes=notes,
     )
     if not model["byte_fallback"]:
         return dataclasses.replace(vocabulary, pre=_pre_tokenizer(spec))
-    scheme = _space_prefix(spec)
-    notes = list(vocabulary.notes)
+    scheme = space_prefix(spec)
     prefix = scheme == "always"
     if scheme == "first":
         # transformers puts a space before the text, llama.cpp before the text after every special token.
@@ -136,11 +139,10 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
         vocabulary,
         model="llama",
         pre="default",
-        scores=sentencepiece_scores(vocabulary.tokens, vocabulary.types, merges),
+        scores=merge_scores(vocabulary.tokens, vocabulary.types, merges),
         merges=None,
         ids=vocabulary.ids | ({"unk": tokenizer.unk_token_id} if tokenizer.unk_token_id is not None else {}),
         add_space_prefix=prefix,
-        notes=notes,
     )
 
 
@@ -173,58 +175,6 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
             f"text. What can be exported is cut as {known}"
         )
     return name
-
-
-def _space_prefix(spec: Mapping[str, Any]) -> str:
-    """Return where SentencePiece puts a space that the text lacks: `always`, `first` or `never`."""
-    normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    if pre is None and normalizer is not None:
-        steps = normalizer.get("normalizers", [normalizer])
-        if steps == [{"type": "Prepend", "prepend": "▁"}, spaces]:
-            return "always"
-        if steps == [spaces]:
-            return "never"
-    if normalizer is None and pre is not None and pre["type"] == "Metaspace" and not pre["split"]:
-        return str(pre["prepend_scheme"])
-    raise UserError("the tokenizer prepares text in another way than SentencePiece; llama.cpp would make other tokens")
-
-
-def sentencepiece_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:
-    """Return the scores by which llama.cpp merges in the order of the merges.
-
-    SentencePiece joins any two pieces that make a token, the best-scored token first; a list of merges can allow less.
-    So every cut of a token must be among its merges, one token after the other, as in all that were made from a
-    SentencePiece model.
-
-    Raises:
-        UserError: they are not.
-    """
-    from gguf import TokenType
-
-    order: dict[str, int] = {}
-    cuts: dict[str, int] = {}
-    last = ""
-    tidy = True
-    for left, right in merges:
-        token = left + right
-        tidy &= token == last or token not in order
-        order.setdefault(token, len(order))
-        cuts[token] = cuts.get(token, 0) + 1
-        last = token
-    known = set(tokens)
-    for token, kind in zip(tokens, types, strict=True):
-        if kind == TokenType.NORMAL:
-            possible = sum(token[:at] in known and token[at:] in known for at in range(1, len(token)))
-            tidy &= possible == cuts.get(token, 0)
-    if not tidy:
-        raise UserError(
-            "the tokenizer's merges are not those of a SentencePiece model; llama.cpp would join other pieces than it"
-        )
-    return [
-        0.0 if kind == TokenType.BYTE else -float(order.get(token, len(order)))
-        for token, kind in zip(tokens, types, strict=True)
-    ]
 
 
 def _types(

@@ -94,7 +94,8 @@ MAY_IMPORT = {
     # scripts/export_gguf.py.
     "gguf_types": {"errors", "tensor_files"},
     "gguf_architecture": {"base_model", "errors", "tensor_files"},
-    "gguf_tokenizer": {"errors", "prompts"},
+    "gguf_sentencepiece": {"errors"},
+    "gguf_tokenizer": {"errors", "gguf_sentencepiece", "prompts"},
     "modelfile": {"atomic", "errors", "gguf_tokenizer", "prompts"},
     "gguf_export": {
         "base_model", "config", "errors", "gguf_architecture", "gguf_tokenizer", "gguf_types", "modelfile", "progress",
