@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from lora_grpo.adapter_plan import Output
 from lora_grpo.errors import UserError
-from lora_grpo.merged_tensors import MergedTensor, blocks
+from lora_grpo.merged_tensors import MergedTensor, blocks, is_finite
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -59,8 +59,6 @@ class Fidelity:
 
     dtype: Dtype
     layers: dict[str, Kept] = field(default_factory=dict)
-    largest: float = 0.0
-    """Largest absolute value of a changed tensor, before rounding."""
 
     @property
     def overall(self) -> Kept:
@@ -105,23 +103,23 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
         sums = {dtype: Kept() for dtype in dtypes}
         for start, stop in blocks(output.shape):
             merged, base, change = tensor.rows_and_change(start, stop)
-            squares = float(change.square().sum(dtype=torch.float64))
-            largest = float(merged.abs().max())
+            squares = _dot(change, change)
             for dtype, kept in sums.items():
                 difference = merged.to(getattr(torch, TORCH[dtype])).float().sub_(base)
-                # In fp16 what overflows would make every figure infinite; the range is judged by `largest`.
-                difference.nan_to_num_()
-                kept.add(
-                    Kept(
-                        float((difference * change).sum(dtype=torch.float64)),
-                        squares,
-                        float(difference.sub_(change).square_().sum(dtype=torch.float64)),
-                    )
-                )
-                found[dtype].largest = max(found[dtype].largest, largest)
+                if dtype == "fp16":  # what overflows would make every figure infinite; `too_large` judges the range
+                    difference.nan_to_num_()
+                dot = _dot(difference, change)
+                error = difference.sub_(change)
+                kept.add(Kept(dot, squares, _dot(error, error)))
         for dtype, kept in sums.items():
             found[dtype].layers[name] = kept
     return found
+
+
+def _dot(first: Any, second: Any) -> float:
+    """Return the inner product, summed in float32 along a row and in float64 over rows."""
+    products = first * second
+    return float((products.flatten(1).sum(dim=1) if products.dim() > 1 else products).double().sum())
 
 
 def candidates(asked: Dtype | Literal["auto"], base_dtype: str) -> list[Dtype]:
@@ -178,9 +176,7 @@ def check_finite(outputs: Mapping[str, Output]) -> None:
         if output.low_rank:
             parts += [output.low_rank.a, output.low_rank.b, output.low_rank.magnitude]
         for tensor in parts:
-            if tensor is not None and not all(
-                bool(tensor.rows(*rows).isfinite().all()) for rows in blocks(tensor.shape)
-            ):
+            if tensor is not None and not all(is_finite(tensor.rows(*rows)) for rows in blocks(tensor.shape)):
                 raise UserError(f"{tensor.path} holds NaN or infinity in {tensor.name}; this training went wrong")
 
 

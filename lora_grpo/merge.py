@@ -20,7 +20,7 @@ from lora_grpo import atomic
 from lora_grpo.adapter_plan import Output, Plan
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.fidelity import STORED, TORCH, Dtype
-from lora_grpo.merged_tensors import MergedTensor, blocks
+from lora_grpo.merged_tensors import MergedTensor, blocks, is_finite
 from lora_grpo.progress import Progress
 from lora_grpo.tensor_files import INDEX, SIZES, Stored, Writer
 
@@ -205,7 +205,7 @@ def _write(path: Path, shard: Shard) -> str:
             rows = output.origin.rows(start, stop) if tensor is None else tensor.rows(start, stop)
             if dtype in STORED.values():
                 rows = rows.to(getattr(torch, TORCH[shard.dtype]))
-                if not bool(rows.isfinite().all()):
+                if rows.numel() and not is_finite(rows):
                     raise RunError(
                         f"{output.name} is NaN or infinite in {shard.dtype}; its base or adapter is broken, or too "
                         "large for this dtype"

@@ -14,14 +14,12 @@ from lora_grpo.errors import UserError
 from lora_grpo.frozen_base import Onto, base_tensors
 from lora_grpo.merged_tensors import MergedTensor
 from lora_grpo.prompts import DEFAULT_STYLE, add_prompts, render, write_completion
-from lora_grpo.streamed_model import StreamedModel, divergence
+from lora_grpo.streamed_model import StreamedModel, divergences
 from lora_grpo.subjects import Subject, run_of
 from lora_grpo.tensor_files import model_tensors
 
 _TEXTS = 4
 _TOKENS_OF_A_TEXT = 32
-_LOGITS = 2**24
-"""Logits that are held of one model at a time, 64 MiB in float32: they bound the positions of a wide vocabulary."""
 _LONGEST = 256
 """Tokens of a text; of longer ones the end is taken."""
 _QUESTIONS = (
@@ -31,7 +29,9 @@ _QUESTIONS = (
 """Texts for an adapter that no run says anything of."""
 
 
-def divergences(subject: Subject, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto) -> dict[str, Any]:
+def measure_divergences(
+    subject: Subject, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto
+) -> dict[str, Any]:
     """Measure KL divergences in nats a token, on the last tokens of a few texts; all models computed in float32.
 
     Args:
@@ -51,24 +51,22 @@ def divergences(subject: Subject, base: Mapping[str, Tensor], plan: Plan, merged
         }
     folder, trusted = Path(subject.base.name), subject.base.trust_remote_code
     try:
-        ids, keep = _texts(subject, next(iter(_vocabulary_sizes(folder)), 2**18))
+        ids, keep = _texts(subject, base)
         model = StreamedModel(folder, trust_remote_code=trusted)
-        adapter = model.logits(_Exact(plan.outputs), ids, keep)
-        after = model.logits(model_tensors(merged), ids, keep)
-        found: dict[str, Any] = {
-            "texts": len(ids),
-            "tokens": len(adapter),
-            "adapter_merged": divergence(adapter, after),
-            "adapter_base": divergence(adapter, model.logits(base, ids, keep)),
+        states = {
+            "adapter": model.states(_Exact(plan.outputs), ids, keep),
+            "merged": model.states(model_tensors(merged), ids, keep),
+            "base": model.states(base, ids, keep),
         }
-        del adapter
+        pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and subject.run and subject.run["config"]["model"]["bits"] == 4:
             seen = base_tensors(folder, "dequantized", trust_remote_code=trusted)
             assert subject.adapter is not None
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            trained = model.logits(_Exact(make_plan(seen, subject.adapter, config).outputs), ids, keep)
-            found["trained_merged"] = divergence(trained, after)
-        return found
+            states["trained"] = model.states(_Exact(make_plan(seen, subject.adapter, config).outputs), ids, keep)
+            pairs.append(("trained", "merged"))
+        found = {"_".join(pair): value for pair, value in divergences(states, pairs).items()}
+        return {"texts": len(ids), "tokens": keep * len(ids), **found}
     except UserError as error:
         return {"not_measured": str(error)}
 
@@ -89,14 +87,7 @@ class _Exact(Mapping[str, MergedTensor]):
         return len(self._outputs)
 
 
-def _vocabulary_sizes(folder: Path) -> Iterator[int]:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for inner in (config, config.get("text_config") or {}):
-        if isinstance(inner.get("vocab_size"), int):
-            yield inner["vocab_size"]
-
-
-def _texts(subject: Subject, vocabulary: int) -> tuple[list[list[int]], int]:
+def _texts(subject: Subject, base: Mapping[str, Tensor]) -> tuple[list[list[int]], int]:
     """Return token ids of a few prompts with their completions, and how many of the last tokens to look at."""
     settings = dataclasses.replace(subject.base, name=str(subject.tokenizer), revision=None)
     tokenizer = base_model.load_tokenizer(settings)
@@ -107,11 +98,10 @@ def _texts(subject: Subject, vocabulary: int) -> tuple[list[list[int]], int]:
         ][-_LONGEST:]
         for prompt, completion in _pairs(subject)
     ]
-    ids = [text for text in ids if max(text, default=vocabulary) < vocabulary]
-    if not ids:
+    known = max(tensor.shape[0] for tensor in base.values() if tensor.shape)  # the vocabulary, or more
+    if not all(text and max(text) < known for text in ids):
         raise UserError("the tokenizer has tokens that the model has not")
-    keep = max(1, min(_TOKENS_OF_A_TEXT, _LOGITS // vocabulary // len(ids), *map(len, ids)))
-    return ids, keep
+    return ids, min(_TOKENS_OF_A_TEXT, *map(len, ids))
 
 
 def _pairs(subject: Subject) -> list[tuple[Any, str]]:

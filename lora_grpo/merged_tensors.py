@@ -10,8 +10,8 @@ from typing import Any
 
 from lora_grpo.adapter_plan import Output
 
-BLOCK_ELEMENTS = 2**22
-"""Elements that are worked on at a time: 16 MiB in float32."""
+BLOCK_ELEMENTS = 2**20
+"""Elements that are worked on at a time: 4 MiB in float32, which a processor's cache holds."""
 
 
 def blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -77,8 +77,8 @@ class _Update:
         assert low_rank is not None
         a, b = low_rank.a.read().float(), low_rank.b.read().float()
         # (rows, r) and (r, columns) of the stored weight
-        self._left, self._right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
-        self._scale = low_rank.scale
+        left, self._right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
+        self._left = left * low_rank.scale
         self._transposed = low_rank.transposed
         self._magnitude: Any = None
         self._factor: Any = None
@@ -89,7 +89,7 @@ class _Update:
 
     def rows(self, start: int, stop: int, weight: Any) -> Any:
         """Return the change of rows whose weight, in float32, is given."""
-        change = (self._left[start:stop] @ self._right) * self._scale
+        change = self._left[start:stop] @ self._right
         if self._magnitude is None:
             return change
         weight, change = weight.double(), change.double()
@@ -102,6 +102,12 @@ class _Update:
     def _column_norms(self, output: Output) -> Any:
         squares: Any = 0
         for start, stop in blocks(output.shape):
-            change = (self._left[start:stop] @ self._right) * self._scale
+            change = self._left[start:stop] @ self._right
             squares = squares + (output.origin.rows(start, stop).double() + change).square().sum(dim=0)
         return squares.sqrt()
+
+
+def is_finite(rows: Any) -> bool:
+    """Whether no element is NaN or infinite; an order of magnitude faster than asking each."""
+    low, high = rows.aminmax()
+    return bool(low.isfinite() and high.isfinite())

@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, share
 from lora_grpo.folder_lock import claim
 from lora_grpo.frozen_base import Onto, base_tensors
-from lora_grpo.merge_divergence import divergences
+from lora_grpo.merge_divergence import measure_divergences
 from lora_grpo.subjects import LICENCES, TOKENIZER_FILES, Overrides, Subject, resolve, run_of
 
 REPORT = "merge_report.json"
@@ -79,7 +79,7 @@ def merge_and_report(options: Options) -> Path:
     staging = merge.staging_folder(output)
     # The smallest that is possible; what is chosen is checked again below.
     merge.check_disk(staging, merge.lay_out(plan, "bf16" if options.dtype == "auto" else options.dtype))
-    base_model.prepare_torch(seed=0)
+    base_model.quieten()
     check_finite(plan.outputs)
     dtype, reason, measured = _choose(options.dtype, plan)
     shards = merge.lay_out(plan, dtype)
@@ -109,7 +109,7 @@ def merge_and_report(options: Options) -> Path:
         "trust_remote_code": trusted,
         "retained": measured[dtype].to_dict(),
         "other_dtypes": {name: found.to_dict() for name, found in measured.items() if name != dtype},
-        "kl": divergences(subject, base, plan, staging, options.onto),
+        "kl": measure_divergences(subject, base, plan, staging, options.onto),
         "tensors": {
             "changed": sum(output.changed for output in plan.outputs.values()),
             "all": len(plan.outputs),

@@ -6,8 +6,8 @@ used and dropped; the same pass serves the base, the base with its adapter, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,19 +61,16 @@ class StreamedModel:
         if sum(getattr(module, part).numel() * 4 for module, part, _ in self._rest) > _SMALL_BYTES:
             raise UserError(f"{type(self._model).__name__} holds large weights outside linear layers")
 
-    def logits(self, weights: Mapping[str, Rows], ids: Sequence[Sequence[int]], keep: int) -> Any:
-        """Return the logits of what follows each of the last `keep` tokens of every text.
+    def states(self, weights: Mapping[str, Rows], ids: Sequence[Sequence[int]], keep: int) -> States:
+        """Run B texts through all layers below the head.
 
         Args:
             weights: every weight by its name; a head that is missing is the embedding's.
-            ids: token ids of B texts of at least `keep` tokens.
-            keep: T positions of each.
-
-        Returns:
-            (B·T, V), float32.
+            ids: token ids of the texts, each of at least `keep` tokens.
+            keep: T, how many of a text's last tokens are looked at.
 
         Raises:
-            UserError: a weight is missing.
+            UserError: a weight is missing, or the model does more to its logits than multiply by the head.
         """
         import torch
 
@@ -82,8 +79,23 @@ class StreamedModel:
         # Padded on the right: what comes later is not attended to.
         batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])
         places = torch.tensor([range(len(text) - keep, len(text)) for text in ids])
-        with torch.no_grad(), self._small_weights(), self._only(places):
-            return self._model(input_ids=batch, use_cache=False).logits.float().flatten(0, 1)
+        head = self._model.get_output_embeddings()
+        seen: list[Any] = []
+
+        def stop_here(hidden: Any) -> Any:
+            seen.append(hidden)
+            return hidden
+
+        head.forward = stop_here
+        for module, part, name in self._rest:
+            weight = self._find(name)
+            setattr(module, part, torch.nn.Parameter(weight.rows(0, weight.shape[0]).float(), requires_grad=False))
+        with torch.no_grad():
+            after = self._model(input_ids=batch, use_cache=False).logits
+        if len(seen) != 1 or after is not seen[0] or head.bias is not None:
+            raise UserError(f"{type(self._model).__name__} changes its logits after the head")
+        hidden = after.gather(1, places.unsqueeze(-1).expand(-1, -1, after.shape[-1]))
+        return States(hidden.flatten(0, 1), self._find(self._head))
 
     def _find(self, name: str) -> Rows:
         if name in self._weights:
@@ -96,15 +108,11 @@ class StreamedModel:
         raise UserError(f"the weights have no {name}")
 
     def _linear(self, name: str, bias: str | bool) -> Callable[[Any], Any]:
-        import torch
-
         def forward(inputs: Any) -> Any:
             weight = self._find(name)
-            parts = [
-                torch.nn.functional.linear(inputs, weight.rows(start, stop).float())
-                for start, stop in blocks(weight.shape)
-            ]
-            outputs = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+            outputs = inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
+            for start, stop in blocks(weight.shape):
+                outputs[..., start:stop] = inputs @ weight.rows(start, stop).float().T
             if bias:
                 added = self._find(str(bias))
                 outputs += added.rows(0, added.shape[0]).float()
@@ -128,37 +136,47 @@ class StreamedModel:
 
         module.forward = forward
 
-    @contextmanager
-    def _small_weights(self) -> Iterator[None]:
-        import torch
 
-        for module, part, name in self._rest:
-            weight = self._find(name)
-            setattr(module, part, torch.nn.Parameter(weight.rows(0, weight.shape[0]).float(), requires_grad=False))
-        yield
+@dataclass(frozen=True)
+class States:
+    """What a model's head is given, and the head."""
 
-    @contextmanager
-    def _only(self, places: Any) -> Iterator[None]:
-        """Let the head see the kept positions alone: a vocabulary is wide."""
-        head = self._model.get_output_embeddings()
-        whole = head.forward
-        head.forward = lambda hidden: whole(hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])))
-        try:
-            yield
-        finally:
-            head.forward = whole
+    hidden: Any
+    """(positions, hidden size)."""
+    head: Rows
+    """(V, hidden size)."""
 
 
-def divergence(first: Any, second: Any) -> float:
-    """Return the mean KL(first ‖ second) over positions, in nats a token.
+def divergences(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
+    """Return the mean KL(first ‖ second) over positions, in nats a token, of each pair of models.
+
+    Vocabularies are wide, so logits are made and dropped a block of tokens at a time. With a and b the logits and
+    Z = Σ exp, KL = Σ exp(a)·(a - b) / Z_a - log Z_a + log Z_b; sums are kept relative to the largest logit so far, in
+    float64, because the rounding of two nearly equal float32 softmaxes is larger than their divergence.
 
     Args:
-        first: (positions, V) logits.
-        second: the same of the other model.
+        models: by name; all over one vocabulary.
+        pairs: names of first and second.
     """
-    total = 0.0
-    for one, other in zip(first.split(16), second.split(16), strict=True):
-        # In float32 the rounding of two nearly equal softmaxes is larger than their divergence.
-        one, other = one.double().log_softmax(dim=-1), other.double().log_softmax(dim=-1)
-        total += float((one.exp() * (one - other)).sum())
-    return total / len(first)
+    import torch
+
+    largest = {name: torch.full((len(model.hidden),), -torch.inf).double() for name, model in models.items()}
+    total = {name: torch.zeros_like(found) for name, found in largest.items()}
+    weighted = {pair: torch.zeros_like(total[pair[0]]) for pair in pairs}
+    for start, stop in blocks(next(iter(models.values())).head.shape):
+        logits, shares, shrink = {}, {}, {}
+        for name, model in models.items():
+            logits[name] = (model.hidden @ model.head.rows(start, stop).float().T).double()
+            before = largest[name]
+            largest[name] = torch.maximum(before, logits[name].amax(dim=1))
+            shrink[name] = (before - largest[name]).exp()
+            shares[name] = (logits[name] - largest[name].unsqueeze(1)).exp()
+            total[name] = total[name] * shrink[name] + shares[name].sum(dim=1)
+        for first, second in pairs:
+            found = (shares[first] * (logits[first] - logits[second])).sum(dim=1)
+            weighted[first, second] = weighted[first, second] * shrink[first] + found
+    normaliser = {name: largest[name] + total[name].log() for name in models}
+    return {
+        (first, second): float((summed / total[first] - normaliser[first] + normaliser[second]).mean())
+        for (first, second), summed in weighted.items()
+    }
