@@ -214,10 +214,15 @@ def _licence(folder: Path) -> str | None:
 
 def _evaluations(run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Iterator[Evaluation]:
     """Yield the run's own evaluation, then those of scripts/evaluate.py in its folder."""
+    made_of = (read_json(folder / "merge_report.json").get("adapter") or {}).get("sha256")
+    if made_of and not _is({"adapter_sha256": made_of}, run / "adapter", "adapter"):
+        print(f"{folder} was made of another adapter than the run has now; its figures are left out", file=sys.stderr)
+        return
     for path in (run / "evaluation" / "report.json", *sorted(run.glob("evaluation/*/report.json"))):
         own = path.parent.name == "evaluation"
         try:
-            found = _own_evaluation(path, run, record, kind) if own else _asked_evaluation(path, run, folder, kind)
+            how = _own_evaluation if own else _asked_evaluation
+            found = how(path, run, record, folder, kind)
             if found is not None:
                 found.page.markdown()  # what a card shows of it; a report of another version lacks some of that
                 yield found
@@ -225,7 +230,7 @@ def _evaluations(run: Path, record: Mapping[str, Any], folder: Path, kind: str) 
             print(f"{path} is no report of this version ({error!r}), and the card leaves it out", file=sys.stderr)
 
 
-def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], kind: str) -> Evaluation | None:
+def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Evaluation | None:
     """Return what the run measured at its end of base and adapter."""
     if not path.is_file():
         return None
@@ -250,7 +255,7 @@ def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], kind: str)
     return Evaluation(page, kind == "adapter", "trained", told.get("sandbox"), source)
 
 
-def _asked_evaluation(path: Path, run: Path, folder: Path, kind: str) -> Evaluation | None:
+def _asked_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Evaluation | None:
     """Return an evaluation that was asked for, if it is of what is pushed or of the adapter that it was made of."""
     raw = read_json(path)
     report, models = without_paths(raw), (raw.get("protocol") or {}).get("models") or {}
@@ -271,7 +276,13 @@ def _asked_evaluation(path: Path, run: Path, folder: Path, kind: str) -> Evaluat
     sides[report["label"]] = report
     moved = {word: report.get(word, []) for word in ("fixed", "regressed")} if other else None
     page = Page(title, sides, told, report.get("table", ()), moved)
-    return Evaluation(page, of_upload, report["label"], report.get("isolation"), None)
+    asked = read_json(path.with_name("evaluation.json")).get("asked")
+    source = asked["options"].get("data") if asked else None
+    if asked and source is None and report["task"] == record["data"].get("eval_task"):
+        source = record["data"]["eval"].get("source")
+    return Evaluation(
+        page, of_upload, report["label"], report.get("isolation"), _data_set(report["task"], source) if asked else None
+    )
 
 
 def _is(model: Mapping[str, Any], folder: Path, kind: str) -> bool:

@@ -80,13 +80,15 @@ def push(asked: Push, wait: Callable[[float], object] = time.sleep) -> str:
             asked for.
         RunError: the Hub or the way to it failed again and again. The same command goes on.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import is_offline_mode
+    from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub.utils import disable_progress_bars
 
     if is_offline_mode():
         raise UserError("HF_HUB_OFFLINE is set, and a push needs the Hub; unset it")
     token = hub_token.find()
     api = HfApi(endpoint=asked.endpoint, token=token, library_name="lora_grpo", library_version=__version__)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     failure: Exception | None = None
     with hub_token.scrubbed(token):
         failures, there = 0, 0

@@ -33,9 +33,10 @@ def explain(error: Exception, token: str) -> Failure:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from; what was merely being handled then is another matter."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
 
 
 def _answer(error: Exception) -> tuple[int | None, float | None]:

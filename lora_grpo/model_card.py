@@ -180,9 +180,13 @@ def _rewards(facts: Facts) -> str:
     if not facts.record:
         return ""
     cells = []
-    for spec in parse_reward_specs(facts.record["config"]["rewards"]):
-        name = Path(spec.name).name if ".py:" in spec.name else spec.name
-        cells.append((escape(name), _figure(spec.weight)))
+    for item in facts.record["config"]["rewards"]:
+        name, _, scale = item.rpartition("=")
+        if ".py:" in item:  # whose file need not be here any more
+            cells.append((escape(Path(name or item).name), escape(scale if name else "1.0")))
+        else:
+            (spec,) = parse_reward_specs([item])
+            cells.append((escape(spec.name), _figure(spec.weight)))
     return _table("## Rewards", ("reward", "full marks are worth"), cells)
 
 

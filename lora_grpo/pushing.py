@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from lora_grpo import card_facts, card_metadata, hub, hub_token, model_card
+from lora_grpo.errors import UserError
 from lora_grpo.script_flags import read_flags
 from lora_grpo.upload_files import CARD, UploadFile, collect, find
 
@@ -74,11 +75,18 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
         folder: what is pushed.
         kind: which of `upload_files.KINDS` it is.
         repo_id: the repository that the card speaks of.
+
+    Raises:
+        UserError: a file may not go up, or a record cannot be read.
     """
     base = card_facts.base_of(folder, kind)
     files, left = collect(folder, kind, base.hub_id or base.name)
     facts = card_facts.gather(folder, kind, tuple(files), base)
-    card = model_card.write(repo_id, facts)
-    texts = {CARD: card, **card_metadata.eval_results(facts)}
+    try:
+        texts = {CARD: model_card.write(repo_id, facts), **card_metadata.eval_results(facts)}
+    except KeyError as error:
+        raise UserError(
+            f"run.json of the run that {folder} is in lacks {error}; push the folder from elsewhere"
+        ) from None
     files += [UploadFile(name, text.encode()) for name, text in texts.items()]
-    return files, left, card
+    return files, left, texts[CARD]

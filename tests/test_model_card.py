@@ -1,0 +1,420 @@
+"""The card is true: what was measured is on it, what was not is absent, and nothing of this machine is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard import RepoCard
+
+from lora_grpo import atomic, starter
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.model_card import escape
+from lora_grpo.pushing import prepare
+from lora_grpo.subjects import Subject
+from lora_grpo.upload_files import CARD
+
+COMMIT = "a" * 40
+BASE = "Qwen/Qwen2.5-0.5B-Instruct"
+PRIVATE = "/home/somebody/secret place"
+
+
+def row(metric, before, after, p):
+    return {
+        "metric": metric,
+        "before": before,
+        "before_interval": [before - 0.1, before + 0.1],
+        "after": after,
+        "after_interval": [after - 0.1, after + 0.1],
+        "difference": after - before,
+        "difference_interval": [after - before - 0.05, after - before + 0.05],
+        "p_value": p,
+        "test": "exact McNemar",
+        "detectable": 0.1,
+    }
+
+
+def side(**figures):
+    return figures | {
+        "intervals": {name: [value - 0.1, value + 0.1] for name, value in figures.items()},
+        "curve": [],
+        "tasks": 30,
+        "samples": 30,
+        "statuses": {"passed": 18, "wrong_answer": 12},
+        "rules": {"strict": 17, "robust": 18},
+        "health": {"unparsed": 0, "truncated": 0, "mean_tokens": 20.0},
+    }
+
+
+def make_run(folder, adapter_bytes=1000, **changes):
+    """Write the folder of a finished run: of a Hub's base, with rows from a file of this machine."""
+    adapter = folder / "adapter"
+    with atomic.new_folder(adapter) as staging:
+        (staging / "adapter_model.safetensors").write_bytes(b"\x01" * adapter_bytes)
+        settings = {
+            "peft_type": "LORA", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none",
+            "base_model_name_or_path": f"{PRIVATE}/cache/snapshots/{COMMIT}", "target_modules": ["q_proj", "v_proj"],
+        }  # fmt: skip
+        (staging / "adapter_config.json").write_text(json.dumps(settings))
+        (staging / "chat_template.jinja").write_text("{{ messages }}")
+        (staging / "tokenizer.json").write_text("{}")
+        (staging / "tokenizer_config.json").write_text("{}")
+    config = RunConfig(output_dir=f"{PRIVATE}/run").to_dict()
+    config["model"]["name"] = BASE
+    config["data"] |= {"task": "gsm8k", "train": None, "eval": f"{PRIVATE}/held out.jsonl"}
+    config["rewards"] = ["correct_answer=2.0", f"{PRIVATE}/mine.py:brief=0.25"]
+    table = [row("pass@1", 0.317, 0.455, 0.021), row("greedy", 0.5, 0.6, 0.25)]
+    record = {
+        "lora_grpo_run": 1,
+        "recipe": "gsm8k_lora",
+        "command": [f"{PRIVATE}/recipes/gsm8k_lora.py"],
+        "config": config,
+        "data": {
+            "task": "gsm8k",
+            "eval_task": "gsm8k",
+            "train": {"source": None, "rows": 7473, "sha256": "b" * 64},
+            "eval": {"source": f"{PRIVATE}/held out.jsonl", "rows": 30, "sha256": "c" * 64},
+            "trained_on_benchmark": None,
+            "left_out_as_trained_on": 0,
+            "sandbox": None,
+        },
+        "reward_files": {f"{PRIVATE}/mine.py": "d" * 64},
+        "versions": {"python": "3.11.7", "lora_grpo": "0.1.0", "trl": "1.14.2"},
+        "status": "complete",
+        "policy": {
+            "base_model": BASE, "revision": COMMIT, "fingerprint": None, "engine": "unsloth", "bits": 4,
+            "device": "NVIDIA T4", "trust_remote_code": False, "trainable_parameters": 1,
+        },
+        "seed": 0,
+        "trained_steps": 250,
+        "results": {"table": table, "reward": {"first": 1.0, "last": 2.0, "steps": 250}},
+    }  # fmt: skip
+    protocol = {
+        "task": "gsm8k", "rows": 30, "data_sha256": "c" * 64, "left_out_as_trained_on": 0, "sandbox": None,
+        "prompt_style": "xml", "few_shot": 0, "num_samples": 4, "temperature": 1.0, "top_p": 1.0,
+        "max_completion_tokens": 64, "seed": 0, "policy": record["policy"],
+    }  # fmt: skip
+    sides = {"base": side(**{"pass@1": 0.317, "greedy": 0.5}), "trained": side(**{"pass@1": 0.455, "greedy": 0.6})}
+    report = {"protocol": protocol, "table": table, **sides, "fixed": [], "regressed": []}
+    for path, value in changes.items():
+        place, *keys = path.split("__")
+        target = {"record": record, "report": report}[place]
+        for key in keys[:-1]:
+            target = target[key]
+        target[keys[-1]] = value
+    (folder / "evaluation").mkdir()
+    atomic.write_json(folder / "run.json", record)
+    atomic.write_json(folder / "evaluation" / "report.json", report)
+    return folder
+
+
+def write_asked(run, kind, folder, rows=1319, **changes):
+    """Write what scripts/evaluate.py leaves of an adapter or a merged model."""
+    from lora_grpo.config import ModelConfig
+
+    if kind == "adapter":
+        subject = Subject("", ModelConfig(name=str(folder), revision=COMMIT), BASE, folder, folder)
+    else:
+        subject = Subject("", ModelConfig(name=str(folder)), str(folder), None, folder)
+    models = {"trained": {**subject.identity, "engine": "vllm 1", "dtype": "bfloat16", "device": "NVIDIA T4"}}
+    protocol = {
+        "task": "gsm8k", "extraction": "the last `####`", "seed": 0, "rows": rows, "data_sha256": "e" * 64,
+        "prompt_style": "xml", "few_shot": 0, "num_samples": 1, "temperature": 0.0, "top_p": 1.0,
+        "max_completion_tokens": 512, "left_out_as_trained_on": 0, "models": models, "contaminated": [],
+        "data": None, **changes,
+    }  # fmt: skip
+    report = side(**{"pass@1": 0.543}) | {
+        "label": "trained", "task": "gsm8k", "isolation": None, "protocol": protocol, "compared_with": None,
+    }  # fmt: skip
+    (run / "evaluation" / "gsm8k").mkdir(parents=True)
+    atomic.write_json(run / "evaluation" / "gsm8k" / "report.json", report)
+    atomic.write_json(
+        run / "evaluation" / "gsm8k" / "evaluation.json", {"asked": {"options": {"data": changes.get("data")}}}
+    )
+
+
+def make_merged(run, **report):
+    merged = run / "merged"
+    merged.mkdir()
+    (merged / "config.json").write_text(json.dumps({"model_type": "qwen2", "_name_or_path": f"{PRIVATE}/base"}))
+    (merged / "model.safetensors").write_bytes(b"\x02" * 100)
+    if report:
+        (merged / "merge_report.json").write_text(json.dumps(report))
+    return merged
+
+
+def card_of(folder, kind, name="me/trained"):
+    files, _, text = prepare(folder, kind, name)
+    card = ModelCard(text)
+    by_name = {file.name: file for file in files}
+    assert by_name[CARD].content == text.encode()
+    return card.data.to_dict(), card.text, by_name
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run")
+
+
+# What it says
+
+
+def test_the_front_matter_is_what_the_hub_reads(run, tmp_path):
+    data, _, files = card_of(run / "adapter", "adapter")
+    (tmp_path / "README.md").write_bytes(files[CARD].content)
+    assert ModelCard.load(tmp_path / "README.md").data.to_dict() == data
+    assert (data["base_model"], data["base_model_relation"]) == (BASE, "adapter")
+    assert (data["library_name"], data["pipeline_tag"]) == ("peft", "text-generation")
+    assert data["tags"] == ["grpo", "lora", "trl", "unsloth", "gsm8k"]
+    assert data["datasets"] == ["openai/gsm8k"]
+    (index,) = data["model-index"]
+    assert index["name"] == "trained"
+    assert [(m["name"], m["value"]) for m in index["results"][0]["metrics"]] == [
+        ("pass@1, 4 samples at temperature 1, 30 rows", 45.5),
+        ("pass@1, greedy, 30 rows", 60.0),
+    ]
+
+
+def test_the_table_is_the_reports_own_with_its_protocol(run):
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "| pass@1 | 31.7 [21.7, 41.7] | 45.5 [35.5, 55.5] | +13.8 [+8.8, +18.8] | 0.021 |" in text
+    assert "| greedy | 50.0 [40.0, 60.0] | 60.0 [50.0, 70.0] | +10.0 [+5.0, +15.0] | 0.250 |" in text
+    assert "- greedy: not distinguishable, +10.0 points (p 0.250, exact McNemar)" in text
+    assert f"- rows: 30 of `gsm8k`, SHA-256 `{'c' * 64}`" in text
+    assert "- samples: 4 a row, temperature 1, top-p 1, at most 64 tokens, seed 0" in text
+    assert "| correct_answer | 2 |" in text and "| mine.py:brief | 0.25 |" in text
+    assert "| learning rate | 2e-05 |" in text and "| LoRA rank | 16 |" in text
+    assert f"| train | openai/gsm8k | 7473 | `{'b' * 64}` |" in text
+    assert f"| eval | held out.jsonl | 30 | `{'c' * 64}` |" in text
+
+
+def test_it_is_loaded_by_what_is_true_of_it(run):
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert f'AutoModelForCausalLM.from_pretrained("{BASE}", revision="{COMMIT}", dtype="auto")' in text
+    assert 'PeftModel.from_pretrained(base, "me/trained")' in text
+    vllm = f"vllm serve {BASE} --revision {COMMIT} --enable-lora --max-lora-rank 16 --lora-modules trained=me/trained"
+    assert vllm in text
+    assert 'FastLanguageModel.from_pretrained("me/trained", max_seq_length=1024, load_in_4bit=True)' in text
+    assert '{"role": "system", "content": "Respond in the following format:\\n<reasoning>' in text
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    for block in blocks:
+        compile(block, "snippet", "exec")
+    assert len(blocks) == 2
+
+
+def test_an_adapter_that_vllm_does_not_serve_is_not_said_to_be(run, capsys):
+    path = run / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "vllm serve" not in text and "| DoRA | True |" in text
+    assert "the card names no vLLM" in capsys.readouterr().err
+
+
+def test_remote_code_is_recorded(tmp_path):
+    run = make_run(tmp_path / "run", record__policy__trust_remote_code=True)
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "**Code that comes with the base's repository was run**" in text
+    assert "trust_remote_code=True" in text and "--trust-remote-code" in text
+
+
+def test_the_embedded_base_is_named_and_not_linked(tmp_path):
+    run = make_run(
+        tmp_path / "run",
+        record__policy__base_model="starter",
+        record__policy__revision=None,
+        record__policy__fingerprint="f" * 64,
+    )
+    data, text, files = card_of(run / "adapter", "adapter")
+    assert "base_model" not in data and data["license"] == "apache-2.0"
+    assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == "starter"
+    assert "from lora_grpo import starter" in text and "vllm serve" not in text
+
+
+def test_a_base_in_a_folder_is_called_by_its_last_name(tmp_path):
+    base = shutil.copytree(starter.model_path(), tmp_path / "my base")
+    run = make_run(
+        tmp_path / "run",
+        record__policy__base_model=str(base),
+        record__policy__revision=None,
+        record__policy__fingerprint="f" * 64,
+    )
+    data, text, files = card_of(run / "adapter", "adapter")
+    assert "base_model" not in data and data["license"] == "apache-2.0"
+    assert "a model in a folder called my base, which has no name on the Hub" in text
+    assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == "my base"
+    assert str(tmp_path) not in text and "AutoModelForCausalLM" not in text
+
+
+# What is not known is not there
+
+
+def test_an_adapter_alone_has_no_figures_and_no_placeholders(tmp_path, run):
+    folder = shutil.copytree(run / "adapter", tmp_path / "alone" / "adapter")
+    data, text, _ = card_of(folder, "adapter")
+    assert not {"model-index", "datasets", "license", "base_model"} & data.keys()
+    assert data["tags"] == ["lora"]
+    for absent in ("Measured", "## Rewards", "## Data", "## Versions", "None", "nan", "GRPO"):
+        assert absent not in text, absent
+    assert "licence was not found" in text and "| LoRA rank | 16 |" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"record__status": "running"}, "the run has gone on since"),
+        ({"record__results__table": []}, "the run has gone on since"),
+    ],
+)
+def test_figures_of_an_earlier_state_are_left_out(tmp_path, capsys, change, why):
+    run = make_run(tmp_path / "run", **change)
+    if "record__status" in change:
+        record = json.loads((run / "run.json").read_text())
+        record.pop("results")
+        (run / "run.json").write_text(json.dumps(record))
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert "model-index" not in data and "## Measured" not in text
+    assert why in capsys.readouterr().err
+    assert ("**The run was not finished:**" in text) == ("record__status" in change)
+
+
+def test_figures_of_an_adapter_that_was_changed_are_left_out(run, capsys):
+    (run / "adapter" / "adapter_model.safetensors").write_bytes(b"another")
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert "model-index" not in data and "## Measured" not in text
+    assert "adapter_model.safetensors is not as it was written" in capsys.readouterr().err
+
+
+def test_a_report_of_another_version_is_left_out(tmp_path, capsys):
+    run = make_run(tmp_path / "run", report__trained={"pass@1": 0.455})
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "## Measured" not in text and "is no report of this version" in capsys.readouterr().err
+
+
+def test_what_is_merged_bears_the_adapters_figures_as_such(run):
+    report = {
+        "onto": "full", "dtype": "bfloat16", "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64},
+        "retained": {"overall": 0.9993, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
+        "kl": {"adapter_merged": 0.00012},
+    }  # fmt: skip
+    merged = make_merged(run, **report)
+    data, text, files = card_of(merged, "merged")
+    assert (data["base_model"], data["base_model_relation"]) == (BASE, "finetune")
+    assert data["library_name"] == "transformers" and "model-index" not in data
+    assert "These are figures of the adapter on its base as it was trained." in text and "| pass@1 | 31.7" in text
+    assert "| of the adapter's update retained, overall | 0.9993 |" in text
+    assert "| KL divergence, adapter merged | 0.00012 |" in text and "adapter base" not in text
+    assert json.loads(files["config.json"].content)["_name_or_path"] == BASE
+    assert "vllm serve me/trained" in text and "merge_report.json" in files
+
+
+def test_what_was_measured_itself_is_in_the_front_matter_and_the_results(tmp_path):
+    run = make_run(tmp_path / "run", record__data__eval__source=None)
+    merged = make_merged(run)
+    write_asked(run, "merged", merged)
+    data, _, files = card_of(merged, "merged")
+    assert data["model-index"][0]["results"][0]["metrics"][0]["value"] == 54.3
+    assert yaml.safe_load(files[".eval_results/lora-grpo-gsm8k.yaml"].content) == [
+        {"dataset": {"id": "openai/gsm8k", "task_id": "gsm8k"}, "value": 54.3,
+         "notes": "0-shot, greedy, xml answer format"}
+    ]  # fmt: skip
+
+
+def test_a_merge_of_another_adapter_bears_no_figures(run, capsys):
+    merged = make_merged(run, base={"name": BASE, "revision": COMMIT}, adapter={"sha256": "0" * 64})
+    _, text, _ = card_of(merged, "merged")
+    assert "## Measured" not in text and "was made of another adapter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rows": 500}, {"contaminated": ["trained"]}, {"left_out_as_trained_on": 3}, {"data": "mine.jsonl"}],
+)
+def test_a_part_of_a_benchmark_is_no_entry_of_a_leaderboard(tmp_path, change):
+    run = make_run(tmp_path / "run", record__data__eval__source=None)
+    write_asked(run, "adapter", run / "adapter", **change)
+    data, _, files = card_of(run / "adapter", "adapter")
+    assert [name for name in files if name.startswith(".eval_results")] == []
+    assert len(data["model-index"][0]["results"]) >= 1
+
+
+def test_an_evaluation_of_other_weights_is_left_out(run, tmp_path, capsys):
+    other = make_run(tmp_path / "other", adapter_bytes=7)
+    write_asked(run, "adapter", other / "adapter")
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "54.3" not in text and "is of other weights" in capsys.readouterr().err
+
+
+def test_gguf_files_are_named_as_they_are(run):
+    gguf = run / "gguf"
+    gguf.mkdir()
+    (gguf / "trained-Q4_K_M.gguf").write_bytes(b"GGUF")
+    data, text, _ = card_of(gguf, "gguf")
+    assert (data["library_name"], data["base_model_relation"]) == ("gguf", "quantized")
+    assert "llama-cli --hf-repo me/trained --hf-file trained-Q4_K_M.gguf" in text
+    assert "ollama run hf.co/me/trained:Q4_K_M" in text and "Modelfile" not in text
+
+
+# What comes from files cannot break out
+
+
+def test_no_path_of_this_machine_is_in_anything_that_goes_up(run):
+    make_merged(run, base={"name": f"{PRIVATE}/base"}, onto="full")
+    for kind in ("adapter", "merged"):
+        files, _, text = prepare(run / kind, kind, "me/trained")
+        for file in files:
+            content = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
+            for private in (PRIVATE, "somebody", str(run.parent)):
+                assert private.encode() not in content, (kind, file.name, private)
+        assert "](/" not in text
+
+
+HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [l](http://evil) {{ 7*7 }} *b* _c_'
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "record__data__task", "record__recipe", "record__policy__engine", "record__config__train__optimizer",
+        "record__config__data__prompt_style", "record__data__eval__source", "record__data__train__sha256",
+        "report__protocol__task", "report__protocol__prompt_style", "report__protocol__sandbox",
+        "record__policy__base_model", "report__protocol__policy__device", "record__status",
+    ],
+)  # fmt: skip
+def test_text_from_files_is_text(tmp_path, path):
+    run = make_run(tmp_path / "run", **{path: HOSTILE})
+    _, _, text = prepare(run / "adapter", "adapter", "me/trained")
+    card = RepoCard(text)
+    assert "license" not in card.data.to_dict()
+    assert yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))["library_name"] == "peft"
+    assert [line for line in text.splitlines() if line.startswith("# ")] == ["# trained"]
+    assert "<script" not in text.replace("\\<script", "") and "](http://evil)" not in text.replace("\\]", "")
+
+
+def test_a_tasks_name_cannot_break_a_table(tmp_path):
+    moved = [{"task_id": "a|b`c<d>\n# e", "before": [0, 1], "after": [1, 1]}]
+    run = make_run(tmp_path / "run", report__fixed=moved)
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "1 fixed: a\\|b\\`c\\<d\\> \\# e (0/1 to 1/1)" in text
+
+
+def test_escaped_text_reads_as_it_is():
+    assert escape("correct_answer 0.1.0 +3.2") == "correct_answer 0.1.0 +3.2"
+    assert escape("_a_ *b* [c](d) <e>\n- f") == "\\_a\\_ \\*b\\* \\[c\\](d) \\<e\\> - f"
+    assert escape("1. one") == "1\\. one" and escape("- one") == "\\- one"
+
+
+def test_a_record_that_lacks_something_is_told_in_one_line(run):
+    record = json.loads((run / "run.json").read_text())
+    record["config"].pop("train")
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"run.json .* lacks 'train'"):
+        prepare(run / "adapter", "adapter", "me/trained")
+
+
+def test_the_same_files_have_the_same_card(run):
+    first, second = (prepare(run / "adapter", "adapter", "me/trained") for _ in range(2))
+    assert first[2] == second[2] and [f.sha256 for f in first[0]] == [f.sha256 for f in second[0]]
+    assert Path(run / "adapter" / CARD).exists() is False
