@@ -13,13 +13,13 @@ from lora_grpo.errors import UserError
 
 
 def space_prefix(spec: Mapping[str, Any]) -> str:
-    """Return where SentencePiece puts a space that the text lacks: `always`, `first` or `never`."""
+    """Return when a space is put before text: `prepend`, or before all but a space `always`, `first` or `never`."""
     normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     if pre is None and normalizer is not None:
         steps = normalizer.get("normalizers", [normalizer])
         if steps == [{"type": "Prepend", "prepend": "▁"}, spaces]:
-            return "always"
+            return "prepend"
         if steps == [spaces]:
             return "never"
     if normalizer is None and pre is not None and pre["type"] == "Metaspace" and not pre["split"]:

@@ -112,6 +112,11 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
         wanted, begins = begins, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
         if wanted and not begins:
             notes.append(f"no {tokenizer.bos_token} is put before a text, as the chat template puts none")
+    else:
+        notes.append(
+            "there is no chat template: llama.cpp and LM Studio put ChatML around a chat, which the model has not "
+            "seen; give it text"
+        )
     vocabulary = Vocabulary(
         model="gpt2",
         pre="",
@@ -130,11 +135,15 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
     if not model["byte_fallback"]:
         return dataclasses.replace(vocabulary, pre=_pre_tokenizer(spec))
     scheme = space_prefix(spec)
-    prefix = scheme == "always"
+    prefix = scheme in ("prepend", "always")
     if scheme == "first":
-        # transformers puts a space before the text, llama.cpp before the text after every special token.
+        # transformers puts a space before the text, llama.cpp before the text after every special token too.
         prefix = not any(opening.startswith(token["content"]) for token in added.values())
-        notes.append("text beside a special token may be cut into other tokens by llama.cpp than by transformers")
+    if scheme in ("first", "always"):  # transformers puts none before a space
+        notes.append(
+            "text beside a special token, or that begins with a space, may become other tokens in llama.cpp than in "
+            "transformers"
+        )
     return dataclasses.replace(
         vocabulary,
         model="llama",

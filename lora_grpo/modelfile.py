@@ -107,15 +107,15 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         return re.split("|".join(contents), text(*contents, system=system, answered=answered))
 
     try:
-        before_system, after_system, between, next_turn, *_ = around("#a#", "#b#", "#c#", "#d#", system=True)
+        before_system, after_system, between, next_turn, asked = around("#a#", "#b#", "#c#", "#d#", system=True)
         after_answer = around("#a#", "#b#", "#c#", system=True, answered=True)[-1]
         bare, _ = around("#a#", system=False)
         before_user = next_turn.removeprefix(after_answer)
         turns = Turns(
             opening=bare.removesuffix(before_user),
             system=(before_system, after_system.removesuffix(before_user)),
-            user=(before_user, between),
-            assistant=("", after_answer),
+            user=(before_user, asked),
+            assistant=(between.removeprefix(asked), after_answer),
         )
         lengths = [(1, False), (2, True), (3, False), (4, True), (5, False), (6, True), (7, False)]
         for length, system in lengths:
