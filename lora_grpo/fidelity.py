@@ -153,7 +153,7 @@ def choose(measured: Mapping[Dtype, Fidelity], outputs: Mapping[str, Output]) ->
             reasons.append(f"{name} does not fit fp16's range")
             continue
         return dtype, "; ".join([*reasons, f"{dtype} keeps {share(retained)}"])
-    return "fp32", "; ".join([*reasons, "fp32 keeps all of it"])
+    return "fp32", "; ".join([*reasons, "only fp32 holds it"])
 
 
 def too_large(outputs: Mapping[str, Output]) -> str | None:

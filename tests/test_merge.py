@@ -235,6 +235,56 @@ def test_many_shards_come_out_as_many_with_an_index(tmp_path):
     assert index["metadata"]["total_size"] == sum(stored.num_bytes for stored in model_tensors(output).values())
 
 
+class Stopped(BaseException):
+    pass
+
+
+def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_path, monkeypatch):
+    base = make_base(tmp_path / "base", tied=False, shards="20KB")
+    adapter = make_adapter(base, tmp_path / "adapter")
+    config = json.loads((base / "config.json").read_text())
+    plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
+    begun = []
+
+    class Noted(merge.Writer):
+        def __init__(self, path, entries):
+            begun.append(path.name)
+            if len(begun) == stop:
+                raise Stopped
+            super().__init__(path, entries)
+
+    monkeypatch.setattr(merge, "Writer", Noted)
+
+    def write(folder, dtype, stop_at=0):
+        nonlocal stop
+        begun.clear()
+        stop = stop_at
+        (tmp_path / folder).mkdir(exist_ok=True)
+        if stop_at:
+            with pytest.raises(Stopped):
+                merge.write_shards(tmp_path / folder, merge.lay_out(plan, dtype), {"dtype": dtype})
+            return None
+        merge.write_shards(tmp_path / folder, merge.lay_out(plan, dtype), {"dtype": dtype})
+        return {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.safetensors")}
+
+    stop = 0
+    whole = write("whole", "fp32")
+    names = sorted(whole)
+    assert begun == names and len(names) == 5
+
+    write("cut", "fp32", stop_at=4)
+    assert write("cut", "fp32") == whole and begun == names[3:]
+
+    write("damaged", "fp32", stop_at=4)
+    shard = tmp_path / "damaged" / names[1]
+    shard.write_bytes(bytes([*shard.read_bytes()[:-1], 77]))  # the same length
+    assert write("damaged", "fp32") == whole and begun == [names[1], *names[3:]]
+
+    write("other", "fp16", stop_at=4)
+    (tmp_path / "other" / "model-00009-of-00009.safetensors").write_bytes(b"left over")
+    assert write("other", "fp32") == whole and begun == names
+
+
 def change(adapter, edit):
     """Write an adapter's weights again, edited."""
     weights = load_file(adapter / "adapter_model.safetensors")
