@@ -19,10 +19,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lora_grpo.errors import UserError
+from lora_grpo.merge_outputs import LowRank, Output, Tensor
 from lora_grpo.tensor_files import Stored, file_tensors
+from lora_grpo.tied_embeddings import embedding_and_head, is_tied, resized, settle
 
 _PARTS = (
     "lora_A.weight",
@@ -33,8 +35,6 @@ _PARTS = (
     "lora_magnitude_vector",
     "token_adapter.trainable_tokens_delta",
 )
-_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
-_HEADS = ("lm_head", "embed_out")
 _UNDERSTOOD = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -45,65 +45,6 @@ _UNDERSTOOD = {
 """Settings that change nothing here, or that are followed. Any other that is set would change the arithmetic."""
 _PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways to begin an adapter that leave its base as it was."""
-
-
-class Tensor(Protocol):
-    """A tensor that can be read by rows, wherever it comes from."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    def rows(self, start: int, stop: int) -> Any: ...
-    def read(self) -> Any: ...
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """The update scale · B·A, of rank r."""
-
-    a: Stored
-    """(r, in)."""
-    b: Stored
-    """(out, r)."""
-    scale: float
-    transposed: bool
-    """The weight is kept as (in, out): embeddings, and GPT-2's Conv1D."""
-    magnitude: Stored | None = None
-    """DoRA's norms, one for each output feature."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """One tensor of the merged model."""
-
-    name: str
-    base: Tensor | None
-    """What it was; None for one that the adapter brings along."""
-    low_rank: LowRank | None = None
-    bias: tuple[Stored, float] | None = None
-    """What is added to a bias, and its scale."""
-    tokens: tuple[Stored, tuple[int, ...]] | None = None
-    """Rows, and where they go."""
-    replacement: Stored | None = None
-    """The whole tensor, as it was trained."""
-
-    @property
-    def origin(self) -> Tensor:
-        """What the updates are added to."""
-        tensor = self.replacement or self.base
-        assert tensor is not None
-        return tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.origin.shape
-
-    @property
-    def changed(self) -> bool:
-        return any(part is not None for part in (self.low_rank, self.bias, self.tokens, self.replacement))
 
 
 @dataclass(frozen=True)
@@ -161,8 +102,8 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
     """
     settings = read_settings(adapter)
     weights = file_tensors(adapter / "adapter_model.safetensors")
-    embedding, head = _embeddings(base)
-    tied = _is_tied(config, base, head)
+    embedding, head = embedding_and_head(base)
+    tied = is_tied(config, base, head)
     parts, plain = _sort(weights)
     outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
     if tied and embedding and any(name == head or name.startswith(f"{head[:-7]}.") for name in (*parts, *plain)):
@@ -189,8 +130,8 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
             f"the base has nothing that {', '.join(left[:3])}{more} of {adapter} could be merged into; is it another "
             "base's adapter? Give its own with --base"
         )
-    tie = _tie(outputs, embedding, head) if tied and embedding else None
-    return Plan(outputs, tie, _vocabulary(outputs, embedding, head, base, adapter), settings)
+    tie = settle(outputs, embedding, head) if tied and embedding else None
+    return Plan(outputs, tie, resized(outputs, embedding, head, base, adapter), settings)
 
 
 def _with(output: Output, **parts: Any) -> Output:
@@ -270,86 +211,6 @@ def _token_places(indices: Any, module: str) -> tuple[int, ...]:
     if isinstance(indices, dict):
         indices = next((value for name, value in indices.items() if re.match(rf"(.*\.)?{name}$", module)), [])
     return tuple(indices or ())
-
-
-def _embeddings(base: Mapping[str, Tensor]) -> tuple[str | None, str]:
-    """Return the names of the input embedding's weight, where one is known by its name, and of the head's."""
-    named = [name for name in base if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
-    heads = [name for name in base if name in {f"{module}.weight" for module in _HEADS}]
-    return min(named, key=len, default=None), heads[0] if heads else f"{_HEADS[0]}.weight"
-
-
-def _is_tied(config: Mapping[str, Any], base: Mapping[str, Tensor], head: str) -> bool:
-    said = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
-    return head not in base if said is None else bool(said)
-
-
-def _tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
-    """Find out whether a tied head and embedding still are one tensor; where they are, only the embedding is kept.
-
-    In the live model an update of one of them leaves the other alone, but for trained tokens: PEFT ties those.
-
-    Returns:
-        False where they have to be written apart; None where nothing changes.
-    """
-    below, above = outputs[embedding], outputs.get(head)
-    if above is None:
-        only_tokens = below.tokens is not None and below.low_rank is None and below.replacement is None
-        if not below.changed or only_tokens:
-            return None
-        above = outputs[head] = Output(head, below.base)
-    if _same_change(below, above):
-        del outputs[head]
-        return None
-    return False
-
-
-def _same_change(below: Output, above: Output) -> bool:
-    """Whether an embedding and a head end as the same matrix; the head's update is the embedding's, mirrored."""
-    if (below.low_rank is None) != (above.low_rank is None) or below.bias or above.bias:
-        return False
-    if below.low_rank and above.low_rank:
-        first, second = below.low_rank, above.low_rank
-        if first.magnitude or second.magnitude or first.scale != second.scale:
-            return False
-        a, b = (second.b, second.a) if first.transposed != second.transposed else (second.a, second.b)
-        if not (_equal(first.a, a, first.transposed != second.transposed) and
-                _equal(first.b, b, first.transposed != second.transposed)):  # fmt: skip
-            return False
-    if below.tokens is None or above.tokens is None:
-        if below.tokens is not above.tokens:
-            return False
-    elif below.tokens[1] != above.tokens[1] or not _equal(below.tokens[0], above.tokens[0]):
-        return False
-    return below.origin is above.origin or _equal(below.origin, above.origin)
-
-
-def _equal(first: Tensor, second: Tensor, mirrored: bool = False) -> bool:
-    """Whether two tensors hold the same values, read a block at a time."""
-    if mirrored:  # small: they are adapter matrices
-        return bool((first.rows(0, first.shape[0]).float() == second.rows(0, second.shape[0]).float().T).all())
-    if first.shape != second.shape:
-        return False
-    for start in range(0, first.shape[0], 4096):
-        stop = min(start + 4096, first.shape[0])
-        if not bool((first.rows(start, stop).float() == second.rows(start, stop).float()).all()):
-            return False
-    return True
-
-
-def _vocabulary(
-    outputs: Mapping[str, Output], embedding: str | None, head: str, base: Mapping[str, Tensor], adapter: Path
-) -> int | None:
-    """Return the new size of the vocabulary, where it changed."""
-    if embedding is None:
-        return None
-    size = outputs[embedding].shape[0]
-    if head in outputs and outputs[head].shape[0] != size:
-        raise UserError(
-            f"{adapter} brings an embedding of {size} tokens and leaves a head of {outputs[head].shape[0]}; "
-            "save both (PEFT: save_embedding_layers=True)"
-        )
-    return size if size != base[embedding].shape[0] else None
 
 
 def _misfit(adapter: Path, name: str, base: tuple[int, ...], found: tuple[int, ...]) -> str:

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lora_grpo.adapter_plan import Output
 from lora_grpo.errors import UserError
+from lora_grpo.merge_outputs import Output
 from lora_grpo.merged_tensors import MergedTensor, blocks, is_finite
 
 Dtype = Literal["bf16", "fp16", "fp32"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lora_grpo.adapter_plan import Tensor
 from lora_grpo.errors import UserError
+from lora_grpo.merge_outputs import Tensor
 from lora_grpo.tensor_files import Stored, model_tensors
 
 Onto = Literal["full", "dequantized"]

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import atomic
-from lora_grpo.adapter_plan import Output, Plan
+from lora_grpo.adapter_plan import Plan
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.fidelity import STORED, TORCH, Dtype
+from lora_grpo.merge_outputs import Output
 from lora_grpo.merged_tensors import MergedTensor, blocks, is_finite
 from lora_grpo.progress import Progress
 from lora_grpo.tensor_files import INDEX, SIZES, Stored, Writer

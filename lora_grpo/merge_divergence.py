@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import base_model, json_lines
-from lora_grpo.adapter_plan import Output, Plan, Tensor, make_plan
+from lora_grpo.adapter_plan import Plan, make_plan
 from lora_grpo.errors import UserError
 from lora_grpo.frozen_base import Onto, base_tensors
+from lora_grpo.merge_outputs import Output, Tensor
 from lora_grpo.merged_tensors import MergedTensor
 from lora_grpo.prompts import DEFAULT_STYLE, add_prompts, render, write_completion
 from lora_grpo.streamed_model import StreamedModel, divergences

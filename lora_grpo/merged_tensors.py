@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.adapter_plan import Output
+from lora_grpo.merge_outputs import Output
 
 BLOCK_ELEMENTS = 2**20
 """Elements that are worked on at a time: 4 MiB in float32, which a processor's cache holds."""

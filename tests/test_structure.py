@@ -103,16 +103,20 @@ MAY_IMPORT = {
     },
     "gguf_options": {"errors", "gguf_export"},
     # scripts/merge.py.
-    "adapter_plan": {"errors", "tensor_files"},
-    "frozen_base": {"adapter_plan", "errors", "tensor_files"},
-    "merged_tensors": {"adapter_plan"},
-    "fidelity": {"adapter_plan", "errors", "merged_tensors"},
+    "merge_outputs": {"tensor_files"},
+    "tied_embeddings": {"errors", "merge_outputs"},
+    "adapter_plan": {"errors", "merge_outputs", "tensor_files", "tied_embeddings"},
+    "frozen_base": {"errors", "merge_outputs", "tensor_files"},
+    "merged_tensors": {"merge_outputs"},
+    "fidelity": {"errors", "merge_outputs", "merged_tensors"},
     "streamed_model": {"errors", "frozen_base", "merged_tensors"},
     "merge_divergence": {
-        "adapter_plan", "base_model", "errors", "frozen_base", "json_lines", "merged_tensors", "prompts",
-        "streamed_model", "subjects", "tensor_files",
+        "adapter_plan", "base_model", "errors", "frozen_base", "json_lines", "merge_outputs", "merged_tensors",
+        "prompts", "streamed_model", "subjects", "tensor_files",
     },
-    "merge": {"adapter_plan", "atomic", "errors", "fidelity", "merged_tensors", "progress", "tensor_files"},
+    "merge": {
+        "adapter_plan", "atomic", "errors", "fidelity", "merge_outputs", "merged_tensors", "progress", "tensor_files",
+    },
     "merging": {
         "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "merge",
         "merge_divergence", "subjects",
@@ -123,14 +127,15 @@ MAY_IMPORT = {
     "hub_token": {"errors"},
     "hub_failures": {"hub_token"},
     "hub": {"errors", "hub_failures", "hub_token", "upload_files"},
-    "card_facts": {
-        "atomic", "base_model", "config", "errors", "evaluation_report", "run_record", "starter", "subjects", "tasks",
-        "upload_files", "vllm_sampler",
+    "card_figures": {
+        "atomic", "base_model", "config", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
     },
+    "card_facts": {"card_figures", "config", "errors", "run_record", "starter", "upload_files", "vllm_sampler"},
     "card_snippets": {"card_facts", "config", "prompts"},
-    "card_metadata": {"card_facts"},
+    "card_metadata": {"card_facts", "card_figures"},
     "model_card": {
-        "card_facts", "card_metadata", "card_snippets", "config", "evaluation_report", "reward_registry", "tasks",
+        "card_facts", "card_figures", "card_metadata", "card_snippets", "config", "evaluation_report",
+        "reward_registry", "tasks",
     },
     "pushing": {
         "card_facts", "card_metadata", "errors", "hub", "hub_token", "model_card", "script_flags", "upload_files",
