@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.card_facts import Evaluation, Facts, data_sets
+from lora_grpo.card_facts import Facts
+from lora_grpo.card_figures import Evaluation, data_sets
 
-_RELATIONS = {"adapter": "adapter", "merged": "finetune", "gguf": "quantized"}
+_RELATIONS = {"adapter": "adapter", "merged": "finetune", "gguf": "finetune"}
+"""What the files are of the base. `quantized` would say that a GGUF holds the base itself, only smaller."""
 _LIBRARIES = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
 _WHOLE = {"gsm8k": 1319, "humaneval": 164}
 """Rows of the benchmarks that the Hub has leaderboards for; a part of one is no entry."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from lora_grpo import hub_token
 
 _TRANSIENT = (408, 409, 412, 429, 500, 502, 503, 504)
 """Answers that may be others next time; 409 and 412 where the repository changed meanwhile."""
+_XET_REFUSAL = re.compile(r"HTTP status client error \((\d{3}) ")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ def _answer(error: Exception) -> tuple[int | None, float | None]:
         if isinstance(link, HfHubHTTPError):
             asked = link.response.headers.get("Retry-After", "").strip()
             return link.response.status_code, float(asked) if asked.isdigit() else None
+        # hf_xet (1.8) has no error of its own for a refusal, which it does not try again; a 5xx it does.
+        if isinstance(link, ConnectionError) and (refused := _XET_REFUSAL.search(str(link))):
+            return int(refused[1]), None
     return None, None
 
 

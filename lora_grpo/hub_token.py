@@ -42,7 +42,10 @@ def find() -> str:
     """
     from huggingface_hub import get_token
 
-    token = get_token()
+    try:
+        token = get_token()
+    except Exception as error:  # noqa: BLE001 - an identity provider may be asked for it, or a file read
+        raise UserError(f"the Hub's token cannot be had: {scrub(str(error))}") from None
     if not token:
         raise UserError("there is no token for the Hub; run `hf auth login` or set HF_TOKEN")
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -50,9 +53,9 @@ def find() -> str:
     return token
 
 
-def scrub(text: str, token: str) -> str:
+def scrub(text: str, token: str | None = None) -> str:
     """Return a text on one line, without the token, anything that looks like one, and what signs an address."""
-    text = _TOKENS.sub("***", text.replace(token, "***"))
+    text = _TOKENS.sub("***", text.replace(token, "***") if token else text)
     return " ".join(_QUERY.sub(r"\1", text).split())
 
 

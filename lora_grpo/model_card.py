@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import card_metadata, card_snippets
-from lora_grpo.card_facts import Evaluation, Facts, data_sets
+from lora_grpo.card_facts import Facts
+from lora_grpo.card_figures import Evaluation, data_sets
 from lora_grpo.card_metadata import plain
 from lora_grpo.config import STARTER
 from lora_grpo.evaluation_report import Page

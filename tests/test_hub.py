@@ -299,6 +299,15 @@ def test_a_refusal_is_told_at_once(server, client):
         pushed(server)
 
 
+def test_a_refusal_of_the_xet_storage_is_told_as_such(server, client, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    server.fail("GET", "/xet-write-token/refs/pr/1$", status=403, message=f"not with {TOKEN}")
+    with pytest.raises(UserError, match=r"the token may not do that in tester/trained: .*\(403 Forbidden\)") as caught:
+        pushed(server)
+    assert server.faults[0].times == 0
+    assert_nothing_leaked(str(caught.value))
+
+
 def test_what_a_gitignore_keeps_out_is_noticed(server, client):
     server.ignored = ("config.json",)
     with pytest.raises(RunError, match=r"does not have it as it is here; a \.gitignore"):

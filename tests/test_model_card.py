@@ -261,6 +261,12 @@ def test_an_adapter_alone_has_no_figures_and_no_placeholders(tmp_path, run):
     assert "licence was not found" in text and "| LoRA rank | 16 |" in text
 
 
+def test_another_adapter_in_the_runs_folder_has_none_of_its_figures(run):
+    folder = shutil.copytree(run / "adapter", run / "older")
+    data, text, _ = card_of(folder, "adapter")
+    assert "model-index" not in data and "250" not in text
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -352,7 +358,7 @@ def test_gguf_files_are_named_as_they_are(run):
     gguf.mkdir()
     (gguf / "trained-Q4_K_M.gguf").write_bytes(b"GGUF")
     data, text, _ = card_of(gguf, "gguf")
-    assert (data["library_name"], data["base_model_relation"]) == ("gguf", "quantized")
+    assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
     assert "llama-cli --hf-repo me/trained --hf-file trained-Q4_K_M.gguf" in text
     assert "ollama run hf.co/me/trained:Q4_K_M" in text and "Modelfile" not in text
 

@@ -1,0 +1,156 @@
+"""What was measured of a model that is pushed, and nothing that was measured of other weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import atomic, base_model
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation_report import Page
+from lora_grpo.subjects import Subject
+from lora_grpo.tasks import TASK_NAMES, get_task
+from lora_grpo.tasks.sources import is_on_hub
+from lora_grpo.upload_files import without_paths
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]*[\w])?", re.ASCII)
+"""What the name of a model or a data set on the Hub looks like."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, of what."""
+
+    page: Page
+    of_upload: bool
+    """Whether it is what is pushed that was measured; else the adapter that it was made of."""
+    after: str
+    """The name of the side, in `page.sides`, that the figures are of."""
+    isolation: str | None = None
+    """How programs were kept apart while they were graded."""
+    source: str | None = None
+    """The Hub data set of the rows; None where they were files or generated."""
+
+
+def evaluations_of(run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Iterator[Evaluation]:
+    """Yield the run's own evaluation, then those of scripts/evaluate.py in its folder.
+
+    Figures of other weights are left out, and that is said.
+
+    Args:
+        run: the run's folder.
+        record: its run.json.
+        folder: what is pushed.
+        kind: which of `upload_files.KINDS` it is.
+    """
+    made_of = (read_json(folder / "merge_report.json").get("adapter") or {}).get("sha256")
+    if made_of and not _is({"adapter_sha256": made_of}, run / "adapter", "adapter"):
+        print(f"{folder} was made of another adapter than the run has now; its figures are left out", file=sys.stderr)
+        return
+    for path in (run / "evaluation" / "report.json", *sorted(run.glob("evaluation/*/report.json"))):
+        own = path.parent.name == "evaluation"
+        try:
+            how = _own_evaluation if own else _asked_evaluation
+            found = how(path, run, record, folder, kind)
+            if found is not None:
+                found.page.markdown()  # what a card shows of it; a report of another version lacks some of that
+                yield found
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            print(f"{path} is no report of this version ({error!r}), and the card leaves it out", file=sys.stderr)
+
+
+def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Evaluation | None:
+    """Return what the run measured at its end of base and adapter."""
+    if not path.is_file():
+        return None
+    report = without_paths(read_json(path))
+    # A run that goes on keeps its last report until it has a new one, and files can be changed by hand.
+    current = record.get("status") == "complete" and record["results"]["table"] == report["table"]
+    wrong = atomic.damage(run / "adapter") if current else "the run has gone on since"
+    if wrong:
+        print(f"{path} is not of the adapter as it is now ({wrong}), and the card leaves it out", file=sys.stderr)
+        return None
+    told = report["protocol"]
+    title = f"{told['task']}: {told['rows']} held-out rows, one greedy sample each"
+    if told["num_samples"]:
+        how = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}"
+        title += f" and {told['num_samples']} at {how}"
+    if told.get("left_out_as_trained_on"):
+        title += f"; {told['left_out_as_trained_on']} rows were trained on and left out: not comparable"
+    sides = {"base": report["base"], "trained": report["trained"]}
+    moved = {word: report.get(word, []) for word in ("fixed", "regressed")}
+    page = Page(title, sides, told, report["table"], moved)
+    source = _data_set(told["task"], record["data"]["eval"].get("source"))
+    return Evaluation(page, kind == "adapter", "trained", told.get("sandbox"), source)
+
+
+def _asked_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Evaluation | None:
+    """Return an evaluation that was asked for, if it is of what is pushed or of the adapter that it was made of."""
+    raw = read_json(path)
+    report, models = without_paths(raw), (raw.get("protocol") or {}).get("models") or {}
+    model = models.get(raw.get("label")) or {}
+    of_upload = kind != "gguf" and _is(model, folder, kind)
+    of_adapter = (run / "adapter").is_dir() and _is(model, run / "adapter", "adapter")
+    if not of_upload and not (kind != "adapter" and of_adapter):
+        print(f"{path} is of other weights, and the card leaves it out", file=sys.stderr)
+        return None
+    told, other = report["protocol"], report.get("compared_with")
+    how = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
+    title = f"{report['task']}: {told['rows']} rows, {report['samples']} samples, {how}"
+    if told.get("left_out_as_trained_on"):
+        title += f"; {told['left_out_as_trained_on']} rows were trained on and left out: not comparable"
+    if told.get("contaminated"):
+        title += "; CONTAMINATED: trained on this benchmark, the score says nothing"
+    sides = {other["label"]: other} if other else {}
+    sides[report["label"]] = report
+    moved = {word: report.get(word, []) for word in ("fixed", "regressed")} if other else None
+    page = Page(title, sides, told, report.get("table", ()), moved)
+    asked = read_json(path.with_name("evaluation.json")).get("asked")
+    source = asked["options"].get("data") if asked else None
+    if asked and source is None and report["task"] == record["data"].get("eval_task"):
+        source = record["data"]["eval"].get("source")
+    return Evaluation(
+        page, of_upload, report["label"], report.get("isolation"), _data_set(report["task"], source) if asked else None
+    )
+
+
+def _is(model: Mapping[str, Any], folder: Path, kind: str) -> bool:
+    """Tell whether an evaluation's model is what is in a folder."""
+    if kind == "adapter":
+        asked = Subject("", ModelConfig(name=str(folder), revision="-"), "", folder, folder).identity
+        return bool(model.get("adapter_sha256") == asked["adapter_sha256"])
+    asked = Subject("", ModelConfig(name=str(folder)), "", None, folder).identity
+    return model.get("adapter_sha256") is None and bool(model.get("weights_sha256") == asked["weights_sha256"])
+
+
+def _data_set(task: str, source: str | None) -> str | None:
+    """Return the Hub data set that rows came from: the one that is named, or the task's own."""
+    if source is not None:
+        return source if is_on_hub(source) and HUB_ID.fullmatch(source) else None
+    return getattr(get_task(task), "HUB_DATASET", None) if task in TASK_NAMES else None
+
+
+def data_sets(record: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the Hub data sets of a run's rows, by split."""
+    data = record["data"]
+    tasks = {"train": data.get("task"), "eval": data.get("eval_task")}
+    return {split: _data_set(str(task), (data.get(split) or {}).get("source")) for split, task in tasks.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one where there is no file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return value
