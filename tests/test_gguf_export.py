@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import stat
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from lora_grpo import gguf_export, gguf_types, starter
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gguf_export import export
 from lora_grpo.gguf_options import TypeName, default_output
+from lora_grpo.tensor_files import Stored
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "export_gguf.py"
@@ -154,8 +154,16 @@ def test_rows_that_do_not_divide_into_blocks_are_16_bit_and_it_is_said(tmp_path)
 
 def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monkeypatch):
     export(qwen2, tmp_path / "a.gguf", "q5_1")
+    read_rows, sizes = Stored.rows, []
+
+    def rows(tensor, start, stop):
+        sizes.append((stop - start) * tensor.row_bytes)
+        return read_rows(tensor, start, stop)
+
     monkeypatch.setattr(gguf_types, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(Stored, "rows", rows)
     export(qwen2, tmp_path / "b.gguf", "q5_1")
+    assert 500 < max(sizes) <= 1000
     tensors = [read(tmp_path / name)[1] for name in ("a.gguf", "b.gguf")]
     assert all(np.array_equal(tensor.data, tensors[1][name].data) for name, tensor in tensors[0].items())
 
@@ -333,7 +341,12 @@ def test_a_large_weight_fits_into_bf16(copy, tmp_path):
 def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_begun(qwen2, tmp_path, monkeypatch):
     output, begun = tmp_path / "m.gguf", tmp_path / ".m.gguf.partial"
     encoded = gguf_types.encoded
-    monkeypatch.setattr(gguf_types, "encoded", lambda *given: os.kill(os.getpid(), signal.SIGINT) or encoded(*given))
+
+    def interrupted(*given):
+        yield next(encoded(*given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf_types, "encoded", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export(qwen2, output, "f16")
     assert list(tmp_path.iterdir()) == []
