@@ -103,14 +103,13 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
         sums = {dtype: Kept() for dtype in dtypes}
         for start, stop in blocks(output.shape):
             merged, base, change = tensor.rows_and_change(start, stop)
-            squares = _dot(change, change)
+            squares = _square(change)
             for dtype, kept in sums.items():
                 difference = merged.to(getattr(torch, TORCH[dtype])).float().sub_(base)
                 if dtype == "fp16":  # what overflows would make every figure infinite; `too_large` judges the range
                     difference.nan_to_num_()
                 dot = _dot(difference, change)
-                error = difference.sub_(change)
-                kept.add(Kept(dot, squares, _dot(error, error)))
+                kept.add(Kept(dot, squares, _square(difference.sub_(change))))
         for dtype, kept in sums.items():
             found[dtype].layers[name] = kept
     return found
@@ -118,8 +117,14 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
 
 def _dot(first: Any, second: Any) -> float:
     """Return the inner product, summed in float32 along a row and in float64 over rows."""
-    products = first * second
-    return float((products.flatten(1).sum(dim=1) if products.dim() > 1 else products).double().sum())
+    return float((first * second).sum(dim=-1).double().sum())
+
+
+def _square(matrix: Any) -> float:
+    """Return the sum of squares, as `_dot` would."""
+    import torch
+
+    return float(torch.linalg.vector_norm(matrix, dim=-1).double().square().sum())
 
 
 def candidates(asked: Dtype | Literal["auto"], base_dtype: str) -> list[Dtype]:

@@ -1,14 +1,19 @@
 """Merge a random model of a gigabyte with the kit and with PEFT, and compare memory and time.
 
-    python scripts/benchmark_merge.py [--rounds 3] [--folder DIR]
+    python scripts/benchmark_merge.py --rounds 3
+    python scripts/benchmark_merge.py --rounds 0 --kills 10
 
 The model has the shape of Qwen2.5-0.5B in four shards of bfloat16, the adapter rank 32 on every linear layer. Each side
 is a process of its own, started in turn; memory is its peak resident set. PEFT's side loads the model, puts the adapter
-on it, merges and saves it. The kit's side is `scripts/merge.py`, with and without its report (what the update keeps, KL).
+on it, merges and saves it. The kit's is `scripts/merge.py`, and once the writing alone, without its report (what the
+update keeps, KL). `--kills` kills `scripts/merge.py` with SIGKILL at moments spread over its run time, goes on each
+time, and compares the bytes with those of a merge that was left alone; the exit code is 1 where they differ.
 """
 
 import os
+import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_grpo import starter
+from lora_grpo.atomic import sha256
 from lora_grpo.command_line import run_command
 from lora_grpo.script_flags import read_flags
 
@@ -60,6 +66,8 @@ class Options:
 
     rounds: int = 3
     """Times that every side runs."""
+    kills: int = 0
+    """Times that the merge is killed and gone on with."""
     folder: Path | None = None
     """Where the models are written, 3 GB; None takes the system's temporary folder."""
 
@@ -104,17 +112,55 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="merge-", dir=options.folder))
     try:
         subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)
-        compare(folder, options.rounds)
+        if options.rounds:
+            compare(folder, options.rounds)
+        if options.kills and not survives(folder, options.kills):
+            sys.exit(1)
     finally:
         shutil.rmtree(folder)
+
+
+def merge_command(folder: Path, output: Path) -> list[str]:
+    """Return `scripts/merge.py` with its arguments."""
+    script = str(Path(__file__).with_name("merge.py"))
+    return [
+        sys.executable, script, str(folder / "adapter"), "--base", str(folder / "base"), "--output", str(output)
+    ]  # fmt: skip
+
+
+def survives(folder: Path, kills: int) -> bool:
+    """Kill a merge again and again, go on, and say whether it ends in the bytes of one that was left alone."""
+    whole, cut = folder / "whole", folder / "cut"
+    _, seconds = measure(merge_command(folder, whole))
+    draw = random.Random(0)
+    for kill in range(kills):
+        if cut.exists():  # it ended before it was killed
+            shutil.rmtree(cut)
+        process = subprocess.Popen(
+            merge_command(folder, cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        # Past the imports and measurements, to where shards are written and checked.
+        pause = draw.uniform(0.1, 1.0) * seconds
+        try:
+            process.wait(pause)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        staging = folder / ".cut.partial"
+        there = sorted(path.name for path in staging.iterdir()) if staging.exists() else []
+        print(f"kill {kill + 1} after {pause:.1f} s: {'it had ended' if cut.exists() else there}", file=sys.stderr)
+    measure(merge_command(folder, cut))
+    digests = [{path.name: sha256(path) for path in each.iterdir()} for each in (whole, cut)]
+    same = digests[0] == digests[1]
+    print(f"{kills} kills, {len(digests[0])} files: {'byte-identical' if same else 'they differ'}")
+    return same
 
 
 def compare(folder: Path, rounds: int) -> None:
     """Run every side in turn and print the table."""
     base, adapter, output = folder / "base", folder / "adapter", folder / "merged"
-    script = str(Path(__file__).with_name("merge.py"))
     three = [str(base), str(adapter), str(output)]
-    kit = [sys.executable, script, str(adapter), "--base", str(base), "--output", str(output)]
+    kit = merge_command(folder, output)
     sides = {
         "importing torch": [sys.executable, "-c", IMPORTS],
         "PEFT: load, merge, save": [sys.executable, "-c", PEFT, *three],
