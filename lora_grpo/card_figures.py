@@ -53,6 +53,9 @@ def evaluations_of(run: Path, record: Mapping[str, Any], folder: Path, kind: str
     if made_of and not _is({"adapter_sha256": made_of}, run / "adapter", "adapter"):
         print(f"{folder} was made of another adapter than the run has now; its figures are left out", file=sys.stderr)
         return
+    if kind != "adapter" and not made_of and _is_older(folder, run / "adapter"):
+        print(f"{folder} is older than the run's adapter, whose figures are left out", file=sys.stderr)
+        return
     for path in (run / "evaluation" / "report.json", *sorted(run.glob("evaluation/*/report.json"))):
         own = path.parent.name == "evaluation"
         try:
@@ -127,6 +130,12 @@ def _is(model: Mapping[str, Any], folder: Path, kind: str) -> bool:
         return bool(model.get("adapter_sha256") == asked["adapter_sha256"])
     asked = Subject("", ModelConfig(name=str(folder)), "", None, folder).identity
     return model.get("adapter_sha256") is None and bool(model.get("weights_sha256") == asked["weights_sha256"])
+
+
+def _is_older(folder: Path, adapter: Path) -> bool:
+    """Tell whether an adapter has been written since a model was made, which then is of an earlier one."""
+    made = max(path.stat().st_mtime for path in folder.glob("*"))
+    return any(path.stat().st_mtime > made for path in adapter.glob("*.safetensors"))
 
 
 def _data_set(task: str, source: str | None) -> str | None:

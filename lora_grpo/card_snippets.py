@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,17 +81,17 @@ def _merged(repo_id: str, facts: Facts) -> Iterator[str]:
 def _gguf(repo_id: str, facts: Facts) -> Iterator[str]:
     names = sorted(file.name for file in facts.files if file.name.endswith(".gguf"))
     yield "With llama.cpp:"
-    yield _block("bash", "\n".join(f"llama-cli --hf-repo {repo_id} --hf-file {_word(name)}" for name in names))
+    yield _block("bash", "\n".join(f"llama-cli --hf-repo {repo_id} --hf-file {shlex.quote(name)}" for name in names))
     quants = [found.group(1) for name in names if (found := _QUANT.search(name))]
     if quants:
         yield "With Ollama:"
         yield _block("bash", "\n".join(f"ollama run hf.co/{repo_id}:{quant}" for quant in quants))
-    if facts.has("Modelfile"):
+    modelfiles = sorted(file.name for file in facts.files if file.name.endswith("Modelfile"))
+    if modelfiles:
         folder = repo_id.split("/")[-1]
-        yield "With Ollama and the Modelfile that is here, which has the prompt format:"
-        yield _block(
-            "bash", f"hf download {repo_id} --local-dir {folder}\nollama create {folder} -f {folder}/Modelfile"
-        )
+        creating = [f"ollama create {folder} -f {folder}/{shlex.quote(name)}" for name in modelfiles]
+        yield "With Ollama and a Modelfile that is here, which has the prompt format:"
+        yield _block("bash", "\n".join([f"hf download {repo_id} --local-dir {folder}", *creating]))
 
 
 def _asking(repo_id: str, facts: Facts) -> list[str]:
@@ -131,12 +132,6 @@ def _options(facts: Facts) -> str:
 def _quoted(value: Any) -> str:
     """Return a value as Python writes it, in which no text can end its string."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _word(name: str) -> str:
-    import shlex
-
-    return shlex.quote(name)
 
 
 def _block(language: str, text: str) -> str:

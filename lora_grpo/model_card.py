@@ -21,6 +21,21 @@ from lora_grpo.reward_registry import parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_ONTO = {"full": "the base in full precision", "dequantized": "the 4-bit base, unpacked"}
+_MERGE = (
+    ("dtype", "weights"),
+    ("onto", "merged into"),
+    ("retained", "overall", "share of the adapter's update that rounding left"),
+    ("retained", "error", "size of what rounding added, in sizes of the update"),
+    ("retained", "worst", "least share of a tensor's update"),
+    ("retained", "worst_layer", "of the tensor"),
+    ("kl", "adapter_merged", "KL divergence, adapter from merged, nats a token"),
+    ("kl", "adapter_base", "for comparison: adapter from base"),
+    ("kl", "trained_merged", "adapter on its 4-bit base from merged"),
+    ("kl", "tokens", "measured on tokens"),
+    ("kl", "not_measured", "KL divergence not measured"),
+)
+"""Where figures stand in merge_report.json, and what they are called here."""
 
 
 def write(repo_id: str, facts: Facts) -> str:
@@ -156,21 +171,13 @@ def _protocol(found: Evaluation, told: Mapping[str, Any]) -> Iterator[str]:
 
 def _merge(facts: Facts) -> str:
     """Return what merge_report.json says, as far as it says it."""
-    merge = facts.merge
-    if not merge:
-        return ""
-    rows = [("weights", merge.get("dtype"))]
-    rows += [
-        (
-            "merged into",
-            {"full": "the 16-bit base", "dequantized": "the 4-bit base, unpacked"}.get(str(merge.get("onto"))),
-        )
-    ]
-    for name, said in (("retained", "of the adapter's update retained"), ("kl", "KL divergence")):
-        entries = merge.get(name)
-        if isinstance(entries, Mapping):
-            rows += [(f"{said}, {key.replace('_', ' ')}", value) for key, value in entries.items()]
-    cells = [(escape(name), _figure(value)) for name, value in rows if isinstance(value, (str, int, float))]
+    cells = []
+    for *keys, said in _MERGE:
+        value: Any = facts.merge or {}
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, (str, int, float)):
+            cells.append((said, _figure(_ONTO.get(str(value), value))))
     return _table("## Merge", ("", ""), cells)
 
 

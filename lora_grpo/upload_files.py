@@ -16,7 +16,8 @@ from lora_grpo.errors import UserError
 
 CARD = "README.md"
 KINDS = ("adapter", "merged", "gguf")
-"""What a run can be pushed as; the folders of a run are called so."""
+"""What a run can be pushed as; its folders are called so, and that of GGUF files also as it is by itself."""
+_FOLDERS = {"gguf": ("gguf", "merged-gguf")}
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -42,7 +43,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
         *_TOKENIZER,
         *_PAPERS,
     ),
-    "gguf": ("*.gguf", "Modelfile", "merge_report.json", *_PAPERS),
+    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", "merge_report.json", *_PAPERS),
 }
 _WEIGHTS: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_model*.safetensors",),
@@ -94,16 +95,16 @@ def find(name: str, kind: str | None) -> tuple[Path, str]:
     if not folder.is_dir():
         raise UserError(f"{name} is no folder; give a run, or the folder of an adapter, a merged model or GGUF files")
     if (folder / "run.json").is_file():
-        part = folder / (kind or "adapter")
-        found = _kind_of(part)
-        if found != part.name:
-            hint = {
-                "adapter": "finish it with --resume",
-                "merged": "make it with scripts/merge.py",
-                "gguf": "make it with scripts/export_gguf.py",
-            }[part.name]
-            raise UserError(f"the run in {name} has no {part.name}/ with {_kind_needs(part.name)}; {hint}")
-        return part, found
+        wanted = kind or "adapter"
+        for part in _FOLDERS.get(wanted, (wanted,)):
+            if _kind_of(folder / part) == wanted:
+                return folder / part, wanted
+        hint = {
+            "adapter": "finish it with --resume",
+            "merged": "make it with scripts/merge.py",
+            "gguf": "make it with scripts/export_gguf.py",
+        }[wanted]
+        raise UserError(f"the run in {name} has no {wanted}/ with {_kind_needs(wanted)}; {hint}")
     found = _kind_of(folder)
     if found is None:
         raise UserError(

@@ -1,6 +1,8 @@
 """A push is one visible change, goes on after whatever ended it, sends nothing twice, and leaks nothing."""
 
+import io
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -146,6 +148,14 @@ def test_another_push_sends_what_changed_and_deletes_what_an_earlier_one_left(se
     assert "deleting model-00001-of-00002.safetensors" in said and "replacing README.md" in said
 
 
+def test_weights_that_are_left_over_are_a_change_too(server, client):
+    pushed(server)
+    repository = server.repositories[NAME]
+    repository.set("main", {**repository.refs["main"], "model-00003-of-00003.safetensors": FILES[0].sha256})
+    pushed(server)
+    assert_whole(server)
+
+
 def test_large_files_in_parts_arrive_whole(client):
     server = HubStandIn(part_bytes=20_000)
     try:
@@ -228,12 +238,16 @@ LASTING = {
 @pytest.mark.parametrize(("method", "path", "how"), LASTING.values(), ids=LASTING)
 def test_what_lasts_ends_in_one_line_and_the_same_command_goes_on(server, client, capsys, method, path, how):
     server.fail(method, path, times=1000, **how)
+    logged = logging.StreamHandler(io.StringIO())
+    logging.getLogger("huggingface_hub").addHandler(logged)
     with pytest.raises(RunError, match=r"run the same command again: \d of 4 files are there already") as caught:
         pushed(server)
     assert "\n" not in str(caught.value)
     # Not in the error, nor in one that it was raised from.
     assert caught.value.__cause__ is None and caught.value.__context__ is None
-    assert_nothing_leaked(*capsys.readouterr(), str(caught.value), "".join(traceback.format_exception(caught.value)))
+    logging.getLogger("huggingface_hub").removeHandler(logged)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert_nothing_leaked(*capsys.readouterr(), str(caught.value), shown, logged.stream.getvalue())
     assert [list(main) for main in server.repositories[NAME].mains] == [[".gitattributes"]]
     server.faults.clear()
     pushed(server)
@@ -520,6 +534,9 @@ def test_what_is_pushed_is_found_out_or_refused(tmp_path, run):
         upload_files.find(str(tmp_path / "missing"), None)
     with pytest.raises(UserError, match=r"holds no run.json, no adapter_config.json"):
         upload_files.find(str(tmp_path), None)
+    (run / "merged-gguf").mkdir()
+    (run / "merged-gguf" / "x.gguf").write_bytes(b"GGUF")
+    assert upload_files.find(str(run), "gguf") == (run / "merged-gguf", "gguf")
     shutil.copytree(run / "adapter", run / "merged")
     with pytest.raises(UserError, match=r"has no merged/ with config.json"):
         upload_files.find(str(run), "merged")

@@ -1,6 +1,7 @@
 """The card is true: what was measured is on it, what was not is absent, and nothing of this machine is."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -248,6 +249,13 @@ def test_a_base_in_a_folder_is_called_by_its_last_name(tmp_path):
     assert str(tmp_path) not in text and "AutoModelForCausalLM" not in text
 
 
+def test_a_folder_that_is_called_as_a_repository_could_be_is_none(tmp_path):
+    where = {"base_model": "models/mine", "revision": None, "fingerprint": "f" * 64}
+    run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in where.items()})
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert "base_model" not in data and "a model in a folder called mine, which has no name on the Hub" in text
+
+
 # What is not known is not there
 
 
@@ -310,8 +318,9 @@ def test_what_is_merged_bears_the_adapters_figures_as_such(run):
     assert (data["base_model"], data["base_model_relation"]) == (BASE, "finetune")
     assert data["library_name"] == "transformers" and "model-index" not in data
     assert "These are figures of the adapter on its base as it was trained." in text and "| pass@1 | 31.7" in text
-    assert "| of the adapter's update retained, overall | 0.9993 |" in text
-    assert "| KL divergence, adapter merged | 0.00012 |" in text and "adapter base" not in text
+    assert "| merged into | the base in full precision |" in text
+    assert "| share of the adapter's update that rounding left | 0.9993 |" in text
+    assert "| KL divergence, adapter from merged, nats a token | 0.00012 |" in text and "adapter from base" not in text
     assert json.loads(files["config.json"].content)["_name_or_path"] == BASE
     assert "vllm serve me/trained" in text and "merge_report.json" in files
 
@@ -361,12 +370,26 @@ def test_gguf_files_are_named_as_they_are(run):
     assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
     assert "llama-cli --hf-repo me/trained --hf-file trained-Q4_K_M.gguf" in text
     assert "ollama run hf.co/me/trained:Q4_K_M" in text and "Modelfile" not in text
+    assert "These are figures of the adapter on its base" in text and "model-index" not in data
+    (gguf / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
+    _, text, files = card_of(gguf, "gguf")
+    assert "ollama create trained -f trained/trained.Modelfile" in text and "trained.Modelfile" in files
+
+
+def test_a_gguf_file_of_before_the_adapter_bears_no_figures(run, capsys):
+    gguf = run / "gguf"
+    gguf.mkdir()
+    (gguf / "trained.gguf").write_bytes(b"GGUF")
+    os.utime(gguf / "trained.gguf", (0, 0))
+    _, text, _ = card_of(gguf, "gguf")
+    assert "## Measured" not in text and "is older than the run's adapter" in capsys.readouterr().err
 
 
 # What comes from files cannot break out
 
 
-def test_no_path_of_this_machine_is_in_anything_that_goes_up(run):
+def test_no_path_of_this_machine_is_in_anything_that_goes_up(tmp_path):
+    run = make_run(tmp_path / "run", record__config__train__optimizer=f"{PRIVATE}/optimizer")
     make_merged(run, base={"name": f"{PRIVATE}/base"}, onto="full")
     for kind in ("adapter", "merged"):
         files, _, text = prepare(run / kind, kind, "me/trained")
