@@ -174,7 +174,7 @@ def model_tensors_named(config: Any, stored: Mapping[str, Stored], folder: Path)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     if config.tie_word_embeddings and HEAD in stored and _same(stored[HEAD], stored.get(EMBEDDING)):
-        expected.pop(HEAD)  # a tied head that was written all the same
+        # A tied head that was written all the same; one that differs is no longer tied, to transformers too.
         stored = {name: tensor for name, tensor in stored.items() if name != HEAD}
     found = []
     for name, tensor in stored.items():
