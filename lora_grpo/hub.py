@@ -12,12 +12,13 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo import __version__, hub_token
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.hub_contents import missing, tree
 from lora_grpo.hub_failures import Failure, explain
 from lora_grpo.upload_files import CARD, UploadFile, stale
 
@@ -89,23 +90,54 @@ def push(asked: Push, wait: Callable[[float], object] = time.sleep) -> str:
     api = HfApi(endpoint=asked.endpoint, token=token, library_name="lora_grpo", library_version=__version__)
     if not sys.stderr.isatty():
         disable_progress_bars()
-    failure: Exception | None = None
     with hub_token.scrubbed(token):
-        failures, there = 0, 0
-        while failure is None:
-            try:
-                return _bring(api, asked)
-            except (UserError, RunError) as error:
-                failure = type(error)(hub_token.scrub(str(error), token))
-            except Exception as error:  # noqa: BLE001 - httpx, huggingface_hub and hf_xet raise what they like
-                failures = 1 if asked.there > there else failures + 1
-                there = asked.there
-                failure = _give_up(explain(error, token), asked, failures, wait)
-            except BaseException:
-                print("stopped; the same command goes on", file=sys.stderr)
-                raise
-    # Outside of every `except`: what is raised there would carry the first error, and what is in it, with it.
-    raise failure
+        try:
+            outcome = _bring_patiently(api, asked, token, wait)
+        except BaseException:  # Ctrl-C, or told to end
+            print("stopped; the same command goes on", file=sys.stderr)
+            raise
+    # What is raised inside an `except` carries the error that is handled there, and what is in it, with it.
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _bring_patiently(
+    api: HfApi, asked: Push, token: str, wait: Callable[[float], object]
+) -> str | UserError | RunError:
+    """Try until it is done or does not get on; return the repository's address, or what is to be raised."""
+    failures, there = 0, 0
+    while True:
+        try:
+            return _bring(api, asked)
+        except (UserError, RunError) as error:
+            return type(error)(hub_token.scrub(str(error), token))
+        except Exception as error:  # noqa: BLE001 - httpx, huggingface_hub and hf_xet raise what they like
+            failure = explain(error, token)
+        failures = 1 if asked.there > there else failures + 1
+        there = asked.there
+        if end := _end(failure, asked, failures):
+            return end
+        pause = 2.0 ** (failures - 1) if failure.seconds is None else failure.seconds
+        print(f"{failure.reason}; trying again in {pause:g} s ({failures} of {ATTEMPTS})", file=sys.stderr, flush=True)
+        wait(pause)
+
+
+def _end(failure: Failure, asked: Push, failures: int) -> UserError | RunError | None:
+    """Return what is to be raised, or None where another attempt may go better."""
+    again = f"run the same command again: {asked.there} of {len(asked.files)} files are there already"
+    if failure.status == 401:
+        return UserError("the Hub refuses the token; run `hf auth login` or set HF_TOKEN to one that can write")
+    if failure.status == 403:
+        return UserError(
+            f"the token may not do that in {asked.repo_id}: {failure.reason}; use one that can write there, and see "
+            "that pull requests are enabled in the repository's settings"
+        )
+    if not failure.passing:
+        return RunError(f"the push to {asked.repo_id} failed: {failure.reason}; once that is mended, {again}")
+    if failures >= ATTEMPTS:
+        return RunError(f"the push to {asked.repo_id} did not get through: {failure.reason}; {again}")
+    return None
 
 
 # One attempt, from wherever the last one came to
@@ -114,8 +146,8 @@ def push(asked: Push, wait: Callable[[float], object] = time.sleep) -> str:
 def _bring(api: HfApi, asked: Push) -> str:
     _open_repository(api, asked)
     address = f"{api.endpoint}/{asked.repo_id}"
-    main = _tree(api, asked.repo_id, "main")
-    if not _missing(asked.files, main) and not stale([*main], asked.files, asked.kind):
+    main = tree(api, asked.repo_id, "main")
+    if not missing(asked.files, main) and not stale([*main], asked.files, asked.kind):
         asked.there = len(asked.files)
         print(f"{address} holds all {len(asked.files)} files as they are here")
         return address
@@ -126,7 +158,7 @@ def _bring(api: HfApi, asked: Push) -> str:
     if change.status == "draft":  # which cannot be merged
         api.change_discussion_status(asked.repo_id, change.num, "open")
     api.merge_pull_request(asked.repo_id, change.num)
-    if lost := _missing(asked.files, _tree(api, asked.repo_id, "main")):
+    if lost := missing(asked.files, tree(api, asked.repo_id, "main")):
         raise RunError(
             f"{change.url} was merged, and {lost[0].name} is not in {asked.repo_id} as it is here; run the same "
             "command again"
@@ -173,17 +205,17 @@ def _fill(api: HfApi, asked: Push, change: Discussion, main: Mapping[str, RepoFi
     from huggingface_hub import CommitOperationDelete
 
     revision = f"refs/pr/{change.num}"
-    tree = _tree(api, asked.repo_id, revision)
-    missing = _missing(asked.files, tree)
-    asked.there = len(asked.files) - len(missing)
+    before = tree(api, asked.repo_id, revision)
+    wanted = missing(asked.files, before)
+    asked.there = len(asked.files) - len(wanted)
     if asked.there:
         print(f"{asked.there} of {len(asked.files)} files are there already")
-    for file in (file for file in missing if file.is_weights):
+    for file in (file for file in wanted if file.is_weights):
         print(f"sending {file.name} ({megabytes(file.size)})", flush=True)
         api.create_commit(asked.repo_id, [_addition(file)], commit_message=f"Add {file.name}", revision=revision)
         asked.there += 1
-    rest = [file for file in missing if not file.is_weights]
-    old = stale([*tree], asked.files, asked.kind)
+    rest = [file for file in wanted if not file.is_weights]
+    old = stale([*before], asked.files, asked.kind)
     for name in old:
         print(f"deleting {name}, of an earlier push; the repository's history keeps it")
     if CARD in main and any(file.name == CARD for file in rest):
@@ -195,44 +227,12 @@ def _fill(api: HfApi, asked: Push, change: Discussion, main: Mapping[str, RepoFi
             commit_message="Add card, configuration and tokenizer",
             revision=revision,
         )
-    if lost := _missing(asked.files, _tree(api, asked.repo_id, revision)):
+    if lost := missing(asked.files, tree(api, asked.repo_id, revision)):
         raise RunError(
             f"the Hub took {lost[0].name} and does not have it as it is here; a .gitignore in {asked.repo_id} may keep "
             "it out: see there, and run the same command again"
         )
     asked.there = len(asked.files)
-
-
-def _tree(api: HfApi, repo_id: str, revision: str) -> dict[str, RepoFile]:
-    """Return the files of a revision by name."""
-    from huggingface_hub.errors import EntryNotFoundError
-    from huggingface_hub.hf_api import RepoFile
-
-    def entries() -> Iterator[RepoFile]:
-        for entry in api.list_repo_tree(repo_id, recursive=True, revision=revision):
-            if isinstance(entry, RepoFile):
-                yield entry
-
-    try:
-        return {entry.path: entry for entry in entries()}
-    except EntryNotFoundError:  # a repository without any commit
-        return {}
-
-
-def _missing(files: Sequence[UploadFile], tree: Mapping[str, RepoFile]) -> list[UploadFile]:
-    """Return the files that are not there, or are others there."""
-    return [file for file in files if file.name not in tree or not _same(file, tree[file.name])]
-
-
-def _same(file: UploadFile, there: RepoFile) -> bool:
-    from huggingface_hub.utils.sha import git_hash
-
-    if file.size != there.size:
-        return False
-    if there.lfs is not None:
-        return file.sha256 == there.lfs.sha256
-    content = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
-    return bool(git_hash(content) == there.blob_id)
 
 
 def _addition(file: UploadFile) -> Any:
@@ -242,31 +242,6 @@ def _addition(file: UploadFile) -> Any:
     addition = CommitOperationAdd(file.name, file.content)
     addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # or it would read gigabytes a second time
     return addition
-
-
-# What to do about a failure
-
-
-def _give_up(
-    failure: Failure, asked: Push, failures: int, wait: Callable[[float], object]
-) -> UserError | RunError | None:
-    """Wait and return None where another attempt may go better; else return what to raise."""
-    again = f"run the same command again: {asked.there} of {len(asked.files)} files are there already"
-    if failure.status == 401:
-        return UserError("the Hub refuses the token; run `hf auth login` or set HF_TOKEN to one that can write")
-    if failure.status == 403:
-        return UserError(
-            f"the token may not do that in {asked.repo_id}: {failure.reason}; use one that can write there, and see "
-            "that pull requests are enabled in the repository's settings"
-        )
-    if not failure.passing:
-        return RunError(f"the push to {asked.repo_id} failed: {failure.reason}; once that is mended, {again}")
-    if failures >= ATTEMPTS:
-        return RunError(f"the push to {asked.repo_id} did not get through: {failure.reason}; {again}")
-    pause = 2.0 ** (failures - 1) if failure.seconds is None else failure.seconds
-    print(f"{failure.reason}; trying again in {pause:g} s ({failures} of {ATTEMPTS})", file=sys.stderr, flush=True)
-    wait(pause)
-    return None
 
 
 def megabytes(size: int) -> str:

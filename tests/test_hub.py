@@ -279,6 +279,20 @@ class _ThreeOfFour:
         return self
 
 
+def test_stopped_by_hand_it_says_how_to_go_on(server, client, capsys):
+    server.fail("POST", "/commit/", status=503)
+
+    def stop(seconds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.push(asked(server), wait=stop)
+    assert capsys.readouterr().err.endswith("stopped; the same command goes on\n")
+    pushed(server)
+    assert_whole(server)
+    assert_sent_once(server)
+
+
 def test_a_conflict_is_left_behind(server, client):
     """The repository changed where an interrupted push writes: a new pull request takes over, and sends no weights."""
     server.fail("POST", "/merge$", status=500, times=1000)

@@ -432,6 +432,7 @@ def test_a_tasks_name_cannot_break_a_table(tmp_path):
 def test_escaped_text_reads_as_it_is():
     assert escape("correct_answer 0.1.0 +3.2") == "correct_answer 0.1.0 +3.2"
     assert escape("_a_ *b* [c](d) <e>\n- f") == "\\_a\\_ \\*b\\* \\[c\\](d) \\<e\\> - f"
+    assert escape("a\x1b[31mb\u202ec\u2028d") == "a \\[31mb c d"
     assert escape("1. one") == "1\\. one" and escape("- one") == "\\- one"
 
 

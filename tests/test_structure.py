@@ -126,7 +126,8 @@ MAY_IMPORT = {
     "upload_files": {"atomic", "errors"},
     "hub_token": {"errors"},
     "hub_failures": {"hub_token"},
-    "hub": {"errors", "hub_failures", "hub_token", "upload_files"},
+    "hub_contents": {"upload_files"},
+    "hub": {"errors", "hub_contents", "hub_failures", "hub_token", "upload_files"},
     "card_figures": {
         "atomic", "base_model", "config", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
     },
