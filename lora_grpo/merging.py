@@ -19,10 +19,8 @@ from lora_grpo.fidelity import Dtype, Fidelity, candidates, check_finite, choose
 from lora_grpo.folder_lock import claim
 from lora_grpo.frozen_base import Onto, base_tensors
 from lora_grpo.merge_divergence import measure_divergences
+from lora_grpo.merge_report import FORMAT, REPORT, check_current, read_report
 from lora_grpo.subjects import LICENCES, TOKENIZER_FILES, Overrides, Subject, resolve, run_of
-
-REPORT = "merge_report.json"
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def merge_and_report(options: Options) -> Path:
     identity = _identity(subject, options)
     if _is_there(output, identity, options.dtype):
         merge.tidy(output)
-        _show(output, json.loads((output / REPORT).read_text(encoding="utf-8")))
+        _show(output, read_report(output) or {})
         return output
 
     folder = Path(subject.base.name)
@@ -93,7 +91,7 @@ def merge_and_report(options: Options) -> Path:
     if _identity(subject, options) != identity:
         raise UserError(f"{subject.adapter} or its base changed during the merge; run the command again")
     report = {
-        "lora_grpo_merge": _FORMAT,
+        "lora_grpo_merge": FORMAT,
         "identity": identity,
         "asked": options.dtype,
         "dtype": dtype,
@@ -122,6 +120,20 @@ def merge_and_report(options: Options) -> Path:
     merge.publish(staging, output)
     _show(output, report)
     return output
+
+
+def merged_model(named: Path) -> Path:
+    """Return the merged model of a run, made now where there is none; a model's own folder is that model.
+
+    Raises:
+        UserError: the run's merge is of an adapter that it no longer has.
+    """
+    if not (named / "run.json").is_file():
+        return named
+    if (named / "merged").is_dir():
+        check_current(named / "merged")
+        return named / "merged"
+    return merge_and_report(Options(str(named)))
 
 
 def default_output(adapter: Path) -> Path:
@@ -155,12 +167,12 @@ def _is_there(output: Path, identity: Mapping[str, Any], dtype: str) -> bool:
         raise UserError(f"--output {output} is a file; give a folder")
     if not output.is_dir() or not any(output.iterdir()):
         return False
-    try:
-        report = json.loads((output / REPORT).read_text(encoding="utf-8"))
-        found, asked, chosen, shards = report["identity"], report["asked"], report["dtype"], report["shards"]
-        whole = all((output / shard["file"]).stat().st_size == shard["bytes"] for shard in shards)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{output} holds other files; give another --output") from None
+    report = read_report(output)
+    if report is None:
+        raise UserError(f"{output} holds other files; give another --output")
+    found, asked, chosen = report["identity"], report["asked"], report["dtype"]
+    shards = {output / shard["file"]: shard["bytes"] for shard in report["shards"]}
+    whole = all(path.is_file() and path.stat().st_size == size for path, size in shards.items())
     changed = [name for name in identity if found.get(name) != identity[name]]
     if not changed and dtype not in (asked, chosen):
         changed = [f"dtype ({chosen}, now {dtype})"]

@@ -24,7 +24,10 @@ from lora_grpo.reward_registry import parse_reward_specs
 
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
-_ENTRIES = ("adapter", "checkpoints", "completions", "evaluation", "tensorboard", "metrics.jsonl", "run.json")
+_ENTRIES = (
+    *("adapter", "checkpoints", "completions", "evaluation", "merged", ".merged.partial", "gguf", "tensorboard"),
+    *("metrics.jsonl", "run.json"),
+)
 _MAY_CHANGE = (
     "output_dir",
     "train.max_steps",

@@ -72,7 +72,7 @@ class Subject:
             "weights_sha256": None if on_hub else base_model.weights_fingerprint(Path(self.base.name)),
             "config_sha256": _digest(Path(self.base.name), ("config.json", "generation_config.json")),
             "bits": self.base.bits,
-            "adapter_sha256": self.adapter and _digest(self.adapter, (ADAPTER_WEIGHTS, "adapter_config.json")),
+            "adapter_sha256": self.adapter and adapter_sha256(self.adapter),
             "tokenizer_sha256": _digest(self.tokenizer, TOKENIZER_FILES),
         }
 
@@ -131,6 +131,11 @@ def files_of(name: str, base: str | None) -> list[Path]:
     if base:
         found += _model_files(Path(base_model.source(base)).expanduser())
     return sorted({path for path in found if path.is_file()})
+
+
+def adapter_sha256(folder: Path) -> str:
+    """Return one SHA-256 over an adapter's weights and its configuration."""
+    return _digest(folder, (ADAPTER_WEIGHTS, "adapter_config.json"))
 
 
 def run_of(folder: Path) -> Path | None:

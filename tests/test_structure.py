@@ -117,9 +117,10 @@ MAY_IMPORT = {
     "merge": {
         "adapter_plan", "atomic", "errors", "fidelity", "merge_outputs", "merged_tensors", "progress", "tensor_files",
     },
+    "merge_report": {"errors", "subjects"},
     "merging": {
         "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "merge",
-        "merge_divergence", "subjects",
+        "merge_divergence", "merge_report", "subjects",
     },
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
     # scripts/push.py.
