@@ -45,7 +45,7 @@ def vocabulary(tokenizer):
 
 def as_ollama(template, messages):
     """Render the part of Go's templates that is written here: text, strings, fields, `if`, `not`, `eq`, `range`."""
-    parts = re.split(r"\{\{ (.*?) \}\}", template)
+    parts = re.split(r"\{\{(.*?)\}\}", template)
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
 
     def value(words, message):
@@ -64,7 +64,7 @@ def as_ollama(template, messages):
                 text += parts[at] if writes else ""
                 at += 1
                 continue
-            words = parts[at].split(" ")
+            words = parts[at].split()
             if words == ["end"]:
                 return text, at + 1
             if words[0] == "if":
