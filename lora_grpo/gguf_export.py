@@ -64,8 +64,8 @@ def export(
         UserError: the folder cannot be exported, or the disk is too small; nothing is left under the file's name.
         RunError: llama-quantize failed.
     """
-    prepare_torch(seed=0)
     quantizer = _quantizer(type)
+    prepare_torch(seed=0)
     config = gguf_architecture.read_config(folder)
     stored = model_tensors(folder)
     tensors = gguf_architecture.model_tensors_named(config, stored, folder)
@@ -75,7 +75,8 @@ def export(
     notes = list(vocabulary.notes)
     if (length := gguf_architecture.context_length(config)) < config.max_position_embeddings:
         notes.append(f"the context is {length} tokens, as far as the model's sliding window reaches")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    with _disk_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
     name = output.name.removesuffix(".gguf").removesuffix(f".{type.upper()}")
     if quantizer is None:
         notes += _write(folder, output, name, type, config, tensors, vocabulary)
@@ -219,9 +220,11 @@ def _disk_errors(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(f"the disk of {output.parent} is full; make room, and give the same command again") from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"the disk of {output.parent} is full; make room, and give the same command again"
+            ) from None
+        raise UserError(f"{error.filename or output}: {error.strerror}; --output takes another file") from error
 
 
 def _check_disk(output: Path, tensors: int) -> None:

@@ -382,6 +382,12 @@ def test_a_disk_that_fills_up_is_told_in_one_line(qwen2, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_cannot_be_written_is_told_in_one_line(qwen2, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); --output takes another file"):
+        export(qwen2, tmp_path / "file" / "m.gguf", "f16")
+
+
 # K-quants
 
 
