@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import atomic, base_model
-from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation_report import Page
-from lora_grpo.subjects import Subject
+from lora_grpo.subjects import adapter_sha256
 from lora_grpo.tasks import TASK_NAMES, get_task
 from lora_grpo.tasks.sources import is_on_hub
 from lora_grpo.upload_files import without_paths
@@ -50,7 +49,7 @@ def evaluations_of(run: Path, record: Mapping[str, Any], folder: Path, kind: str
         kind: which of `upload_files.KINDS` it is.
     """
     made_of = (read_json(folder / "merge_report.json").get("adapter") or {}).get("sha256")
-    if made_of and not _is({"adapter_sha256": made_of}, run / "adapter", "adapter"):
+    if made_of and made_of != adapter_sha256(run / "adapter"):
         print(f"{folder} was made of another adapter than the run has now; its figures are left out", file=sys.stderr)
         return
     if kind != "adapter" and not made_of and _is_older(folder, run / "adapter"):
@@ -126,10 +125,9 @@ def _asked_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: 
 def _is(model: Mapping[str, Any], folder: Path, kind: str) -> bool:
     """Tell whether an evaluation's model is what is in a folder."""
     if kind == "adapter":
-        asked = Subject("", ModelConfig(name=str(folder), revision="-"), "", folder, folder).identity
-        return bool(model.get("adapter_sha256") == asked["adapter_sha256"])
-    asked = Subject("", ModelConfig(name=str(folder)), "", None, folder).identity
-    return model.get("adapter_sha256") is None and bool(model.get("weights_sha256") == asked["weights_sha256"])
+        return bool(model.get("adapter_sha256") == adapter_sha256(folder))
+    same_weights = model.get("weights_sha256") == base_model.weights_fingerprint(folder)
+    return model.get("adapter_sha256") is None and same_weights
 
 
 def _is_older(folder: Path, adapter: Path) -> bool:

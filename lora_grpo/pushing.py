@@ -11,6 +11,7 @@ import tyro
 
 from lora_grpo import card_facts, card_metadata, hub, hub_token, model_card
 from lora_grpo.errors import UserError
+from lora_grpo.merge_report import check_current
 from lora_grpo.script_flags import read_flags
 from lora_grpo.upload_files import CARD, UploadFile, collect, find
 
@@ -51,6 +52,8 @@ def push(options: Options) -> None:
     """
     hub.check_repo_id(options.repository)
     folder, kind = find(options.named, options.what)
+    if kind != "adapter":
+        check_current(folder)
     files, left, card = prepare(folder, kind, options.repository)
     visible = "public" if options.public else "private"
     print(f"{folder} ({kind}) to {options.repository}, {visible}")

@@ -140,7 +140,8 @@ MAY_IMPORT = {
         "reward_registry", "tasks",
     },
     "pushing": {
-        "card_facts", "card_metadata", "errors", "hub", "hub_token", "model_card", "script_flags", "upload_files",
+        "card_facts", "card_metadata", "errors", "hub", "hub_token", "merge_report", "model_card", "script_flags",
+        "upload_files",
     },
 }  # fmt: skip
 
