@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +11,10 @@ import tyro
 
 from lora_grpo.errors import UserError
 from lora_grpo.gguf_export import export
+from lora_grpo.merge_report import REPORT
+from lora_grpo.merging import merged_model
+from lora_grpo.prompts import SYSTEM_PROMPTS
+from lora_grpo.run_record import read_record
 
 TypeName = Literal[
     "q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0",
@@ -21,21 +26,23 @@ TypeName = Literal[
 class Options:
     """Flags of `scripts/export_gguf.py`."""
 
-    merged: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MERGED")]
-    """A merged model's folder: config.json, safetensors of 16 or 32 bits, and the tokenizer."""
+    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|MERGED")]
+    """A run, which is merged first where it is not yet; or a merged model's folder: config.json, safetensors of 16 or
+    32 bits, and the tokenizer."""
     type: TypeName = "q8_0"
     """Of the weights. `q8_0` is half of 16 bits and answers as they do; `q4_0` to `q5_1` are smaller and lose more;
     those with a `k`, and iq4_xs, are better at their size and need llama.cpp's llama-quantize on the PATH."""
     modelfile: bool = False
     """Write an Ollama Modelfile beside it, with the chat template and what ends an answer."""
     output: Path | None = None
-    """The file; None is MERGED-gguf/NAME.Q8_0.gguf beside the folder."""
+    """The file; None is RUN/gguf/RUN.Q8_0.gguf, or MERGED-gguf/MERGED.Q8_0.gguf beside a folder of no run."""
 
 
-def default_output(folder: Path, kind: str) -> Path:
-    """Return where a folder's GGUF goes, beside it and named after it and its type."""
-    folder = folder.absolute()
-    return folder.with_name(f"{folder.name}-gguf") / f"{folder.name}.{kind.upper()}.gguf"
+def default_output(folder: Path, run: Path | None, kind: str) -> Path:
+    """Return where a folder's GGUF goes: into its run, or beside it; named after that and its type."""
+    source = (run or folder).resolve()
+    place = source / "gguf" if run else source.with_name(f"{source.name}-gguf")
+    return place / f"{source.name}.{kind.upper()}.gguf"
 
 
 def export_and_say(options: Options) -> None:
@@ -44,16 +51,27 @@ def export_and_say(options: Options) -> None:
     Raises:
         UserError: it cannot be exported.
     """
-    folder = options.merged.expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{options.merged} is no folder; give a merged model's, or make one with scripts/merge.py")
-    output = options.output or default_output(folder, options.type)
-    if output.is_dir():
-        raise UserError(f"--output {output} is a folder; give a file such as {output / 'model.gguf'}")
-    done = export(folder, output, options.type, modelfile=options.modelfile)
+    named = options.what.expanduser()
+    if not named.is_dir():
+        raise UserError(f"{options.what} is no folder; give a run, or a merged model's, made with scripts/merge.py")
+    if options.output is not None and options.output.is_dir():
+        raise UserError(f"--output {options.output} is a folder; give a file such as {options.output / 'model.gguf'}")
+    folder = merged_model(named)
+    run = folder.resolve().parent if (folder.resolve().parent / "run.json").is_file() else None
+    output = options.output or default_output(folder, run, options.type)
+    config = read_record(run)["config"] if run else None
+    done = export(
+        folder,
+        output,
+        options.type,
+        modelfile=options.modelfile,
+        system_prompt=SYSTEM_PROMPTS.get(config["data"]["prompt_style"]) if config else None,
+    )
+    if (report := folder / REPORT).is_file():  # what a GGUF was made of cannot be told by itself
+        shutil.copyfile(report, done.path.with_name(REPORT))
     for note in done.notes:
         print(f"note: {note}")
     print(f"{done.path}  {done.path.stat().st_size / 1e6:.1f} MB")
     print(f"  llama-cli -m {done.path}")
     if done.modelfile:
-        print(f"  ollama create {folder.absolute().name.lower()} -f {done.modelfile}")
+        print(f"  ollama create {(run or folder).resolve().name.lower()} -f {done.modelfile}")

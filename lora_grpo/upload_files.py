@@ -16,8 +16,7 @@ from lora_grpo.errors import UserError
 
 CARD = "README.md"
 KINDS = ("adapter", "merged", "gguf")
-"""What a run can be pushed as; its folders are called so, and that of GGUF files also as it is by itself."""
-_FOLDERS = {"gguf": ("gguf", "merged-gguf")}
+"""What a run can be pushed as; its folders are called so."""
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -96,9 +95,8 @@ def find(name: str, kind: str | None) -> tuple[Path, str]:
         raise UserError(f"{name} is no folder; give a run, or the folder of an adapter, a merged model or GGUF files")
     if (folder / "run.json").is_file():
         wanted = kind or "adapter"
-        for part in _FOLDERS.get(wanted, (wanted,)):
-            if _kind_of(folder / part) == wanted:
-                return folder / part, wanted
+        if _kind_of(folder / wanted) == wanted:
+            return folder / wanted, wanted
         hint = {
             "adapter": "finish it with --resume",
             "merged": "make it with scripts/merge.py",

@@ -1,7 +1,7 @@
-"""Write a merged model as one GGUF file, for llama.cpp, Ollama and LM Studio.
+"""Write a run or a merged model as one GGUF file, for llama.cpp, Ollama and LM Studio.
 
-    python scripts/export_gguf.py merged/
-    python scripts/export_gguf.py merged/ --type q4_k_m --modelfile
+    python scripts/export_gguf.py outputs/gsm8k_lora --modelfile
+    python scripts/export_gguf.py merged/ --type q4_k_m
 
 The second needs llama.cpp's llama-quantize on the PATH.
 """

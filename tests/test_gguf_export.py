@@ -459,4 +459,6 @@ def test_a_mistake_is_one_line_and_loads_nothing_heavy(fresh, tmp_path):
 
 def test_the_command_takes_every_type_and_names_files_after_them():
     assert set(TypeName.__args__) == {*gguf_types.TYPES, *gguf_types.QUANTIZE_TYPES}
-    assert default_output(Path("/runs/maths/merged/"), "q4_0") == Path("/runs/maths/merged-gguf/merged.Q4_0.gguf")
+    model, run = Path("/models/maths/"), Path("/runs/maths")
+    assert default_output(model, None, "q4_0") == Path("/models/maths-gguf/maths.Q4_0.gguf")
+    assert default_output(run / "merged", run, "q4_0") == Path("/runs/maths/gguf/maths.Q4_0.gguf")

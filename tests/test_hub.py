@@ -548,9 +548,9 @@ def test_what_is_pushed_is_found_out_or_refused(tmp_path, run):
         upload_files.find(str(tmp_path / "missing"), None)
     with pytest.raises(UserError, match=r"holds no run.json, no adapter_config.json"):
         upload_files.find(str(tmp_path), None)
-    (run / "merged-gguf").mkdir()
-    (run / "merged-gguf" / "x.gguf").write_bytes(b"GGUF")
-    assert upload_files.find(str(run), "gguf") == (run / "merged-gguf", "gguf")
+    (run / "gguf").mkdir()
+    (run / "gguf" / "x.gguf").write_bytes(b"GGUF")
+    assert upload_files.find(str(run), "gguf") == (run / "gguf", "gguf")
     shutil.copytree(run / "adapter", run / "merged")
     with pytest.raises(UserError, match=r"has no merged/ with config.json"):
         upload_files.find(str(run), "merged")

@@ -101,7 +101,7 @@ MAY_IMPORT = {
         "base_model", "config", "errors", "gguf_architecture", "gguf_tokenizer", "gguf_types", "modelfile", "progress",
         "tensor_files",
     },
-    "gguf_options": {"errors", "gguf_export"},
+    "gguf_options": {"errors", "gguf_export", "merge_report", "merging", "prompts", "run_record"},
     # scripts/merge.py.
     "merge_outputs": {"tensor_files"},
     "tied_embeddings": {"errors", "merge_outputs"},
