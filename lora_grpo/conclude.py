@@ -46,7 +46,8 @@ def conclude(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Non
         f"\nadapter   {run.adapter}\nreport    {run.evaluation / 'report.md'}\n"
         f"curves    {run.metrics}\nsamples   {run.evaluation}/*.samples.jsonl\n\n"
         f"evaluate  python scripts/evaluate.py {run.folder} --compare base\n"
-        f"use it    PeftModel.from_pretrained(base, {str(run.adapter)!r})\n"
+        f"merge     python scripts/merge.py {run.folder}\n"
+        f"share     python scripts/push.py {run.folder} YOU/NAME --dry-run\n"
         f"longer    the same command with --resume --train.max-steps {2 * run.config.train.max_steps}"
     )
 

@@ -113,7 +113,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
         for done, shard in enumerate(shards):
             known = finished.get(shard.name)
             if not known or not _is_whole(staging / shard.name, known):
-                progress.show(done, f"writing {shard.name}, {shard.num_bytes / 1e9:.2f} GB")
+                progress.show(done, f"writing {shard.name}")
                 digest = _write(staging / shard.name, shard)
                 finished[shard.name] = {"bytes": (staging / shard.name).stat().st_size, "sha256": digest}
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})

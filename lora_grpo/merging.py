@@ -223,33 +223,41 @@ def _was_checked(subject: Subject, options: Options) -> bool:
 
 
 def _show(output: Path, report: Mapping[str, Any]) -> None:
-    for line in report_lines(output, report):
-        print(line)
+    for word, text in report_lines(output, report):
+        print(f"{word:<10}{text}")
+    run = output.parent if (output.parent / "run.json").is_file() else None
+    asked = f"{run} --compare {output}" if run else f"{output} --task gsm8k"
+    print(f"\nevaluate  python scripts/evaluate.py {asked}")
+    print(f"GGUF      python scripts/export_gguf.py {run or output} --modelfile")
+    print(f"share     python scripts/push.py {run or output} YOU/NAME{' --what merged' if run else ''} --dry-run")
 
 
-def report_lines(output: Path, report: Mapping[str, Any]) -> Iterator[str]:
-    """Return merge_report.json in words."""
-    gigabytes = sum(shard["bytes"] for shard in report["shards"]) / 1e9
-    kept = report["retained"]
+def report_lines(output: Path, report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield merge_report.json in words, each line with what it is about."""
     base = f"{report['base']['name']} ({report['onto']})"
-    yield f"merged into {output}: {report['dtype']}, {gigabytes:.3g} GB, onto {base}"
-    yield f"why {report['dtype']}: {report['reason']}"
+    size = _size(sum(shard["bytes"] for shard in report["shards"]))
+    yield "merged", f"{output}: {report['dtype']}, {size}, onto {base}"
+    yield "dtype", f"{report['dtype']}: {report['reason']}"
+    kept = report["retained"]
     if kept["overall"] is not None:
-        yield (
-            f"kept of the update: {share(kept['overall'])}, least {share(kept['worst'])} in {kept['worst_layer']}; "
-            f"rounding adds {kept['error']:.2g} times its size"
-        )
+        least = f"least {share(kept['worst'])} in {kept['worst_layer']}"
+        yield "update", f"{share(kept['overall'])} kept, {least}; rounding adds {kept['error']:.2g} times its size"
     kl = report["kl"]
     if "not_measured" in kl:
-        yield f"KL was not measured: {kl['not_measured']}"
+        yield "KL", f"not measured: {kl['not_measured']}"
     else:
+        on = f"{kl['tokens']} tokens of {kl['texts']} texts"
         yield (
-            f"KL in nats a token, {kl['tokens']} tokens of {kl['texts']} texts: adapter‖merged "
-            f"{kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g}"
+            "KL",
+            f"adapter‖merged {kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g} nats a token, {on}",
         )
         if "trained_merged" in kl:
-            yield f"against the adapter on the 4-bit base that it was trained on: {kl['trained_merged']:.2g}"
+            yield "", f"adapter on its 4-bit base‖merged {kl['trained_merged']:.2g}; --onto dequantized keeps that base"
     if not report["base"]["checked"]:
-        yield "the base could not be checked: nothing says which weights the adapter was trained on"
+        yield "base", "not checked: nothing says which weights the adapter was trained on"
     if report["untied"]:
-        yield "the head is kept apart from the embedding now: the adapter changed one of them alone"
+        yield "head", "apart from the embedding now: the adapter changed one of the two alone"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

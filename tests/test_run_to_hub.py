@@ -29,7 +29,7 @@ def command(warm, folder):
 
 @pytest.fixture(scope="module")
 def run(command, folder):
-    flags = ("--train.max-steps", 12, "--data.eval-limit", 20, "--eval.num-samples", 0)
+    flags = ("--train.max-steps", 6, "--data.eval-limit", 20, "--eval.num-samples", 0)
     command("recipes/gsm8k_lora.py", "--output-dir", folder / "run", *flags)
     return folder / "run"
 
@@ -40,7 +40,7 @@ def answers(path):
 
 def test_what_training_saw_merges_into_a_model_that_gives_the_same_greedy_answers(run, command, folder):
     said = command("scripts/merge.py", run, "--onto", "dequantized")
-    assert "KL in nats a token" in said
+    assert "adapter‖merged" in said
     report = json.loads((run / "merged" / "merge_report.json").read_text())
     assert report["retained"]["overall"] > 0.99 and report["base"]["checked"]
     assert report["kl"]["adapter_merged"] < report["kl"]["adapter_base"] / 100
