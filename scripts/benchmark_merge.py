@@ -129,31 +129,31 @@ def merge_command(folder: Path, output: Path) -> list[str]:
 
 
 def survives(folder: Path, kills: int) -> bool:
-    """Kill a merge again and again, go on, and say whether it ends in the bytes of one that was left alone."""
+    """Kill merges at moments spread over their run time, go on, and say whether all end in the bytes of a whole one."""
     whole, cut = folder / "whole", folder / "cut"
+    staging = folder / ".cut.partial"
     _, seconds = measure(merge_command(folder, whole))
-    draw = random.Random(0)
+    expected = {path.name: sha256(path) for path in whole.iterdir()}
+    draw, same = random.Random(0), 0
     for kill in range(kills):
-        if cut.exists():  # it ended before it was killed
-            shutil.rmtree(cut)
         process = subprocess.Popen(
             merge_command(folder, cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        # Past the imports and measurements, to where shards are written and checked.
-        pause = draw.uniform(0.1, 1.0) * seconds
+        pause = (kill + draw.random()) / kills * seconds
         try:
             process.wait(pause)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        staging = folder / ".cut.partial"
-        there = sorted(path.name for path in staging.iterdir()) if staging.exists() else []
-        print(f"kill {kill + 1} after {pause:.1f} s: {'it had ended' if cut.exists() else there}", file=sys.stderr)
-    measure(merge_command(folder, cut))
-    digests = [{path.name: sha256(path) for path in each.iterdir()} for each in (whole, cut)]
-    same = digests[0] == digests[1]
-    print(f"{kills} kills, {len(digests[0])} files: {'byte-identical' if same else 'they differ'}")
-    return same
+        there = len(list(staging.glob("model*.safetensors"))) if staging.exists() else 0
+        state = "it had ended" if cut.exists() else f"{there} shards were finished"
+        measure(merge_command(folder, cut))
+        found = {path.name: sha256(path) for path in cut.iterdir()}
+        same += found == expected
+        print(f"kill {kill + 1} after {pause:.1f} s: {state}; same bytes: {found == expected}", file=sys.stderr)
+        shutil.rmtree(cut)
+    print(f"{kills} kills, {len(expected)} files: {same} times byte-identical")
+    return same == kills
 
 
 def compare(folder: Path, rounds: int) -> None:
