@@ -20,9 +20,10 @@ from lora_grpo.subjects import Subject, run_of
 from lora_grpo.tensor_files import model_tensors
 
 _TEXTS = 4
-_TOKENS_OF_A_TEXT = 32
-_LONGEST = 256
-"""Tokens of a text; of longer ones the end is taken."""
+_PROMPT_TOKENS = 96
+"""Of a longer prompt the end is taken: every token costs a pass through the whole model."""
+_COMPLETION_TOKENS = 32
+"""Of a longer completion the beginning is taken."""
 _QUESTIONS = (
     ("A pen costs 3 dollars. How much do 4 pens cost?", "Each pen costs 3 dollars, so 4 pens cost 4 * 3 = 12.", "12"),
     ("Tom has 15 apples and eats 6. How many are left?", "He eats 6 of 15, which leaves 15 - 6 = 9 apples.", "9"),
@@ -33,7 +34,7 @@ _QUESTIONS = (
 def measure_divergences(
     subject: Subject, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto
 ) -> dict[str, Any]:
-    """Measure KL divergences in nats a token, on the last tokens of a few texts; all models computed in float32.
+    """Measure KL divergences in nats a token, on completions' first tokens; all models are computed in float32.
 
     Args:
         subject: what was merged; a run lends the newest completions it wrote down.
@@ -94,15 +95,15 @@ def _texts(subject: Subject, base: Mapping[str, Tensor]) -> tuple[list[list[int]
     tokenizer = base_model.load_tokenizer(settings)
     ids = [
         [
-            *tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"],
-            *tokenizer(completion, add_special_tokens=False)["input_ids"],
-        ][-_LONGEST:]
+            *tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
+            *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
+        ]
         for prompt, completion in _pairs(subject)
     ]
     known = max(tensor.shape[0] for tensor in base.values() if tensor.shape)  # the vocabulary, or more
     if not all(text and max(text) < known for text in ids):
         raise UserError("the tokenizer has tokens that the model has not")
-    return ids, min(_TOKENS_OF_A_TEXT, *map(len, ids))
+    return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 
 def _pairs(subject: Subject) -> list[tuple[Any, str]]:
