@@ -11,11 +11,12 @@ EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
 
+# A file's tests share what they set up, so files are what is dealt out.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-all: $(VENV)/installed engines
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -190,7 +190,7 @@ def _choose(asked: Dtype | Literal["auto"], plan: Plan) -> tuple[Dtype, str, dic
     heaviest = max(plan.outputs.values(), key=lambda output: len(output.shape) and output.shape[0])
     measured = measure(plan.outputs, candidates(asked, heaviest.origin.dtype))
     if asked != "auto":
-        return asked, "asked for", measured
+        return asked, f"{asked}, as asked", measured
     dtype, reason = choose(measured, plan.outputs)
     if dtype not in measured:
         measured |= measure(plan.outputs, [dtype])
@@ -237,7 +237,7 @@ def report_lines(output: Path, report: Mapping[str, Any]) -> Iterator[tuple[str,
     base = f"{report['base']['name']} ({report['onto']})"
     size = _size(sum(shard["bytes"] for shard in report["shards"]))
     yield "merged", f"{output}: {report['dtype']}, {size}, onto {base}"
-    yield "dtype", f"{report['dtype']}: {report['reason']}"
+    yield "dtype", report["reason"]
     kept = report["retained"]
     if kept["overall"] is not None:
         least = f"least {share(kept['worst'])} in {kept['worst_layer']}"
@@ -246,11 +246,8 @@ def report_lines(output: Path, report: Mapping[str, Any]) -> Iterator[tuple[str,
     if "not_measured" in kl:
         yield "KL", f"not measured: {kl['not_measured']}"
     else:
-        on = f"{kl['tokens']} tokens of {kl['texts']} texts"
-        yield (
-            "KL",
-            f"adapter‖merged {kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g} nats a token, {on}",
-        )
+        both = f"adapter‖merged {kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g} nats a token"
+        yield "KL", f"{both}, over {kl['tokens']} tokens of {kl['texts']} texts"
         if "trained_merged" in kl:
             yield "", f"adapter on its 4-bit base‖merged {kl['trained_merged']:.2g}; --onto dequantized keeps that base"
     if not report["base"]["checked"]:

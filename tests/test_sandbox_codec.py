@@ -86,7 +86,9 @@ def test_a_subclass_arrives_as_the_plain_value_it_holds(value, plain):
     assert arrived != 2 and arrived != [2] and arrived != "b"
 
 
-@pytest.mark.parametrize("value", [object(), len, lambda: 0, iter([]), Equal, Ellipsis], ids=repr)
+@pytest.mark.parametrize(
+    "value", [object(), len, lambda: 0, iter([]), Equal, Ellipsis], ids=lambda value: type(value).__name__
+)
 def test_everything_else_arrives_as_a_handle(value):
     assert through(value)[0] == "handle"
 

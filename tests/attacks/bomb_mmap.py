@@ -1,6 +1,6 @@
 """Maps anonymous memory, again and again, and touches it."""
 
-# status: memory, failed
+# status: memory, failed, timeout
 import mmap
 
 
