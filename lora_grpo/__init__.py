@@ -15,9 +15,10 @@ training            train, grpo_arguments, checkpoints, stop_signal, completion_
 at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
                     (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
-scripts/merge.py    merging, merge_report, merge (shards), adapter_plan, merge_outputs, tied_embeddings, frozen_base, merged_tensors;
-                    fidelity (what an update keeps), merge_divergence and streamed_model (KL); tensor_files
-scripts/export_gguf.py  gguf_options, gguf_export, gguf_architecture, gguf_types, gguf_tokenizer, gguf_sentencepiece,
+scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_outputs, tied_embeddings, frozen_base,
+                    merged_tensors; fidelity (what an update keeps), merge_divergence and streamed_model (KL);
+                    tensor_files
+export_gguf.py      gguf_options, gguf_export, gguf_architecture, gguf_types, gguf_tokenizer, gguf_sentencepiece,
                     modelfile
 scripts/push.py     pushing, upload_files, hub, hub_token, hub_failures; model_card, card_facts, card_figures,
                     card_metadata, card_snippets
