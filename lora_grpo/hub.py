@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo import __version__, hub_token
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.hub_contents import missing, tree
+from lora_grpo.hub_contents import missing, refuse_foreign_card, refuse_other_kind, tree
 from lora_grpo.hub_failures import Failure, explain
 from lora_grpo.upload_files import CARD, UploadFile, stale
 
@@ -78,7 +78,7 @@ def push(asked: Push, wait: Callable[[float], object] = time.sleep) -> str:
 
     Raises:
         UserError: there is no token, or it may not write there; the repository can be seen by others and that was not
-            asked for.
+            asked for; it holds a model of the other kind, or a README.md that is not the kit's.
         RunError: the Hub or the way to it failed again and again. The same command goes on.
     """
     from huggingface_hub import HfApi, is_offline_mode
@@ -147,7 +147,11 @@ def _bring(api: HfApi, asked: Push) -> str:
     _open_repository(api, asked)
     address = f"{api.endpoint}/{asked.repo_id}"
     main = tree(api, asked.repo_id, "main")
-    if not missing(asked.files, main) and not stale([*main], asked.files, asked.kind):
+    refuse_other_kind(asked.repo_id, asked.kind, main)
+    lacking = missing(asked.files, main)
+    if CARD in main and any(file.name == CARD for file in lacking):
+        refuse_foreign_card(api, asked.repo_id)
+    if not lacking and not stale([*main], asked.files, asked.kind):
         asked.there = len(asked.files)
         print(f"{address} holds all {len(asked.files)} files as they are here")
         return address
@@ -206,6 +210,7 @@ def _fill(api: HfApi, asked: Push, change: Discussion, main: Mapping[str, RepoFi
 
     revision = f"refs/pr/{change.num}"
     before = tree(api, asked.repo_id, revision)
+    refuse_other_kind(asked.repo_id, asked.kind, before)
     wanted = missing(asked.files, before)
     asked.there = len(asked.files) - len(wanted)
     if asked.there:

@@ -1,11 +1,12 @@
-"""What a revision on the Hub holds, held against what is to be there."""
+"""What a repository on the Hub holds, held against what is to be there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lora_grpo.upload_files import UploadFile
+from lora_grpo.errors import UserError
+from lora_grpo.upload_files import CARD, CARD_MARK, LOADED_BY, UploadFile
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -31,6 +32,39 @@ def tree(api: HfApi, repo_id: str, revision: str) -> dict[str, RepoFile]:
 def missing(files: Sequence[UploadFile], there: Mapping[str, RepoFile]) -> list[UploadFile]:
     """Return the files that are not there, or are others there."""
     return [file for file in files if file.name not in there or not _same(file, there[file.name])]
+
+
+def refuse_other_kind(repo_id: str, kind: str, there: Iterable[str]) -> None:
+    """Refuse an adapter beside a merged model: who loads the two together has the adapter applied twice.
+
+    GGUF files are loaded by their names, and may lie beside either.
+
+    Raises:
+        UserError: names what is there.
+    """
+    holds = {"adapter": "an adapter", "merged": "a whole model"}
+    for other, name in LOADED_BY.items():
+        if kind in LOADED_BY and kind != other and name in there:
+            pushed = "merged model" if kind == "merged" else kind
+            raise UserError(f"{repo_id} holds {holds[other]} ({name}); push the {pushed} to a repository of its own")
+
+
+def refuse_foreign_card(api: HfApi, repo_id: str) -> None:
+    """Refuse to replace a README.md on main that is not the kit's.
+
+    Raises:
+        UserError: says what to do.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    address = hf_hub_url(repo_id, CARD, revision="main", endpoint=api.endpoint)
+    answer = get_session().get(address, headers=build_hf_headers(token=api.token))
+    hf_raise_for_status(answer)
+    if CARD_MARK.encode() not in answer.content:
+        raise UserError(
+            f"{repo_id} has a {CARD} that lora_grpo did not write; delete it there first, or push to another repository"
+        )
 
 
 def _same(file: UploadFile, there: RepoFile) -> bool:

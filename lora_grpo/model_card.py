@@ -19,6 +19,7 @@ from lora_grpo.config import STARTER
 from lora_grpo.evaluation_report import Page
 from lora_grpo.reward_registry import parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS
+from lora_grpo.upload_files import CARD_MARK
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _ONTO = {"full": "the base in full precision", "dequantized": "the 4-bit base, unpacked"}
@@ -52,7 +53,7 @@ def write(repo_id: str, facts: Facts) -> str:
     ]
     return (
         f"---\n{card_metadata.front_matter(repo_id, facts)}\n---\n\n"
-        + "\n\n".join(part for part in sections if part)
+        + "\n\n".join(part for part in (*sections, CARD_MARK) if part)
         + "\n"
     )
 

@@ -15,6 +15,8 @@ from lora_grpo.atomic import MANIFEST, sha256
 from lora_grpo.errors import UserError
 
 CARD = "README.md"
+CARD_MARK = "<!-- This card was written by lora_grpo. -->"
+"""What a card ends with; a README.md without it is somebody's own."""
 KINDS = ("adapter", "merged", "gguf")
 """What a run can be pushed as; its folders are called so."""
 
@@ -49,6 +51,8 @@ _WEIGHTS: dict[str, tuple[str, ...]] = {
     "merged": ("model*.safetensors", "model*.safetensors.index.json"),
     "gguf": ("*.gguf",),
 }
+LOADED_BY = {"adapter": "adapter_config.json", "merged": "config.json"}
+"""The file that a repository is loaded by; one with both loads the merged model and the adapter on top of it."""
 RESULTS = ".eval_results/lora-grpo-*.yaml"
 """How the files of evaluation results are called that the kit writes."""
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")

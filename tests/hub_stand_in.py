@@ -252,6 +252,8 @@ def _route(hub: HubStandIn, method: str, path: str, body: bytes, headers: Any, q
         return ok({"url": f"{hub.url}/{name}", "id": name})
     if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
         return ok(_batch(hub, json.loads(body)))
+    if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path):
+        return ok(hub.content(found[1], found[2]))
     found = re.match(r"/api/models/([^/]+/[^/]+)(?:/(.*))?$", path)
     if not found or found[1] not in hub.repositories:
         return refuse(404, "Repository not found", "RepoNotFound")

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 
 from lora_grpo import hub, hub_token, upload_files
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.upload_files import UploadFile
+from lora_grpo.upload_files import CARD_MARK, UploadFile
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "push.py"
@@ -68,7 +68,11 @@ def weights(count=2, size=50_000, seed=0):
 
 
 def files(count=2, seed=0):
-    return [*weights(count, seed=seed), UploadFile("config.json", b"{}"), UploadFile("README.md", b"# card\n")]
+    return [
+        *weights(count, seed=seed),
+        UploadFile("config.json", b"{}"),
+        UploadFile("README.md", f"# card\n{CARD_MARK}\n".encode()),
+    ]
 
 
 def asked(server, public=False, files=None, kind="merged"):
@@ -137,7 +141,11 @@ def test_another_push_sends_what_changed_and_deletes_what_an_earlier_one_left(se
     repository.refs["main"]["other.safetensors"] = b"the user's own"
     repository.refs["main"][".eval_results/theirs.yaml"] = b"the user's own"
     repository.refs["main"][".eval_results/lora-grpo-gsm8k.yaml"] = b"of the old weights"
-    new = [*weights(1, seed=5), UploadFile("config.json", b"{}"), UploadFile("README.md", b"# other card\n")]
+    new = [
+        *weights(1, seed=5),
+        UploadFile("config.json", b"{}"),
+        UploadFile("README.md", f"# other card\n{CARD_MARK}\n".encode()),
+    ]
     first_bytes = sum(server.received.values())
     pushed(server, files=new)
     assert repository.names() == sorted(
@@ -154,6 +162,58 @@ def test_weights_that_are_left_over_are_a_change_too(server, client):
     repository.set("main", {**repository.refs["main"], "model-00003-of-00003.safetensors": FILES[0].sha256})
     pushed(server)
     assert_whole(server)
+
+
+OF_EACH_KIND = {
+    "adapter": [
+        UploadFile("adapter_config.json", b"{}"), UploadFile("adapter_model.safetensors", b"adapter" * 9), FILES[-1],
+    ],
+    "merged": FILES,
+    "gguf": [UploadFile("model.gguf", b"GGUF" * 9), FILES[-1]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "holds"),
+    [("adapter", "merged", r"an adapter \(adapter_config"), ("merged", "adapter", r"a whole model \(config")],
+)
+def test_an_adapter_and_a_merged_model_do_not_share_a_repository(server, client, first, second, holds):
+    """Loaded from there, the merged model would have the adapter applied a second time."""
+    pushed(server, files=OF_EACH_KIND[first], kind=first)
+    before = len(server.requests)
+    with pytest.raises(UserError, match=rf"{NAME} holds {holds}.*; push the .* to a repository of its own"):
+        pushed(server, files=OF_EACH_KIND[second], kind=second)
+    assert {method for method, _ in server.requests[before:]} == {"GET"}
+    assert_whole(server, OF_EACH_KIND[first])
+
+
+def test_nor_a_pull_request(server, client):
+    wanted = asked(server)
+    server.make(NAME)
+    repository = server.repositories[NAME]
+    repository.changes.append(Change(1, wanted.title, USER, repository.refs["main"]))
+    repository.refs["refs/pr/1"] = {**repository.refs["main"], "adapter_config.json": b"{}"}
+    with pytest.raises(UserError, match="holds an adapter"):
+        hub.push(wanted)
+    assert not server.received
+
+
+@pytest.mark.parametrize("other", ["adapter", "merged"])
+def test_gguf_files_may_lie_beside_anything(server, client, other):
+    pushed(server, files=OF_EACH_KIND[other], kind=other)
+    pushed(server, files=OF_EACH_KIND["gguf"], kind="gguf")
+    pushed(server, files=OF_EACH_KIND[other], kind=other)
+    assert_whole(server, [*OF_EACH_KIND[other], OF_EACH_KIND["gguf"][0]])
+
+
+def test_a_card_that_the_kit_did_not_write_is_not_replaced(server, client):
+    server.make(NAME)
+    server.repositories[NAME].refs["main"]["README.md"] = b"# My own words\n"
+    before = len(server.requests)
+    with pytest.raises(UserError, match=r"has a README.md that lora_grpo did not write; delete it there first, or"):
+        pushed(server)
+    assert {method for method, _ in server.requests[before:]} == {"GET"}
+    assert server.content(NAME, "README.md") == b"# My own words\n"
 
 
 def test_large_files_in_parts_arrive_whole(client):
@@ -299,7 +359,7 @@ def test_a_conflict_is_left_behind(server, client):
     with pytest.raises(RunError):
         pushed(server)
     repository = server.repositories[NAME]
-    repository.set("main", {**repository.refs["main"], "README.md": b"written on the site meanwhile"})
+    repository.set("main", {**repository.refs["main"], "README.md": f"an older card\n{CARD_MARK}".encode()})
     server.faults.clear()
     pushed(server)
     assert_whole(server)

@@ -16,7 +16,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.model_card import escape
 from lora_grpo.pushing import prepare
 from lora_grpo.subjects import Subject
-from lora_grpo.upload_files import CARD
+from lora_grpo.upload_files import CARD, CARD_MARK
 
 COMMIT = "a" * 40
 BASE = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -254,6 +254,10 @@ def test_a_folder_that_is_called_as_a_repository_could_be_is_none(tmp_path):
     run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in where.items()})
     data, text, _ = card_of(run / "adapter", "adapter")
     assert "base_model" not in data and "a model in a folder called mine, which has no name on the Hub" in text
+
+
+def test_a_card_says_whose_it_is(run):
+    assert prepare(run / "adapter", "adapter", "me/trained")[2].endswith(f"\n{CARD_MARK}\n")
 
 
 # What is not known is not there

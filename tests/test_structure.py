@@ -127,7 +127,7 @@ MAY_IMPORT = {
     "upload_files": {"atomic", "errors"},
     "hub_token": {"errors"},
     "hub_failures": {"hub_token"},
-    "hub_contents": {"upload_files"},
+    "hub_contents": {"errors", "upload_files"},
     "hub": {"errors", "hub_contents", "hub_failures", "hub_token", "upload_files"},
     "card_figures": {
         "atomic", "base_model", "config", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
@@ -137,7 +137,7 @@ MAY_IMPORT = {
     "card_metadata": {"card_facts", "card_figures"},
     "model_card": {
         "card_facts", "card_figures", "card_metadata", "card_snippets", "config", "evaluation_report",
-        "reward_registry", "tasks",
+        "reward_registry", "tasks", "upload_files",
     },
     "pushing": {
         "card_facts", "card_metadata", "errors", "hub", "hub_token", "merge_report", "model_card", "script_flags",
