@@ -18,6 +18,8 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 
+_PUSH = "nothing here: scripts/push.py uploads the finished adapter"
+
 OWNED_FIELDS: dict[str, str] = {
     "output_dir": "--output-dir",
     "resume_from_checkpoint": "--resume",
@@ -51,7 +53,13 @@ OWNED_FIELDS: dict[str, str] = {
     "logging_steps": "metrics.jsonl, which has every step",
     "shuffle_dataset": "--seed, which fixes the order of prompts",
     "remove_unused_columns": "the kit, whose rewards read the columns",
-    "push_to_hub": "nothing here: upload the finished adapter instead, see the README",
+    "push_to_hub": _PUSH,
+    "hub_token": f"{_PUSH}; a token is never an argument",
+    "hub_model_id": _PUSH,
+    "hub_strategy": _PUSH,
+    "hub_private_repo": _PUSH,
+    "hub_always_push": _PUSH,
+    "hub_revision": _PUSH,
 }
 """GRPOConfig field -> where the kit sets it. Two ways to set one thing would disagree one day."""
 

@@ -132,3 +132,9 @@ def test_names_of_transformers_are_checked_without_importing_it(flag, name, file
     with pytest.raises(UserError, match=says):
         check_name(flag, name, file, enumeration)
     check_name(flag, says.split("'")[1], file, enumeration)
+
+
+@pytest.mark.parametrize("name", [name for name in grpo_fields() if name.startswith(("hub_", "push_to_hub"))])
+def test_nothing_is_pushed_while_training(name):
+    said = refusal(f"{name}=hf_secret")
+    assert "scripts/push.py" in said and "hf_secret" not in said
