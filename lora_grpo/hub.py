@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 """Failures in a row, without a file more having arrived, that end a push."""
+LONGEST_WAIT = 600.0
+"""Seconds that a push waits when the Hub asks for it; it ends where more is asked for."""
 
 
 @dataclass
@@ -135,6 +137,9 @@ def _end(failure: Failure, asked: Push, failures: int) -> UserError | RunError |
         )
     if not failure.passing:
         return RunError(f"the push to {asked.repo_id} failed: {failure.reason}; once that is mended, {again}")
+    if failure.seconds is not None and failure.seconds > LONGEST_WAIT:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + failure.seconds + 60))
+        return RunError(f"the push to {asked.repo_id} is to wait until {until}: {failure.reason}; then {again}")
     if failures >= ATTEMPTS:
         return RunError(f"the push to {asked.repo_id} did not get through: {failure.reason}; {again}")
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lora_grpo import hub_token
@@ -47,12 +47,22 @@ def _answer(error: Exception) -> tuple[int | None, float | None]:
 
     for link in _chain(error):
         if isinstance(link, HfHubHTTPError):
-            asked = link.response.headers.get("Retry-After", "").strip()
-            return link.response.status_code, float(asked) if asked.isdigit() else None
+            return link.response.status_code, _seconds(link.response.headers)
         # hf_xet (1.8) has no error of its own for a refusal, which it does not try again; a 5xx it does.
         if isinstance(link, ConnectionError) and (refused := _XET_REFUSAL.search(str(link))):
             return int(refused[1]), None
     return None, None
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    """Return how long is to be waited, by `Retry-After` or by the rate limit that is used up."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isdigit():
+        return float(asked)
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None
 
 
 def _is_connection(error: Exception) -> bool:

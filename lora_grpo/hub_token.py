@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import warnings
@@ -13,6 +14,8 @@ from pathlib import Path
 from lora_grpo.errors import UserError
 
 _TOKENS = re.compile(r"\b(hf|api_org)_[A-Za-z0-9_-]{6,}|(?i:bearer)\s+\S+")
+_SECRET = re.compile(rb"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}")
+"""A token as it stands in a file; stricter than what is taken out of a line, where a name lost does no harm."""
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 """A signed address: whoever has what follows its question mark may upload."""
 
@@ -26,7 +29,8 @@ def refuse_in(arguments: Sequence[str]) -> None:
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         value = value if equals else flag
-        looks = value.startswith(("hf_", "api_org_")) and not Path(value).exists()
+        begins = value.startswith(("hf_", "api_org_")) or _SECRET.search(value.encode(errors="replace"))
+        looks = begins and not Path(value).exists()
         if looks or flag.lstrip("-").replace("_", "-") in ("token", "hf-token"):
             raise UserError(
                 "a token is never an argument: it would stay in your shell's history and be seen by others on this "
@@ -51,6 +55,22 @@ def find() -> str:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UserError("the Hub's token holds characters that no token has; run `hf auth login` or set HF_TOKEN again")
     return token
+
+
+def at_hand() -> list[str]:
+    """Return the tokens of the environment and of `hf auth login`; nobody is asked for one."""
+    from huggingface_hub import constants
+
+    found = [os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN")]
+    with contextlib.suppress(OSError, ValueError):
+        found.append(Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8"))
+    # What is shorter is no token, and may well be a word.
+    return [token.strip() for token in found if token and len(token.strip()) >= 8]
+
+
+def is_in(content: bytes, tokens: Sequence[str] = ()) -> bool:
+    """Tell whether a file holds one of these tokens, or what looks like one."""
+    return bool(_SECRET.search(content)) or any(token.encode() in content for token in tokens)
 
 
 def scrub(text: str, token: str | None = None) -> str:

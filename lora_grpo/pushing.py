@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from lora_grpo import card_facts, card_metadata, hub, hub_token, model_card
+from lora_grpo import card_facts, card_figures, card_metadata, hub, hub_token, model_card, whole_files
 from lora_grpo.errors import UserError
 from lora_grpo.merge_report import check_current
 from lora_grpo.script_flags import read_flags
@@ -80,10 +80,11 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
         repo_id: the repository that the card speaks of.
 
     Raises:
-        UserError: a file may not go up, or a record cannot be read.
+        UserError: a file may not go up or is damaged, or a record cannot be read.
     """
     base = card_facts.base_of(folder, kind)
     files, left = collect(folder, kind, base.hub_id or base.name)
+    whole_files.check(folder, kind, files, card_figures.read_json(folder / "merge_report.json"))
     facts = card_facts.gather(folder, kind, tuple(files), base)
     try:
         texts = {CARD: model_card.write(repo_id, facts), **card_metadata.eval_results(facts)}
@@ -92,4 +93,23 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
             f"run.json of the run that {folder} is in lacks {error}; push the folder from elsewhere"
         ) from None
     files += [UploadFile(name, text.encode()) for name, text in texts.items()]
+    _refuse_tokens(files)
     return files, left, texts[CARD]
+
+
+def _refuse_tokens(files: Sequence[UploadFile]) -> None:
+    """Refuse a token in a text or in the card, without showing it.
+
+    Raises:
+        UserError: names the file.
+    """
+    tokens = hub_token.at_hand()
+    for file in files:
+        if file.is_weights:
+            continue
+        if hub_token.is_in(file.content if isinstance(file.content, bytes) else file.content.read_bytes(), tokens):
+            what = f"the card ({CARD}, from run.json and reports)" if file.name == CARD else file.name
+            raise UserError(
+                f"{what} holds a token of the Hub, or what looks like one; take it out, and make a new token if others "
+                "may have seen it"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,9 +33,10 @@ _TOKENIZER = (
     "*.jinja",
     "additional_chat_templates/*.jinja",
 )
-_PAPERS = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "USE_POLICY*")
+_PAPERS = re.compile(r"(LICEN[SC]E|NOTICE|COPYING|USE_POLICY)(-[\w-]+(\.\d+)*)?(\.(txt|md|rst))?", re.ASCII)
+"""What goes with weights whatever they are; of other endings it may be a program or a secret."""
 _KNOWN: dict[str, tuple[str, ...]] = {
-    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER, *_PAPERS),
+    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER),
     "merged": (
         "config.json",
         "generation_config.json",
@@ -42,9 +44,8 @@ _KNOWN: dict[str, tuple[str, ...]] = {
         "*.safetensors.index.json",
         "merge_report.json",
         *_TOKENIZER,
-        *_PAPERS,
     ),
-    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", "merge_report.json", *_PAPERS),
+    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", "merge_report.json"),
 }
 _WEIGHTS: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_model*.safetensors",),
@@ -158,7 +159,10 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
                 f"{path} is not pushed, and nothing beside it: it is a pickle, and reading a pickle runs whatever code "
                 "is in it; push a folder of .safetensors or .gguf, or take it away"
             )
-        if _matches(name, _KNOWN[kind]):
+        if _PAPERS.fullmatch(name):
+            _refuse_binary(path)
+            files.append(UploadFile(name, path))
+        elif _matches(name, _KNOWN[kind]):
             files.append(UploadFile(name, _publishable(path, kind, base_name)))
         elif name not in (MANIFEST, CARD) and not any(part.startswith(".") for part in Path(name).parts):
             left.append(name)
@@ -179,6 +183,15 @@ def stale(names: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     """Match name by name of folder: `*.gguf` is no file in a folder."""
     return any(name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _refuse_binary(path: Path) -> None:
+    try:
+        is_text = "\0" not in path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        is_text = False
+    if not is_text:
+        raise UserError(f"{path} is no text; put a licence in UTF-8 in its place, or take it away")
 
 
 def _publishable(path: Path, kind: str, base_name: str | None) -> Path | bytes:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,11 +255,16 @@ def test_public_makes_a_public_repository(server, client):
 # What goes wrong on the way
 
 BUSY = {"status": 429, "headers": {"Retry-After": "7"}}
+LIMITED = {"status": 429, "headers": {"RateLimit": '"api";r=0;t=120', "RateLimit-Policy": '"w";"api";q=5;w=300'}}
 PASSING = {
     "the batch is answered 503": ("POST", "lfs/objects/batch", {}),
     "a commit is answered 500": ("POST", "/commit/", {"status": 500}),
     "too many requests at a commit": ("POST", "/commit/", BUSY),
     "too many requests for the tree": ("GET", "/tree/", BUSY),
+    "the rate limit is used up": ("POST", "/discussions$", LIMITED),
+    "a commit takes too long": ("POST", "/commit/", {"status": 408}),
+    "a commit meets another": ("POST", "/commit/", {"status": 412}),
+    "a merge meets another": ("POST", "/merge$", {"status": 409}),
     "a file is cut off": ("PUT", "/lfs/", {"do": "cut"}),
     "storage answers 500": ("PUT", "/lfs/", {"status": 500}),
     "the repository is made and the answer lost": ("POST", "repos/create", {"do": "lose"}),
@@ -280,6 +286,8 @@ def test_what_passes_is_tried_again(server, client, capsys, method, path, how):
     if how is BUSY:
         assert waited == [7.0]
         assert "the Hub answered 429 (no luck); trying again in 7 s (1 of 5)" in capsys.readouterr().err
+    if how is LIMITED:
+        assert waited == [120.0]
     # The client cannot know that a file came in whose answer was lost, and sends that one again.
     again = 1 if (method, how.get("do")) == ("PUT", "lose") else 0
     assert sum(server.completed.values()) == 2 + again
@@ -314,6 +322,18 @@ def test_what_lasts_ends_in_one_line_and_the_same_command_goes_on(server, client
     assert_whole(server)
     assert_one_change(server)
     assert set(server.completed.values()) == {1}
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "86400"}, {"RateLimit": '"api";r=0;t=86400'}])
+def test_a_wait_of_a_day_ends_it(server, client, headers):
+    server.fail("POST", "/discussions$", status=429, headers=headers)
+    until = time.strftime("%Y-%m-%d", time.localtime(time.time() + 86400))
+    with pytest.raises(
+        RunError, match=rf"is to wait until {until} \d\d:\d\d: the Hub answered 429.*; then run the same"
+    ):
+        pushed(server)
+    pushed(server)
+    assert_whole(server)
 
 
 def test_attempts_begin_anew_when_a_file_more_has_arrived(server, client):
@@ -481,6 +501,7 @@ MISTAKES = {
     "RUN me/name --token verysecret": 2,
     f"RUN me/name --revision={TOKEN}": 2,
     f"{TOKEN} me/name": 2,
+    f"RUN me/{TOKEN}": 2,
 }
 
 
@@ -501,7 +522,7 @@ def test_arguments_are_told_of_before_anything_is_loaded(run):
     assert ends == [f"loaded [] {code}" for code in MISTAKES.values()], done.stderr
     assert [line[:40] for line in done.stderr.splitlines() if "token" in line] == [
         "error: a token is never an argument: it "
-    ] * 3
+    ] * 4
     assert "verysecret" not in done.stderr
     assert_nothing_leaked(done.stdout, done.stderr)
 
@@ -556,6 +577,21 @@ def test_only_files_of_known_kinds_go_up(tmp_path):
         "LICENSE", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.json",
     ]  # fmt: skip
     assert left == ["a.py", "deeper/config.json", "secrets.json", "trainer_state.json"]
+
+
+def test_papers_are_texts_of_known_names(tmp_path):
+    folder = adapter(tmp_path)
+    good = ["COPYING", "LICENCE.rst", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT.txt", "NOTICE.md", "USE_POLICY.md"]
+    bad = ["LICENSE_KEY.env", "LICENSE.py", "NOTICE.py", "LICENSES.json", "LICENSE-key.env", "NOTICES"]
+    for name in good + bad:
+        (folder / name).write_text("text")
+    found, left = upload_files.collect(folder, "adapter", None)
+    assert [file.name for file in found] == [*good, "adapter_config.json", "adapter_model.safetensors"]
+    assert left == sorted(bad)
+    for content in (b"\x80\x04\x95", b"a\0b"):
+        (folder / "LICENSE").write_bytes(content)
+        with pytest.raises(UserError, match="LICENSE is no text"):
+            upload_files.collect(folder, "adapter", None)
 
 
 @pytest.mark.parametrize("name", ["training_args.bin", "optimizer.pt", "x.pkl", "deeper/rng_state.pth"])

@@ -50,11 +50,25 @@ def side(**figures):
     }
 
 
+def safetensors(size=100, byte=b"\x01"):
+    """Return a whole file of weights, of one tensor."""
+    entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = json.dumps({"lora_A.weight": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + byte * size
+
+
+def write_adapter(run, name, content):
+    """Change a file of a run's adapter as training itself would have written it."""
+    with atomic.new_folder(run / "adapter") as staging:
+        shutil.copytree(run / "adapter", staging, dirs_exist_ok=True)
+        (staging / name).write_bytes(content)
+
+
 def make_run(folder, adapter_bytes=1000, **changes):
     """Write the folder of a finished run: of a Hub's base, with rows from a file of this machine."""
     adapter = folder / "adapter"
     with atomic.new_folder(adapter) as staging:
-        (staging / "adapter_model.safetensors").write_bytes(b"\x01" * adapter_bytes)
+        (staging / "adapter_model.safetensors").write_bytes(safetensors(adapter_bytes))
         settings = {
             "peft_type": "LORA", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none",
             "base_model_name_or_path": f"{PRIVATE}/cache/snapshots/{COMMIT}", "target_modules": ["q_proj", "v_proj"],
@@ -141,7 +155,7 @@ def make_merged(run, **report):
     merged = run / "merged"
     merged.mkdir()
     (merged / "config.json").write_text(json.dumps({"model_type": "qwen2", "_name_or_path": f"{PRIVATE}/base"}))
-    (merged / "model.safetensors").write_bytes(b"\x02" * 100)
+    (merged / "model.safetensors").write_bytes(safetensors(byte=b"\x02"))
     if report:
         (merged / "merge_report.json").write_text(json.dumps(report))
     return merged
@@ -208,7 +222,7 @@ def test_it_is_loaded_by_what_is_true_of_it(run):
 
 def test_an_adapter_that_vllm_does_not_serve_is_not_said_to_be(run, capsys):
     path = run / "adapter" / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
+    write_adapter(run, path.name, json.dumps(json.loads(path.read_text()) | {"use_dora": True}).encode())
     _, text, _ = card_of(run / "adapter", "adapter")
     assert "vllm serve" not in text and "| DoRA | True |" in text
     assert "the card names no vLLM" in capsys.readouterr().err
@@ -299,8 +313,10 @@ def test_figures_of_an_earlier_state_are_left_out(tmp_path, capsys, change, why)
 
 
 def test_figures_of_an_adapter_that_was_changed_are_left_out(run, capsys):
-    (run / "adapter" / "adapter_model.safetensors").write_bytes(b"another")
-    data, text, _ = card_of(run / "adapter", "adapter")
+    merged = make_merged(run)
+    (run / "adapter" / "adapter_model.safetensors").write_bytes(safetensors(byte=b"\x03"))
+    os.utime(run / "adapter" / "adapter_model.safetensors", (0, 0))
+    data, text, _ = card_of(merged, "merged")
     assert "model-index" not in data and "## Measured" not in text
     assert "adapter_model.safetensors is not as it was written" in capsys.readouterr().err
 
@@ -387,6 +403,94 @@ def test_a_gguf_file_of_before_the_adapter_bears_no_figures(run, capsys):
     os.utime(gguf / "trained.gguf", (0, 0))
     _, text, _ = card_of(gguf, "gguf")
     assert "## Measured" not in text and "is older than the run's adapter" in capsys.readouterr().err
+
+
+# What is damaged does not go up
+
+
+def test_an_adapter_that_is_not_as_training_wrote_it_is_refused(run):
+    path = run / "adapter" / "adapter_model.safetensors"
+    path.write_bytes(safetensors(byte=b"\x03"))
+    with pytest.raises(UserError, match=r"adapter_model.safetensors is not as it was written; put back what training"):
+        prepare(run / "adapter", "adapter", "me/trained")
+    (run / "adapter" / "manifest.json").unlink()
+    prepare(run / "adapter", "adapter", "me/trained")
+
+
+def noted(merged):
+    names = [path.name for path in sorted(merged.glob("*.safetensors"))]
+    return {
+        "shards": [
+            {"file": name, "bytes": (merged / name).stat().st_size, "sha256": atomic.sha256(merged / name)}
+            for name in names
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (safetensors()[:50], "is not a whole safetensors file"),
+        (safetensors(byte=b"\x07"), "is not as the merge wrote it"),
+        (safetensors(size=7), "is not as the merge wrote it"),
+        (None, "is missing"),
+        (b"\x80\x04pickled.....", "is not a whole safetensors file"),
+    ],
+)
+def test_a_merged_model_that_is_not_as_the_merge_wrote_it_is_refused(run, content, said):
+    merged = make_merged(run)
+    (merged / "more.safetensors").write_bytes(safetensors())
+    (merged / "merge_report.json").write_text(json.dumps(noted(merged)))
+    prepare(merged, "merged", "me/trained")
+    if content is None:
+        (merged / "model.safetensors").unlink()
+    else:
+        (merged / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=rf"model.safetensors {said}"):
+        prepare(merged, "merged", "me/trained")
+
+
+def test_an_index_names_only_what_is_there(run):
+    merged = make_merged(run)
+    (merged / "model.safetensors").rename(merged / "model-00001-of-00002.safetensors")
+    where = {"lora_A.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (merged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    with pytest.raises(UserError, match=r"lacks model-00002-of-00002.safetensors of its index"):
+        prepare(merged, "merged", "me/trained")
+
+
+def test_what_is_called_gguf_is_gguf(run):
+    (run / "gguf").mkdir()
+    (run / "gguf" / "x.gguf").write_bytes(b"not a gguf")
+    with pytest.raises(UserError, match=r"x.gguf is not a GGUF file"):
+        prepare(run / "gguf", "gguf", "me/trained")
+
+
+SECRET = "hf_" + "AbCdEfGhIj" * 3
+
+
+@pytest.mark.parametrize("secret", [SECRET, "an-odd-token-of-mine"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "chat_template.jinja", "LICENSE"])
+def test_a_token_in_a_file_ends_the_push(run, monkeypatch, name, secret):
+    monkeypatch.setenv("HF_TOKEN", "an-odd-token-of-mine")
+    write_adapter(run, name, json.dumps({"x": f"key={secret}"}).encode())
+    with pytest.raises(UserError, match=rf"^{name} holds a token of the Hub, or what looks like one") as caught:
+        prepare(run / "adapter", "adapter", "me/trained")
+    assert secret not in str(caught.value)
+
+
+def test_a_token_in_the_card_ends_the_push(tmp_path):
+    run = make_run(tmp_path / "run", record__config__grpo=[f"hub_token={SECRET}"])
+    with pytest.raises(UserError, match=r"^the card \(README.md, from run.json and reports\) holds a token") as caught:
+        prepare(run / "adapter", "adapter", "me/trained")
+    assert SECRET not in str(caught.value)
+
+
+def test_what_is_no_token_is_none(run):
+    write_adapter(
+        run, "tokenizer.json", b'{"hf_transfer": 1, "tf_hf_model_of_a_name": 2, "shf_AbCdEfGhIjAbCdEfGhIj": 3}'
+    )
+    prepare(run / "adapter", "adapter", "me/trained")
 
 
 # What comes from files cannot break out

@@ -101,7 +101,7 @@ MAY_IMPORT = {
         "base_model", "config", "errors", "gguf_architecture", "gguf_tokenizer", "gguf_types", "modelfile", "progress",
         "tensor_files",
     },
-    "gguf_options": {"errors", "gguf_export", "merge_report", "merging", "prompts", "run_record"},
+    "gguf_options": {"errors", "folder_lock", "gguf_export", "merge_report", "merging", "prompts", "run_record"},
     # scripts/merge.py.
     "merge_outputs": {"tensor_files"},
     "tied_embeddings": {"errors", "merge_outputs"},
@@ -112,7 +112,7 @@ MAY_IMPORT = {
     "streamed_model": {"errors", "frozen_base", "merged_tensors"},
     "merge_divergence": {
         "adapter_plan", "base_model", "errors", "frozen_base", "json_lines", "merge_outputs", "merged_tensors",
-        "prompts", "streamed_model", "subjects", "tensor_files",
+        "prompts", "tied_embeddings", "streamed_model", "subjects", "tensor_files",
     },
     "merge": {
         "adapter_plan", "atomic", "errors", "fidelity", "merge_outputs", "merged_tensors", "progress", "tensor_files",
@@ -125,6 +125,7 @@ MAY_IMPORT = {
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
     # scripts/push.py.
     "upload_files": {"atomic", "errors"},
+    "whole_files": {"atomic", "errors", "tensor_files", "upload_files"},
     "hub_token": {"errors"},
     "hub_failures": {"hub_token"},
     "hub_contents": {"errors", "upload_files"},
@@ -140,8 +141,8 @@ MAY_IMPORT = {
         "reward_registry", "tasks", "upload_files",
     },
     "pushing": {
-        "card_facts", "card_metadata", "errors", "hub", "hub_token", "merge_report", "model_card", "script_flags",
-        "upload_files",
+        "card_facts", "card_figures", "card_metadata", "errors", "hub", "hub_token", "merge_report", "model_card",
+        "script_flags", "upload_files", "whole_files",
     },
 }  # fmt: skip
 
