@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,8 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.merge_outputs import LowRank, Output, Tensor
-from lora_grpo.tensor_files import Stored, file_tensors
-from lora_grpo.tied_embeddings import embedding_and_head, is_tied, resized, settle
+from lora_grpo.tensor_files import SIZES, Stored, file_tensors
+from lora_grpo.tied_embeddings import embedding_and_head, is_same, is_tied, resized, settle
 
 _PARTS = (
     "lora_A.weight",
@@ -56,8 +57,17 @@ class Plan:
     """What the configuration is set to; None leaves it as it is."""
     vocab_size: int | None
     """The same, where the vocabulary was resized."""
-    settings: dict[str, Any] = field(repr=False)
-    """adapter_config.json."""
+    config: Mapping[str, Any] = field(repr=False)
+    """The base's config.json."""
+
+    @property
+    def base_dtype(self) -> str:
+        """Safetensors' name of the dtype that most of the base's bytes are in."""
+        total: Counter[str] = Counter()
+        for output in self.outputs.values():
+            if output.base is not None:
+                total[output.base.dtype] += math.prod(output.base.shape) * SIZES.get(output.base.dtype, 1)
+        return total.most_common(1)[0][0]
 
 
 def read_settings(adapter: Path) -> dict[str, Any]:
@@ -83,6 +93,13 @@ def read_settings(adapter: Path) -> dict[str, Any]:
             f"{path} says init_lora_weights={settings['init_lora_weights']!r}: such an adapter begins by changing its "
             "base; save it with path_initial_model_for_weight_conversion (PEFT), which makes a plain one of it"
         )
+    for name in ("rank_pattern", "alpha_pattern"):
+        try:
+            for key, value in (settings.get(name) or {}).items():
+                re.compile(key)
+                float(value)
+        except (AttributeError, TypeError, ValueError, re.error) as error:
+            raise UserError(f"{path} has a {name} that cannot be read: {error}") from None
     for name in ("r", "lora_alpha"):
         if not isinstance(settings.get(name), int | float) or isinstance(settings[name], bool):
             raise UserError(f"{path} has {name}={settings.get(name)!r}; expected a number")
@@ -103,57 +120,74 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
     settings = read_settings(adapter)
     weights = file_tensors(adapter / "adapter_model.safetensors")
     embedding, head = embedding_and_head(base)
-    tied = is_tied(config, base, head)
+    tied = is_tied(config, base, embedding, head)
     parts, plain = _sort(weights)
     outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
     if tied and embedding and any(name == head or name.startswith(f"{head[:-7]}.") for name in (*parts, *plain)):
         outputs[head] = Output(head, base[embedding])
     used: set[str] = set()
 
-    for name, tensor in plain.items():
+    for name, (tensor, *again) in plain.items():
         known = outputs.get(name)
-        if known is None:
+        if known is None or not all(is_same(tensor, other) for other in again):
             continue
         # An embedding may have grown; everything else keeps its shape.
         if known.shape[1:] != tensor.shape[1:] or (known.shape != tensor.shape and name not in (embedding, head)):
             raise UserError(_misfit(adapter, name, known.shape, tensor.shape))
         outputs[name] = _with(known, replacement=tensor)
-        used.add(tensor.name)
+        used |= {tensor.name, *(other.name for other in again)}
     for name, found in parts.items():
         module = name.removesuffix(".weight")
         if f"{module}.weight" in outputs:
-            used |= _add(outputs, module, found, settings, adapter)
-    left = sorted(set(weights) - used)
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        raise UserError(
-            f"the base has nothing that {', '.join(left[:3])}{more} of {adapter} could be merged into; is it another "
-            "base's adapter? Give its own with --base"
-        )
+            used |= _add(outputs, module, found, settings, adapter, config)
+    used |= {key for key in weights if ".original_module." in key}  # the base's own, saved beside what replaces it
+    if left := sorted(set(weights) - used):
+        raise UserError(_left_over(adapter, {key: weights[key] for key in left}, outputs))
     tie = settle(outputs, embedding, head) if tied and embedding else None
-    return Plan(outputs, tie, resized(outputs, embedding, head, base, adapter), settings)
+    if not tied and embedding and head in base and config.get("tie_word_embeddings"):
+        # The head is a tensor of its own and the configuration denies it. PEFT believes that, and ties trained tokens.
+        tie, below, above = False, outputs[embedding], outputs[head]
+        outputs[head] = above if above.changed else _with(above, tokens=below.tokens)
+    return Plan(outputs, tie, resized(outputs, embedding, head, base, adapter), config)
 
 
 def _with(output: Output, **parts: Any) -> Output:
     return Output(**{**vars(output), **parts})
 
 
-def _sort(weights: Mapping[str, Stored]) -> tuple[dict[str, dict[str, Stored]], dict[str, Stored]]:
+def _sort(weights: Mapping[str, Stored]) -> tuple[dict[str, dict[str, Stored]], dict[str, list[Stored]]]:
     """Sort an adapter's tensors into parts of each module, and whole tensors by their name in the base."""
     parts: dict[str, dict[str, Stored]] = {}
-    plain = {}
+    plain: dict[str, list[Stored]] = {}
     for key, tensor in weights.items():
         name = key.removeprefix("base_model.model.")
         part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
         if part:
             parts.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
-        else:
-            plain[name.replace(".base_layer.", ".")] = tensor
+        elif ".original_module." not in name:
+            # PEFT (0.21) saves a resized module that is trained as well under each of the two names.
+            plain.setdefault(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."), []).append(tensor)
     return parts, plain
 
 
+def _left_over(adapter: Path, left: Mapping[str, Stored], outputs: Mapping[str, Output]) -> str:
+    names = ", ".join([*left][:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+    parts, plain = _sort(left)
+    if all(f"{module}.weight" in outputs for module in (*parts, *(name.rpartition(".")[0] for name in plain))):
+        return f"{names} of {adapter} cannot be merged into the layers that they belong to; use the adapter with PEFT"
+    return (
+        f"the base has nothing that {names} of {adapter} could be merged into: it is another base's adapter (give its "
+        "own with --base), or of a model whose files call their tensors otherwise (use it with PEFT)"
+    )
+
+
 def _add(
-    outputs: dict[str, Output], module: str, parts: Mapping[str, Stored], settings: Mapping[str, Any], adapter: Path
+    outputs: dict[str, Output],
+    module: str,
+    parts: Mapping[str, Stored],
+    settings: Mapping[str, Any],
+    adapter: Path,
+    config: Mapping[str, Any],
 ) -> set[str]:
     """Add a module's parts to its outputs, and return the keys that this consumed."""
     weight, bias = f"{module}.weight", f"{module}.bias"
@@ -165,7 +199,7 @@ def _add(
     if a is not None and b is not None and len(output.shape) == 2:
         scale = _scale(module, a.shape[0], settings, adapter)
         made, kept = (b.shape[0], a.shape[1]), output.shape
-        transposed = embedded or made != kept or (kept[0] == kept[1] and bool(settings.get("fan_in_fan_out")))
+        transposed = embedded or (made != kept if kept[0] != kept[1] else _is_conv1d(module, config))
         if a.shape[0] != b.shape[1] or (made[::-1] if transposed else made) != kept:
             raise UserError(_misfit(adapter, module, kept, made))
         magnitude = parts.get("lora_magnitude_vector")
@@ -190,6 +224,16 @@ def _add(
         outputs[weight] = _with(output, tokens=(rows, places))
         used.add(rows.name)
     return used
+
+
+def _is_conv1d(module: str, config: Mapping[str, Any]) -> bool:
+    """Whether a layer keeps its weight as (in, out), where the shape does not tell.
+
+    Only GPT and GPT-2 have transformers' Conv1D. `fan_in_fan_out` of adapter_config.json is that of the last layer that
+    PEFT (0.21) happened to make.
+    """
+    named = module.rpartition(".")[2] in ("c_attn", "q_attn", "c_fc", "c_proj")
+    return named and config.get("model_type") in ("gpt2", "openai-gpt")
 
 
 def _scale(module: str, rank: int, settings: Mapping[str, Any], adapter: Path) -> float:

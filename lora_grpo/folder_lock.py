@@ -36,9 +36,9 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
 
 
 @contextlib.contextmanager
-def holding(folder: Path) -> Iterator[None]:
+def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
     """Hold the folder for the length of a block; see `claim`."""
-    claim(folder)
+    claim(folder, flag)
     try:
         yield
     finally:

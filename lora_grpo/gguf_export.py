@@ -199,7 +199,8 @@ def _write(
     finally:
         with contextlib.suppress(OSError):  # of a full disk, again
             writer.close()
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a folder that nothing could be written to either
+            temporary.unlink(missing_ok=True)
     odd = [name for name in types if kind.startswith("q") and types[name] == "f16"]
     return [f"{len(odd)} tensors are F16, as their rows do not divide by 32: {', '.join(odd[:3])}"] if odd else []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from lora_grpo.errors import UserError
+from lora_grpo.folder_lock import holding
 from lora_grpo.gguf_export import export
 from lora_grpo.merge_report import REPORT
 from lora_grpo.merging import merged_model
@@ -60,18 +63,21 @@ def export_and_say(options: Options) -> None:
     run = folder.resolve().parent if (folder.resolve().parent / "run.json").is_file() else None
     output = options.output or default_output(folder, run, options.type)
     config = read_record(run)["config"] if run else None
-    done = export(
-        folder,
-        output,
-        options.type,
-        modelfile=options.modelfile,
-        system_prompt=SYSTEM_PROMPTS.get(config["data"]["prompt_style"]) if config else None,
-    )
-    if (report := folder / REPORT).is_file():  # what a GGUF was made of cannot be told by itself
-        shutil.copyfile(report, done.path.with_name(REPORT))
+    with holding(output.parent, "--output"):
+        done = export(
+            folder,
+            output,
+            options.type,
+            modelfile=options.modelfile,
+            system_prompt=SYSTEM_PROMPTS.get(config["data"]["prompt_style"]) if config else None,
+        )
+    report, beside = folder / REPORT, done.path.with_name(REPORT)
+    if report.is_file() and report.resolve() != beside.resolve():  # what it was made of, a GGUF cannot tell
+        shutil.copyfile(report, beside)
     for note in done.notes:
         print(f"note: {note}")
     print(f"{done.path}  {done.path.stat().st_size / 1e6:.1f} MB")
-    print(f"  llama-cli -m {done.path}")
+    print(f"  llama-cli -m {shlex.quote(str(done.path))}")
     if done.modelfile:
-        print(f"  ollama create {(run or folder).resolve().name.lower()} -f {done.modelfile}")
+        name = re.sub(r"[^a-z0-9._-]+", "-", (run or folder).resolve().name.lower()).strip("-.") or "model"
+        print(f"  ollama create {name} -f {shlex.quote(str(done.modelfile))}")

@@ -7,11 +7,13 @@ SHA-256; run again, the merge checks those and goes on behind them. The folder g
 from __future__ import annotations
 
 import contextlib
+import copy
+import errno
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from lora_grpo.fidelity import STORED, TORCH, Dtype
 from lora_grpo.merge_outputs import Output
 from lora_grpo.merged_tensors import MergedTensor, blocks, is_finite
 from lora_grpo.progress import Progress
-from lora_grpo.tensor_files import INDEX, SIZES, Stored, Writer
+from lora_grpo.tensor_files import INDEX, SIZES, TORCH_DTYPES, Stored, Writer
 
 MAX_SHARD_BYTES = 5 * 10**9
 """Largest shard that is begun; transformers' own default was this for years, and every reader takes it."""
@@ -39,12 +41,9 @@ class Shard:
 
     name: str
     outputs: tuple[Output, ...]
+    entries: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Name, safetensors dtype and shape of each tensor, in order."""
     dtype: Dtype
-
-    @property
-    def entries(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Name, safetensors dtype and shape of each tensor, in order."""
-        return [(output.name, _written_dtype(output, self.dtype), output.shape) for output in self.outputs]
 
     @property
     def num_bytes(self) -> int:
@@ -53,22 +52,23 @@ class Shard:
 
 def lay_out(plan: Plan, dtype: Dtype, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Shard]:
     """Sort the outputs into shards: a new one where the base begins a new file, or where one is full."""
+    base_dtype = plan.base_dtype
     groups: list[list[Output]] = []
     size, last = 0, None
     for output in plan.outputs.values():
         path = getattr(output.base, "path", last)
-        num_bytes = math.prod(output.shape) * SIZES.get(_written_dtype(output, dtype), 1)
+        num_bytes = math.prod(output.shape) * SIZES.get(_written_dtype(output, dtype, base_dtype), 1)
         if not groups or path != last or size + num_bytes > max_shard_bytes:
             groups.append([])
             size = 0
         groups[-1].append(output)
         size, last = size + num_bytes, path
-    if len(groups) == 1:
-        return [Shard("model.safetensors", tuple(groups[0]), dtype)]
-    return [
-        Shard(f"model-{place:05d}-of-{len(groups):05d}.safetensors", tuple(group), dtype)
-        for place, group in enumerate(groups, 1)
-    ]
+    shards = []
+    for place, group in enumerate(groups, 1):
+        name = f"model-{place:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else "model.safetensors"
+        entries = tuple((output.name, _written_dtype(output, dtype, base_dtype), output.shape) for output in group)
+        shards.append(Shard(name, tuple(group), entries, dtype))
+    return shards
 
 
 def staging_folder(output: Path) -> Path:
@@ -114,13 +114,24 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
             known = finished.get(shard.name)
             if not known or not _is_whole(staging / shard.name, known):
                 progress.show(done, f"writing {shard.name}")
-                digest = _write(staging / shard.name, shard)
+                with _full_disk(staging):
+                    digest = _write(staging / shard.name, shard)
                 finished[shard.name] = {"bytes": (staging / shard.name).stat().st_size, "sha256": digest}
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})
         progress.show(len(shards), "written")
     finally:
         progress.close()
     return [{"file": shard.name, **finished[shard.name]} for shard in shards]
+
+
+@contextlib.contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"the disk of {folder} is full; make room, and the same command goes on") from None
 
 
 def write_index(staging: Path, shards: Sequence[Shard]) -> None:
@@ -133,9 +144,9 @@ def write_index(staging: Path, shards: Sequence[Shard]) -> None:
         atomic.write_json(staging / INDEX, {"metadata": metadata, "weight_map": dict(sorted(where.items()))})
 
 
-def write_config(staging: Path, config: Mapping[str, Any], plan: Plan, dtype: Dtype) -> None:
+def write_config(staging: Path, plan: Plan, dtype: Dtype) -> None:
     """Write the base's config.json with what the merge changed: dtype, quantisation, head, size of the vocabulary."""
-    merged = dict(config)
+    merged = copy.deepcopy(dict(plan.config))
     merged.pop("quantization_config", None)
     for inner in (merged, merged.get("text_config")):
         if not isinstance(inner, dict):
@@ -165,12 +176,17 @@ def publish(staging: Path, output: Path) -> None:
 def tidy(output: Path) -> None:
     """Delete what only the making of a published folder needed; a kill may have left it."""
     for name in (_LEDGER, ".lock"):
-        (output / name).unlink(missing_ok=True)
+        if (output / name).exists():
+            (output / name).unlink()
 
 
-def _written_dtype(output: Output, dtype: Dtype) -> str:
-    """Weights take the dtype of the merge; counters, masks and single numbers stay as they are."""
-    return STORED[dtype] if output.shape and output.origin.dtype in _FLOATS else output.origin.dtype
+def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
+    """Weights take the dtype of the merge; counters, masks and single numbers stay as they are.
+
+    So does a weight that the base keeps in float32 among 16-bit ones and the adapter leaves alone: it needs it.
+    """
+    stays = not output.changed and output.origin.dtype == "F32" and base_dtype != "F32"
+    return output.origin.dtype if stays or not output.shape or output.origin.dtype not in _FLOATS else STORED[dtype]
 
 
 def _finished(staging: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +221,7 @@ def _write(path: Path, shard: Shard) -> str:
         for start, stop in blocks(output.shape):
             rows = output.origin.rows(start, stop) if tensor is None else tensor.rows(start, stop)
             if dtype in STORED.values():
-                rows = rows.to(getattr(torch, TORCH[shard.dtype]))
+                rows = rows.to(getattr(torch, TORCH_DTYPES[dtype]))
                 if rows.numel() and not is_finite(rows):
                     raise RunError(
                         f"{output.name} is NaN or infinite in {shard.dtype}; its base or adapter is broken, or too "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
+from lora_grpo.fidelity import share
 from lora_grpo.subjects import adapter_sha256
 
 REPORT = "merge_report.json"
@@ -19,7 +22,9 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return report if isinstance(report, dict) and report.get("lora_grpo_merge") == FORMAT else None
+    needed = {"identity", "asked", "dtype", "reason", "onto", "base", "retained", "kl", "untied", "shards"}
+    known = isinstance(report, dict) and report.get("lora_grpo_merge") == FORMAT and not needed - report.keys()
+    return report if known else None
 
 
 def check_current(folder: Path) -> None:
@@ -36,3 +41,42 @@ def check_current(folder: Path) -> None:
             f"{folder} was merged from another adapter than {adapter} now is; delete it and run scripts/merge.py "
             f"{folder.parent} again"
         )
+
+
+def show(output: Path, report: Mapping[str, Any]) -> None:
+    """Print what a report says of the merged model in `output`, and what can be done with it."""
+    for word, text in _lines(output, report):
+        print(f"{word:<10}{text}")
+    run = output.parent if (output.parent / "run.json").is_file() else None
+    merged, source = shlex.quote(str(output)), shlex.quote(str(run or output))
+    asked = f"{source} --compare {merged}" if run else f"{merged} --task gsm8k"
+    print(f"\nevaluate  python scripts/evaluate.py {asked}")
+    print(f"GGUF      python scripts/export_gguf.py {source} --modelfile")
+    print(f"share     python scripts/push.py {source} YOU/NAME{' --what merged' if run else ''} --dry-run")
+
+
+def _lines(output: Path, report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    base = f"{report['base']['name']} ({report['onto']})"
+    size = _size(sum(shard["bytes"] for shard in report["shards"]))
+    yield "merged", f"{output}: {report['dtype']}, {size}, onto {base}"
+    yield "dtype", report["reason"]
+    kept = report["retained"]
+    if kept["overall"] is not None:
+        least = f"least {share(kept['worst'])} in {kept['worst_layer']}"
+        yield "update", f"{share(kept['overall'])} kept, {least}; rounding adds {kept['error']:.2g} times its size"
+    kl = report["kl"]
+    if "not_measured" in kl:
+        yield "KL", f"not measured: {kl['not_measured']}"
+    else:
+        both = f"adapter‖merged {kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g} nats a token"
+        yield "KL", f"{both}, over {kl['tokens']} tokens of {kl['texts']} texts"
+        if "trained_merged" in kl:
+            yield "", f"adapter on its 4-bit base‖merged {kl['trained_merged']:.2g}; --onto dequantized keeps that base"
+    if not report["base"]["checked"]:
+        yield "base", "not checked: nothing says which weights the adapter was trained on"
+    if report["untied"]:
+        yield "head", "apart from the embedding now: the adapter changed one of the two alone"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

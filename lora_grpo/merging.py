@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +16,11 @@ from lora_grpo import __version__, base_model, merge
 from lora_grpo.adapter_plan import Plan, make_plan
 from lora_grpo.atomic import write_json
 from lora_grpo.errors import UserError
-from lora_grpo.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, share
-from lora_grpo.folder_lock import claim
+from lora_grpo.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, too_large
+from lora_grpo.folder_lock import holding
 from lora_grpo.frozen_base import Onto, base_tensors
 from lora_grpo.merge_divergence import measure_divergences
-from lora_grpo.merge_report import FORMAT, REPORT, check_current, read_report
+from lora_grpo.merge_report import FORMAT, REPORT, check_current, read_report, show
 from lora_grpo.subjects import LICENCES, TOKENIZER_FILES, Overrides, Subject, resolve, run_of
 
 
@@ -53,6 +54,8 @@ def merge_and_report(options: Options) -> Path:
         RunError: a weight came out as NaN or infinite.
     """
     base_model.wait_without_spinning()
+    if Path(options.what).is_file():
+        raise UserError(f"{options.what} is a file; give the folder of a run or of an adapter")
     overrides = Overrides(
         base=options.base,
         revision=options.revision,
@@ -62,40 +65,72 @@ def merge_and_report(options: Options) -> Path:
     subject = resolve(options.what, overrides)
     if subject.adapter is None:
         raise UserError(f"{options.what} is a whole model; give a run or an adapter to merge")
-    output = (options.output or default_output(subject.adapter)).expanduser()
+    output = (options.output or default_output(options.what, subject.adapter)).expanduser().resolve()
     identity = _identity(subject, options)
     if _is_there(output, identity, options.dtype):
         merge.tidy(output)
-        _show(output, read_report(output) or {})
+        show(output, read_report(output) or {})
         return output
 
     folder = Path(subject.base.name)
     trusted = subject.base.trust_remote_code
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    _check_tokenizer(subject.tokenizer)
     base = base_tensors(folder, options.onto, trust_remote_code=trusted)
-    plan = make_plan(base, subject.adapter, config)
+    plan = make_plan(base, subject.adapter, _read_config(folder, trusted))
     staging = merge.staging_folder(output)
     # The smallest that is possible; what is chosen is checked again below.
     merge.check_disk(staging, merge.lay_out(plan, "bf16" if options.dtype == "auto" else options.dtype))
     base_model.quieten()
     check_finite(plan.outputs)
-    dtype, reason, measured = _choose(options.dtype, plan)
-    shards = merge.lay_out(plan, dtype)
+    chosen = _choose(options.dtype, plan)
+    shards = merge.lay_out(plan, chosen.dtype)
     merge.check_disk(staging, shards)
+    with holding(staging, "--output"):
+        if _is_there(output, identity, options.dtype):  # another process has just finished it
+            shutil.rmtree(staging)
+        else:
+            try:
+                files = merge.write_shards(staging, shards, {**identity, "dtype": chosen.dtype})
+            except KeyboardInterrupt:
+                print(f"the same command goes on; what is finished lies in {staging}", file=sys.stderr)
+                raise
+            merge.write_index(staging, shards)
+            merge.write_config(staging, plan, chosen.dtype)
+            _copy_rest(subject, plan, staging)
+            if _identity(subject, options) != identity:
+                raise UserError(f"{subject.adapter} or its base changed during the merge; run the command again")
+            divergences = measure_divergences(subject, base, plan, staging, options.onto)
+            write_json(staging / REPORT, _report(subject, options, identity, plan, chosen, files, divergences))
+            merge.publish(staging, output)
+    show(output, read_report(output) or {})
+    return output
 
-    claim(staging, "--output")
-    files = merge.write_shards(staging, shards, {**identity, "dtype": dtype})
-    merge.write_index(staging, shards)
-    merge.write_config(staging, config, plan, dtype)
-    _copy_rest(subject, config, staging)
-    if _identity(subject, options) != identity:
-        raise UserError(f"{subject.adapter} or its base changed during the merge; run the command again")
-    report = {
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The dtype that is written, why, and what each candidate keeps."""
+
+    dtype: Dtype
+    reason: str
+    measured: dict[Dtype, Fidelity]
+
+
+def _report(
+    subject: Subject,
+    options: Options,
+    identity: Mapping[str, Any],
+    plan: Plan,
+    chosen: _Chosen,
+    shards: list[dict[str, Any]],
+    divergences: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return merge_report.json."""
+    return {
         "lora_grpo_merge": FORMAT,
         "identity": identity,
         "asked": options.dtype,
-        "dtype": dtype,
-        "reason": reason,
+        "dtype": chosen.dtype,
+        "reason": chosen.reason,
         "onto": options.onto,
         "base": {
             "name": _public(subject.base_name),
@@ -104,22 +139,15 @@ def merge_and_report(options: Options) -> Path:
             "checked": _was_checked(subject, options),
         },
         "adapter": {"name": _public(options.what), "sha256": identity["adapter_sha256"]},
-        "trust_remote_code": trusted,
-        "retained": measured[dtype].to_dict(),
-        "other_dtypes": {name: found.to_dict() for name, found in measured.items() if name != dtype},
-        "kl": measure_divergences(subject, base, plan, staging, options.onto),
-        "tensors": {
-            "changed": sum(output.changed for output in plan.outputs.values()),
-            "all": len(plan.outputs),
-        },
+        "trust_remote_code": subject.base.trust_remote_code,
+        "retained": chosen.measured[chosen.dtype].to_dict(),
+        "other_dtypes": {name: kept.to_dict() for name, kept in chosen.measured.items() if name != chosen.dtype},
+        "kl": divergences,
+        "tensors": {"changed": sum(output.changed for output in plan.outputs.values()), "all": len(plan.outputs)},
         "untied": plan.tie_word_embeddings is False,
         "vocab_size": plan.vocab_size,
-        "shards": files,
+        "shards": shards,
     }
-    write_json(staging / REPORT, report)
-    merge.publish(staging, output)
-    _show(output, report)
-    return output
 
 
 def merged_model(named: Path) -> Path:
@@ -136,10 +164,17 @@ def merged_model(named: Path) -> Path:
     return merge_and_report(Options(str(named)))
 
 
-def default_output(adapter: Path) -> Path:
-    """Return where an adapter is merged to: `merged` in its run, else beside it."""
-    run = run_of(adapter)
-    if run is not None and adapter.resolve() == (run / "adapter").resolve():
+def default_output(what: str, adapter: Path) -> Path:
+    """Return where an adapter is merged to: `merged` in its run, else beside it, and of a Hub id to `outputs`.
+
+    Args:
+        what: what it was called.
+        adapter: its folder, which of a Hub id is in the Hub's cache.
+    """
+    if not base_model.is_folder_name(what):
+        return Path("outputs") / f"{what.rpartition('/')[2]}-merged"
+    run, adapter = run_of(adapter), adapter.resolve()
+    if run is not None and adapter == (run / "adapter").resolve():
         return run / "merged"
     return adapter.with_name(f"{adapter.name}-merged")
 
@@ -185,29 +220,63 @@ def _is_there(output: Path, identity: Mapping[str, Any], dtype: str) -> bool:
     return True
 
 
-def _choose(asked: Dtype | Literal["auto"], plan: Plan) -> tuple[Dtype, str, dict[Dtype, Fidelity]]:
-    """Return the dtype to write, why, and what each candidate keeps."""
-    heaviest = max(plan.outputs.values(), key=lambda output: len(output.shape) and output.shape[0])
-    measured = measure(plan.outputs, candidates(asked, heaviest.origin.dtype))
+def _choose(asked: Dtype | Literal["auto"], plan: Plan) -> _Chosen:
+    measured = measure(plan.outputs, candidates(asked, plan.base_dtype))
+    if asked == "fp16" and (name := too_large(plan.outputs)):
+        raise UserError(f"{name} does not fit fp16's range of ±65504; pass --dtype bf16, fp32 or auto")
     if asked != "auto":
-        return asked, f"{asked}, as asked", measured
+        return _Chosen(asked, f"{asked}, as asked", measured)
     dtype, reason = choose(measured, plan.outputs)
     if dtype not in measured:
         measured |= measure(plan.outputs, [dtype])
-    return dtype, reason, measured
+    return _Chosen(dtype, reason, measured)
 
 
-def _copy_rest(subject: Subject, config: Mapping[str, Any], staging: Path) -> None:
+def _copy_rest(subject: Subject, plan: Plan, staging: Path) -> None:
     """Copy the tokenizer with its chat template, the generation config, the licence, and the model's own code."""
     folder = Path(subject.base.name)
     wanted = [subject.tokenizer / name for name in TOKENIZER_FILES]
     wanted += [folder / "generation_config.json"]
     wanted += [path for pattern in LICENCES for path in folder.glob(pattern)]
-    if "auto_map" in config:
+    if "auto_map" in plan.config:
         wanted += folder.glob("*.py")
     for path in wanted:
         if path.is_file():
             shutil.copyfile(path, staging / path.name)
+
+
+def _read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the base's config.json, with what transformers takes where it does not say whether the head is tied.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not any("tie_word_embeddings" in inner for inner in (config, config.get("text_config") or {})):
+        from transformers import AutoConfig
+
+        try:
+            known = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
+        except Exception as error:  # what is damaged or unknown raises many types
+            raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from error
+        config["tie_word_embeddings"] = bool(getattr(known, "tie_word_embeddings", False))
+    return config
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Refuse a tokenizer that would be copied and could not be read."""
+    for name in TOKENIZER_FILES:
+        if name.endswith(".json") and (folder / name).is_file():
+            try:
+                json.loads((folder / name).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UserError(f"{folder / name} cannot be read: {base_model.first_line(error)}") from None
 
 
 def _public(name: str) -> str:
@@ -220,41 +289,3 @@ def _was_checked(subject: Subject, options: Options) -> bool:
     recorded = (subject.run or {}).get("policy", {})
     same_commit = recorded.get("revision") is not None and recorded["revision"] == subject.base.revision
     return not options.force_base and (bool(recorded.get("fingerprint")) or same_commit)
-
-
-def _show(output: Path, report: Mapping[str, Any]) -> None:
-    for word, text in report_lines(output, report):
-        print(f"{word:<10}{text}")
-    run = output.parent if (output.parent / "run.json").is_file() else None
-    asked = f"{run} --compare {output}" if run else f"{output} --task gsm8k"
-    print(f"\nevaluate  python scripts/evaluate.py {asked}")
-    print(f"GGUF      python scripts/export_gguf.py {run or output} --modelfile")
-    print(f"share     python scripts/push.py {run or output} YOU/NAME{' --what merged' if run else ''} --dry-run")
-
-
-def report_lines(output: Path, report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield merge_report.json in words, each line with what it is about."""
-    base = f"{report['base']['name']} ({report['onto']})"
-    size = _size(sum(shard["bytes"] for shard in report["shards"]))
-    yield "merged", f"{output}: {report['dtype']}, {size}, onto {base}"
-    yield "dtype", report["reason"]
-    kept = report["retained"]
-    if kept["overall"] is not None:
-        least = f"least {share(kept['worst'])} in {kept['worst_layer']}"
-        yield "update", f"{share(kept['overall'])} kept, {least}; rounding adds {kept['error']:.2g} times its size"
-    kl = report["kl"]
-    if "not_measured" in kl:
-        yield "KL", f"not measured: {kl['not_measured']}"
-    else:
-        both = f"adapter‖merged {kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g} nats a token"
-        yield "KL", f"{both}, over {kl['tokens']} tokens of {kl['texts']} texts"
-        if "trained_merged" in kl:
-            yield "", f"adapter on its 4-bit base‖merged {kl['trained_merged']:.2g}; --onto dequantized keeps that base"
-    if not report["base"]["checked"]:
-        yield "base", "not checked: nothing says which weights the adapter was trained on"
-    if report["untied"]:
-        yield "head", "apart from the embedding now: the adapter changed one of the two alone"
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -51,7 +51,7 @@ class StreamedModel:
                 module.forward = self._linear(f"{name}.weight", module.bias is not None and f"{name}.bias")
                 if module is head:
                     self._head = f"{name}.weight"
-            elif isinstance(module, torch.nn.Embedding):
+            elif module is self._model.get_input_embeddings() and isinstance(module, torch.nn.Embedding):
                 self._embed(module, f"{name}.weight")
             else:
                 self._rest += [

@@ -214,7 +214,8 @@ def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
 def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, adapter: Path | None) -> Subject:
     """Return the model in a folder."""
     base_model.check_folder(str(folder), "the model")
-    has_tokenizer = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    has_tokenizer = adapter is not None and any((adapter / file).is_file() for file in vocabularies)
     if adapter is not None:
         _check_shapes(adapter, folder, name)
     bits = overrides.bits or 16
@@ -250,14 +251,17 @@ def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
         UserError: names the first that does not.
     """
     weights = {name: tensor for file in base.glob("*.safetensors") for name, tensor in file_tensors(file).items()}
-    for name, tensor in file_tensors(adapter / ADAPTER_WEIGHTS).items():
+    brought = file_tensors(adapter / ADAPTER_WEIGHTS)
+    for name, tensor in brought.items():
         module, _, part = name.removeprefix("base_model.model.").rpartition(".lora_")
         below = weights.get(f"{module}.weight")
         if below is None or below.dtype not in ("F32", "F16", "BF16") or part not in ("A.weight", "B.weight"):
             continue  # packed in 4 bits, or called otherwise in the file: PEFT decides
+        if f"base_model.model.{module}.base_layer.weight" in brought:
+            continue  # the adapter brings the layer along, as one whose vocabulary was resized
         found, shape = below.shape, tensor.shape
         expected, got = (found[1], shape[1]) if part == "A.weight" else (found[0], shape[0])
-        if expected != got:
+        if got not in found:  # GPT-2 keeps its weights the other way round
             raise UserError(
                 f"the adapter in {adapter} was made for another base than {base_name}: {module} has "
                 f"{'x'.join(map(str, found))} weights there, and the adapter expects {got} for {expected}; give "

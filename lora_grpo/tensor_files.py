@@ -56,6 +56,8 @@ class Stored:
 
     def rows(self, start: int, stop: int) -> Any:
         """Return entries `start` to `stop` of the first dimension, as a tensor."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise IndexError(f"{self.name} has {self.shape[0]} rows; {start} to {stop} were asked for")
         return self._read(start * self.row_bytes, stop * self.row_bytes, (stop - start, *self.shape[1:]))
 
     def blocks(self, max_bytes: int) -> Iterator[tuple[int, int]]:
@@ -130,7 +132,7 @@ def file_tensors(path: Path) -> dict[str, Stored]:
 
 
 def model_tensors(folder: Path) -> dict[str, Stored]:
-    """Return the tensors of a model's folder: those of its index, of `model.safetensors`, or of all its files.
+    """Return the tensors of a model's folder: those of `model.safetensors`, of its index, or of all its files.
 
     They come in the order they lie on disk, file by file.
 
@@ -138,9 +140,12 @@ def model_tensors(folder: Path) -> dict[str, Stored]:
         UserError: a shard or a tensor of the index is missing, or there are no safetensors.
     """
     index = folder / INDEX
-    if index.is_file():
+    single = folder / "model.safetensors"
+    if index.is_file() and not single.is_file():  # of both, transformers reads the single file
         try:
             where = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            if not all(isinstance(name, str) for name in where.values()):
+                raise ValueError("a tensor's file is no name")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{index} cannot be read ({error})") from None
         files = {name: folder / name for name in sorted(set(where.values()))}
@@ -152,7 +157,6 @@ def model_tensors(folder: Path) -> dict[str, Stored]:
         if lost:
             raise UserError(f"{folder / where[lost[0]]} lacks {lost[0]}, which {INDEX} says it holds")
         return {tensor: stored for name in files for tensor, stored in held[name].items() if where.get(tensor) == name}
-    single = folder / "model.safetensors"
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not paths:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))

@@ -20,9 +20,15 @@ def embedding_and_head(base: Mapping[str, Tensor]) -> tuple[str | None, str]:
     return min(named, key=len, default=None), heads[0] if heads else f"{_HEADS[0]}.weight"
 
 
-def is_tied(config: Mapping[str, Any], base: Mapping[str, Tensor], head: str) -> bool:
+def is_tied(config: Mapping[str, Any], base: Mapping[str, Tensor], embedding: str | None, head: str) -> bool:
+    """Whether head and embedding are one tensor, as transformers (5.17) decides when it loads the base.
+
+    A head that is stored and differs is a tensor of its own, whatever the configuration says.
+    """
+    if head not in base or embedding is None:
+        return head not in base
     said = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
-    return head not in base if said is None else bool(said)
+    return bool(said) and is_same(base[head], base[embedding])
 
 
 def settle(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
@@ -54,18 +60,18 @@ def _same_change(below: Output, above: Output) -> bool:
         if first.magnitude or second.magnitude or first.scale != second.scale:
             return False
         a, b = (second.b, second.a) if first.transposed != second.transposed else (second.a, second.b)
-        if not (_equal(first.a, a, first.transposed != second.transposed) and
-                _equal(first.b, b, first.transposed != second.transposed)):  # fmt: skip
+        if not (is_same(first.a, a, first.transposed != second.transposed) and
+                is_same(first.b, b, first.transposed != second.transposed)):  # fmt: skip
             return False
     if below.tokens is None or above.tokens is None:
         if below.tokens is not above.tokens:
             return False
-    elif below.tokens[1] != above.tokens[1] or not _equal(below.tokens[0], above.tokens[0]):
+    elif below.tokens[1] != above.tokens[1] or not is_same(below.tokens[0], above.tokens[0]):
         return False
-    return below.origin is above.origin or _equal(below.origin, above.origin)
+    return below.origin is above.origin or is_same(below.origin, above.origin)
 
 
-def _equal(first: Tensor, second: Tensor, mirrored: bool = False) -> bool:
+def is_same(first: Tensor, second: Tensor, mirrored: bool = False) -> bool:
     """Whether two tensors hold the same values, read a block at a time."""
     if mirrored:  # small: they are adapter matrices
         return bool((first.rows(0, first.shape[0]).float() == second.rows(0, second.shape[0]).float().T).all())

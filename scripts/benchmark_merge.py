@@ -48,7 +48,7 @@ shards = merge.lay_out(plan, "bf16")
 output.mkdir()
 merge.write_shards(output, shards, {})
 merge.write_index(output, shards)
-merge.write_config(output, config, plan, "bf16")
+merge.write_config(output, plan, "bf16")
 """
 PEFT = """
 import sys, torch

@@ -433,7 +433,7 @@ def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy,
     ended = warm.start(SCRIPT, "merged", "--modelfile", cwd=tmp_path).end()
     assert ended.returncode == 0, ended.stderr
     output = tmp_path / "merged-gguf" / "merged.Q8_0.gguf"
-    assert sorted(output.parent.iterdir()) == [output.with_name("merged.Q8_0.Modelfile"), output]
+    assert sorted(output.parent.glob("[!.]*")) == [output.with_name("merged.Q8_0.Modelfile"), output]
     assert f"llama-cli -m {output}" in ended.stdout
     assert "ollama create merged -f" in ended.stdout
     assert read(output)[0]["general.name"] == "merged"

@@ -1,6 +1,7 @@
 """Merged weights, held against PEFT's own merge, float64 arithmetic and the live adapter, for every kind of adapter."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def merged(base, adapter, output, dtype="fp32", onto="full"):
     output.mkdir()
     merge.write_shards(output, shards, {})
     merge.write_index(output, shards)
-    merge.write_config(output, config, plan, dtype)
+    merge.write_config(output, plan, dtype)
     return output
 
 
@@ -90,6 +91,7 @@ UNTIED = {
     "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
     "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}},
     "resized": {"resize": 70},
+    "resized_and_saved": {"resize": 70, "modules_to_save": ["embed_tokens", "lm_head"]},
 }
 TIED = {
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
@@ -187,17 +189,70 @@ def test_bfloat16_weights_are_rounded_once_and_no_further_off_than_pefts(kind, b
         assert error.norm() <= theirs.norm() * (1 + 1e-6)
 
 
+def test_a_stored_head_that_differs_is_kept_whatever_the_configuration_says(bases, tmp_path):
+    """transformers loads such a base untied; so does PEFT."""
+    base = shutil.copytree(bases[False, "float32"], tmp_path / "base")
+    settings = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    for kind in ("lora", "tokens"):
+        adapter = make_adapter(base, tmp_path / kind, **KINDS[kind])
+        model = load(merged(base, adapter, tmp_path / f"merged-{kind}"))
+        assert (logits_of(model) - logits_of(live(base, adapter))).abs().max() < 2e-5
+        assert model.config.tie_word_embeddings is False
+
+
+def test_a_stored_head_that_is_the_embedding_follows_the_tie(bases, tmp_path):
+    base = shutil.copytree(bases[True, "float32"], tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS["tokens"])
+    output = merged(base, adapter, tmp_path / "merged")
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+    assert "lm_head.weight" not in load_file(output / "model.safetensors")
+
+
+def test_of_a_single_file_and_an_index_the_single_file_is_read(tmp_path):
+    base = make_base(tmp_path / "base", tied=False)
+    sharded = make_base(tmp_path / "sharded", tied=False, shards="20KB")
+    for path in sharded.glob("model*"):
+        weights = path.read_bytes()
+        (base / path.name).write_bytes(weights if path.suffix == ".json" else weights[:-4] + b"\0\0\0\1")
+    assert {stored.path.name for stored in model_tensors(base).values()} == {"model.safetensors"}
+
+
+def test_what_the_base_keeps_in_float32_stays_in_it(bases, tmp_path):
+    base = shutil.copytree(bases[False, "bfloat16"], tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].float() + 1e-5
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    after = load_file(merged(base, make_adapter(base, tmp_path / "a"), tmp_path / "m", "bf16") / "model.safetensors")
+    assert torch.equal(after["model.norm.weight"], weights["model.norm.weight"])
+    assert {tensor.dtype for name, tensor in after.items() if "model.norm" not in name} == {torch.bfloat16}
+
+
 def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, n_inner=32))
     model.save_pretrained(tmp_path / "base")
     # c_proj is square: its shape does not say which way round it is.
-    for dora in (False, True):
-        options = {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": dora}
-        adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{dora}", **options)
-        output = merged(tmp_path / "base", adapter, tmp_path / f"merged-{dora}")
+    for dora, targets in ((False, ["c_attn", "c_proj"]), (True, ["c_attn", "c_proj"]), (False, ["c_proj", "lm_head"])):
+        # With lm_head, a Linear made last, PEFT saves fan_in_fan_out=false for all of them.
+        options = {"target_modules": targets, "fan_in_fan_out": True, "use_dora": dora}
+        name = f"{dora}-{targets[-1]}"
+        adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{name}", **options)
+        output = merged(tmp_path / "base", adapter, tmp_path / f"merged-{name}")
         expected = logits_of(live(tmp_path / "base", adapter))
         assert (logits_of(load(output)) - expected).abs().max() < 2e-5
+
+
+def test_fan_in_fan_out_says_nothing_of_a_square_linear_layer(bases, tmp_path):
+    base = bases[False, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fan_in_fan_out": True}))
+    output = merged(base, adapter, tmp_path / "merged")
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
 
 
 def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
@@ -299,10 +354,8 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj."
     ("name", "shape"),
     [
         (f"{KEY}lora_C.weight", (4, 4)),
-        (f"{KEY}lora_magnitude_vector_of_another_kind", (32,)),
         ("base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", (4, 32)),
         ("base_model.model.score.weight", (2, 32)),
-        ("base_model.model.model.layers.0.self_attn.o_proj.lora_B.bias", (32,)),  # the base has no such bias
         ("prompt_embeddings", (8, 32)),
     ],
 )
@@ -315,11 +368,18 @@ def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tm
     assert name in str(caught.value)
 
 
+def test_a_bias_for_a_layer_that_has_none_is_refused_as_such(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", lora_bias=True, target_modules=["q_proj", "o_proj"])
+    with pytest.raises(UserError, match=r"o_proj\.lora_B\.bias.* cannot be merged into the layers that they belong to"):
+        merged(base, adapter, tmp_path / "merged")
+
+
 def test_half_of_an_update_is_refused(bases, tmp_path):
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter")
     change(adapter, lambda weights: weights.pop(f"{KEY}lora_A.weight"))
-    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight"):
+    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight.* cannot be merged"):
         merged(base, adapter, tmp_path / "merged")
 
 
@@ -340,6 +400,8 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
         ({"init_lora_weights": "pissa_niter_4"}, "begins by changing its base"),
         ({"r": "many"}, "has r='many'; expected a number"),
+        ({"rank_pattern": {"(": 4}}, "has a rank_pattern that cannot be read"),
+        ({"alpha_pattern": ["q_proj"]}, "has a alpha_pattern that cannot be read"),
         ({"r": 8}, "has rank 4, and adapter_config.json says 8"),
     ],
 )

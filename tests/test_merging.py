@@ -1,5 +1,6 @@
 """`scripts/merge.py` as a person meets it: what it leaves, what it says, what it refuses, and kills."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -10,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from test_merge import live, load, logits_of, make_adapter, make_base
 from test_subjects import make_run
 
-from lora_grpo import base_model, merging, starter
-from lora_grpo.errors import RunError, UserError
+from lora_grpo import base_model, merge, merging, starter
+from lora_grpo.errors import UserError
 from lora_grpo.folder_lock import holding
 from lora_grpo.merge import staging_folder
-from lora_grpo.merging import Options, merge_and_report
+from lora_grpo.merging import Options, default_output, merge_and_report
+from lora_grpo.subjects import Overrides, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "merge.py"
@@ -128,6 +130,30 @@ def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
     assert load(output).get_input_embeddings().weight.shape[0] == 70
 
 
+def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
+    base = make_base(tmp_path / "base", tied=False, dtype="float16")
+    adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
+    output = merge_and_report(Options(str(adapter), base=str(base)))
+    assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
+
+
+def test_a_configuration_that_says_nothing_of_the_tie_means_what_transformers_takes(no_divergence, tmp_path):
+    base = make_base(tmp_path / "base", tied=False)
+    config = json.loads((base / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (base / "config.json").write_text(json.dumps(config))
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "embed_tokens"])
+    output = merge_and_report(Options(str(adapter), base=str(base), dtype="fp32"))
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+
+
+def test_a_divergence_that_cannot_be_measured_does_not_cost_the_merge(run):
+    (run / "completions" / "step-00001.jsonl").write_text('{"id": "a", "completion": "b"}\n')
+    output = merge_and_report(Options(str(run)))
+    report = json.loads((output / "merge_report.json").read_text())
+    assert report["kl"] == {"not_measured": "KeyError: 'question'"} and load(output)
+
+
 def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):
     other = shutil.copytree(starter.model_path(), tmp_path / "other")
     weights = load_file(other / "model.safetensors")
@@ -154,6 +180,71 @@ def test_what_is_no_adapter_is_refused(run, tmp_path):
     pickled = shutil.copytree(run / "adapter", tmp_path / "pickled")
     refused("pickled weights are not loaded", Options(str(pickled), base="starter"))
     assert not (run / "merged").exists()
+
+
+def test_files_that_cannot_be_read_are_told_in_one_line(run, tmp_path):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    options = Options(str(adapter), base=str(base))
+    for text in ("{bad", "[]"):
+        (base / "config.json").write_text(text)
+        refused("base/config.json", options)
+    shutil.copy(starter.model_path() / "config.json", base)
+    (adapter / "tokenizer.json").write_text("{bad")
+    refused("tokenizer.json cannot be read", options)
+    refused("is a file; give the folder", Options(str(run / "run.json")))
+    assert not (tmp_path / "mine-merged").exists() and not staging_folder(tmp_path / "mine-merged").exists()
+
+
+def test_where_a_merge_goes_by_itself(run, tmp_path, monkeypatch):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    assert default_output(str(run), run / "adapter") == default_output(str(run / "adapter"), run / "adapter")
+    assert default_output(str(run), run / "adapter") == run / "merged"
+    monkeypatch.chdir(adapter)
+    assert default_output("./", Path()) == tmp_path / "mine-merged"
+    assert default_output("owner/lora", tmp_path / "cache" / "0123abcd") == Path("outputs/lora-merged")
+
+
+def test_a_link_is_followed_to_where_the_model_goes(no_divergence, run, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert merge_and_report(Options(str(run), output=tmp_path / "link")) == tmp_path / "disk"
+    assert load(tmp_path / "link")
+
+
+def test_a_full_disk_in_the_middle_is_one_line_and_goes_on(no_divergence, run, monkeypatch):
+    write = merge.Writer.write
+
+    def full(self, data):
+        if self._written > 100_000:
+            raise OSError(28, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(merge.Writer, "write", full)
+    refused("is full; make room, and the same command goes on", Options(str(run)))
+    monkeypatch.setattr(merge.Writer, "write", write)
+    assert load(merge_and_report(Options(str(run))))
+
+
+def test_one_that_another_process_has_just_finished_is_taken(no_divergence, run, monkeypatch):
+    def finished_first(staging, flag):
+        monkeypatch.setattr(merging, "holding", holding)
+        merge_and_report(Options(str(run)))
+        return holding(staging, flag)
+
+    monkeypatch.setattr(merging, "holding", finished_first)
+    assert merge_and_report(Options(str(run))) == run / "merged"
+    assert not staging_folder(run / "merged").exists()
+
+
+def test_a_base_from_the_hub_is_checked_by_its_commit(run):
+    subject = resolve(str(run), Overrides())
+    commit = dataclasses.replace(subject.base, revision="abc")
+    recorded = {"policy": {"fingerprint": None, "revision": "abc"}}
+    known = dataclasses.replace(subject, base=commit, run=recorded)
+    assert merging._was_checked(known, Options(str(run)))
+    assert not merging._was_checked(dataclasses.replace(known, base=subject.base), Options(str(run)))
+    assert not merging._was_checked(known, Options(str(run), force_base=True))
 
 
 def test_a_pickled_base_is_refused(run, tmp_path):
@@ -186,8 +277,7 @@ def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
     weights["model.layers.2.mlp.up_proj.weight"][0, 0] = 70000.0
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     options = Options(str(run), base=str(base), force_base=True, dtype="fp16")
-    with pytest.raises(RunError, match=r"layers.2.mlp.up_proj.weight is NaN or infinite in fp16"):
-        merge_and_report(options)
+    refused("model.layers.2.mlp.up_proj.weight does not fit fp16's range", options)
     assert not (run / "merged").exists()
 
 

@@ -117,7 +117,7 @@ MAY_IMPORT = {
     "merge": {
         "adapter_plan", "atomic", "errors", "fidelity", "merge_outputs", "merged_tensors", "progress", "tensor_files",
     },
-    "merge_report": {"errors", "subjects"},
+    "merge_report": {"errors", "fidelity", "subjects"},
     "merging": {
         "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "merge",
         "merge_divergence", "merge_report", "subjects",

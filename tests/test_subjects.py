@@ -86,8 +86,24 @@ def test_an_adapter_alone_names_its_base_or_is_told_it(tmp_path, model):
 def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
     run = make_run(tmp_path / "run")
     assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
-    (run / "adapter" / "tokenizer_config.json").write_text("{}")
+    (run / "adapter" / "tokenizer_config.json").write_text("{}")  # without a vocabulary it is none
+    assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
+    (run / "adapter" / "tokenizer.json").write_text("{}")
     assert resolve(str(run), Overrides()).tokenizer == run / "adapter"
+
+
+def test_gpt2s_weights_and_layers_that_the_adapter_brings_are_no_other_base(tmp_path, model):
+    weights = {"h.c_attn.weight": np.zeros((WIDTH, 3 * WIDTH), "f4"), "lm_head.weight": np.zeros((8, WIDTH), "f4")}
+    save_file(weights, model / "model.safetensors")
+    adapter = make_adapter(tmp_path / "adapter", base=str(model))
+    brought = {
+        "base_model.model.h.c_attn.lora_A.weight": np.zeros((2, WIDTH), "f4"),
+        "base_model.model.h.c_attn.lora_B.weight": np.zeros((3 * WIDTH, 2), "f4"),
+        "base_model.model.lm_head.lora_B.weight": np.zeros((10, 2), "f4"),
+        "base_model.model.lm_head.base_layer.weight": np.zeros((10, WIDTH), "f4"),
+    }
+    save_file(brought, adapter / "adapter_model.safetensors")
+    assert resolve(str(adapter), Overrides()).adapter == adapter
 
 
 def test_an_adapter_for_another_base_is_refused(tmp_path):
