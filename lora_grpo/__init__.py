@@ -21,7 +21,7 @@ scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_o
 export_gguf.py      gguf_options, gguf_export, gguf_architecture, gguf_types, gguf_tokenizer, gguf_sentencepiece,
                     modelfile
 scripts/push.py     pushing, upload_files, whole_files, hub, hub_contents, hub_token, hub_failures; model_card,
-                    card_facts, card_figures, card_metadata, card_snippets
+                    card_schema, card_facts, card_figures, card_metadata, card_snippets
 what lasts          run_record (run.json), atomic (files that are whole or absent), folder_lock
 
 Importing this package loads none of torch, transformers, trl, peft, unsloth, vllm or datasets: they are imported by

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import starter
-from lora_grpo.card_figures import HUB_ID, Evaluation, evaluations_of, read_json
+from lora_grpo.card_figures import HUB_ID, Evaluation, evaluations_of
+from lora_grpo.card_schema import read_adapter, read_merge, read_run
 from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
-from lora_grpo.run_record import read_record
 from lora_grpo.upload_files import UploadFile, is_path, without_paths
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,8 +74,8 @@ def run_of(folder: Path, kind: str) -> Path | None:
 
 def base_of(folder: Path, kind: str) -> Base:
     """Return what is known of the base model of what is in a folder."""
-    run, merge = run_of(folder, kind), read_json(folder / "merge_report.json").get("base") or {}
-    record = read_record(run) if run else None
+    run, merge = run_of(folder, kind), read_merge(folder).get("base") or {}
+    record = read_run(run) if run else None
     name, revision, fingerprint, trusted = _named(folder, kind, record, merge)
     if name is None:
         return Base(trust_remote_code=trusted)
@@ -103,7 +103,7 @@ def gather(folder: Path, kind: str, files: tuple[UploadFile, ...], base: Base) -
     from lora_grpo.vllm_sampler import served_rank
 
     run = run_of(folder, kind)
-    record = read_record(run) if run else None
+    record = read_run(run) if run else None
     adapter = folder if kind == "adapter" else run / "adapter" if run else None
     rank = None
     if kind == "adapter":
@@ -116,9 +116,9 @@ def gather(folder: Path, kind: str, files: tuple[UploadFile, ...], base: Base) -
         files=files,
         base=base,
         record=without_paths(record) if record else None,
-        adapter=without_paths(read_json(adapter / "adapter_config.json")) if adapter else None,
+        adapter=without_paths(read_adapter(adapter)) if adapter else None,
         served_rank=rank,
-        merge=without_paths(read_json(folder / "merge_report.json")) or None,
+        merge=without_paths(read_merge(folder)) or None,
         evaluations=tuple(evaluations_of(run, record, folder, kind)) if run and record else (),
     )
 
@@ -140,7 +140,7 @@ def _named(
         return str(merged_onto), merge.get("revision"), merge.get("fingerprint"), trusted
     if policy.get("base_model"):
         return str(policy["base_model"]), policy.get("revision"), policy.get("fingerprint"), trusted
-    config = read_json(folder / "adapter_config.json")
+    config = read_adapter(folder)
     if config.get("base_model_name_or_path"):
         name = str(config["base_model_name_or_path"])
         embedded = Path(name).resolve() == starter.model_path().resolve()

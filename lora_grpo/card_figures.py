@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import atomic, base_model
+from lora_grpo.card_schema import ASKED_REPORT, OWN_REPORT, check, read_json, read_merge
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation_report import Page
 from lora_grpo.subjects import adapter_sha256
 from lora_grpo.tasks import TASK_NAMES, get_task
-from lora_grpo.tasks.sources import is_on_hub
 from lora_grpo.upload_files import without_paths
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]*[\w])?", re.ASCII)
@@ -48,7 +47,7 @@ def evaluations_of(run: Path, record: Mapping[str, Any], folder: Path, kind: str
         folder: what is pushed.
         kind: which of `upload_files.KINDS` it is.
     """
-    made_of = (read_json(folder / "merge_report.json").get("adapter") or {}).get("sha256")
+    made_of = (read_merge(folder).get("adapter") or {}).get("sha256")
     if made_of and made_of != adapter_sha256(run / "adapter"):
         print(f"{folder} was made of another adapter than the run has now; its figures are left out", file=sys.stderr)
         return
@@ -61,10 +60,10 @@ def evaluations_of(run: Path, record: Mapping[str, Any], folder: Path, kind: str
             how = _own_evaluation if own else _asked_evaluation
             found = how(path, run, record, folder, kind)
             if found is not None:
-                found.page.markdown()  # what a card shows of it; a report of another version lacks some of that
+                found.page.markdown()  # what a card shows of it: what cannot be shown is found out here
                 yield found
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            print(f"{path} is no report of this version ({error!r}), and the card leaves it out", file=sys.stderr)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, UserError, ValueError) as error:
+            print(f"{path} is no report of this version ({error}), and the card leaves it out", file=sys.stderr)
 
 
 def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Path, kind: str) -> Evaluation | None:
@@ -78,6 +77,7 @@ def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Pa
     if wrong:
         print(f"{path} is not of the adapter as it is now ({wrong}), and the card leaves it out", file=sys.stderr)
         return None
+    check(report, OWN_REPORT)
     told = report["protocol"]
     title = f"{told['task']}: {told['rows']} held-out rows, one greedy sample each"
     if told["num_samples"]:
@@ -85,7 +85,7 @@ def _own_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: Pa
         title += f" and {told['num_samples']} at {how}"
     if told.get("left_out_as_trained_on"):
         title += f"; {told['left_out_as_trained_on']} rows were trained on and left out: not comparable"
-    sides = {"base": report["base"], "trained": report["trained"]}
+    sides = {"base": _side(report["base"]), "trained": _side(report["trained"])}
     moved = {word: report.get(word, []) for word in ("fixed", "regressed")}
     page = Page(title, sides, told, report["table"], moved)
     source = _data_set(told["task"], record["data"]["eval"].get("source"))
@@ -102,6 +102,7 @@ def _asked_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: 
     if not of_upload and not (kind != "adapter" and of_adapter):
         print(f"{path} is of other weights, and the card leaves it out", file=sys.stderr)
         return None
+    check(report, ASKED_REPORT)
     told, other = report["protocol"], report.get("compared_with")
     how = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
     title = f"{report['task']}: {told['rows']} rows, {report['samples']} samples, {how}"
@@ -109,8 +110,8 @@ def _asked_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: 
         title += f"; {told['left_out_as_trained_on']} rows were trained on and left out: not comparable"
     if told.get("contaminated"):
         title += "; CONTAMINATED: trained on this benchmark, the score says nothing"
-    sides = {other["label"]: other} if other else {}
-    sides[report["label"]] = report
+    sides = {other["label"]: _side(other)} if other else {}
+    sides[report["label"]] = _side(report)
     moved = {word: report.get(word, []) for word in ("fixed", "regressed")} if other else None
     page = Page(title, sides, told, report.get("table", ()), moved)
     asked = read_json(path.with_name("evaluation.json")).get("asked")
@@ -120,6 +121,12 @@ def _asked_evaluation(path: Path, run: Path, record: Mapping[str, Any], folder: 
     return Evaluation(
         page, of_upload, report["label"], report.get("isolation"), _data_set(report["task"], source) if asked else None
     )
+
+
+def _side(side: dict[str, Any]) -> dict[str, Any]:
+    """Return what was measured of one model, whose names of figures are free and so in no schema."""
+    check(side, dict.fromkeys(side["intervals"], (int, float)))
+    return side
 
 
 def _is(model: Mapping[str, Any], folder: Path, kind: str) -> bool:
@@ -137,10 +144,10 @@ def _is_older(folder: Path, adapter: Path) -> bool:
 
 
 def _data_set(task: str, source: str | None) -> str | None:
-    """Return the Hub data set that rows came from: the one that is named, or the task's own."""
-    if source is not None:
-        return source if is_on_hub(source) and HUB_ID.fullmatch(source) else None
-    return getattr(get_task(task), "HUB_DATASET", None) if task in TASK_NAMES else None
+    """Return the Hub data set that rows came from, where that is certain: the task's own."""
+    own = getattr(get_task(task), "HUB_DATASET", None) if task in TASK_NAMES else None
+    # Whether another name was of the Hub or of a folder is written nowhere, and a folder's name is nobody's business.
+    return own if source in (None, own) else None
 
 
 def data_sets(record: Mapping[str, Any]) -> dict[str, str | None]:
@@ -148,16 +155,3 @@ def data_sets(record: Mapping[str, Any]) -> dict[str, str | None]:
     data = record["data"]
     tasks = {"train": data.get("task"), "eval": data.get("eval_task")}
     return {split: _data_set(str(task), (data.get(split) or {}).get("source")) for split, task in tasks.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one where there is no file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return value

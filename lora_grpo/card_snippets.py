@@ -54,13 +54,14 @@ def _adapter(repo_id: str, facts: Facts) -> Iterator[str]:
         )
     record = facts.record
     if record:
-        length, bits = record["config"]["model"]["max_sequence_tokens"], record["policy"].get("bits")
+        length, bits = record["config"]["model"].get("max_sequence_tokens"), record["policy"].get("bits")
+        options = [f"max_seq_length={length}"] if length else []
+        options += [f"load_in_4bit={bits == 4}", *(["trust_remote_code=True"] if base.trust_remote_code else [])]
         yield "With Unsloth:"
         yield _block(
             "python",
             "from unsloth import FastLanguageModel\n\n"
-            f"model, tokenizer = FastLanguageModel.from_pretrained({_quoted(repo_id)}, max_seq_length={int(length)}, "
-            f"load_in_4bit={bits == 4})",
+            f"model, tokenizer = FastLanguageModel.from_pretrained({_quoted(repo_id)}, {', '.join(options)})",
         )
 
 

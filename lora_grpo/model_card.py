@@ -90,11 +90,11 @@ def _opening(repo_id: str, facts: Facts) -> str:
     lines = [f"# {escape(repo_id.split('/')[-1])}", "", f"{what} {below}."]
     if record:
         steps = f" for {int(record['trained_steps'])} steps" if record.get("trained_steps") else ""
-        kit = escape(f"lora_grpo {record['versions'].get('lora_grpo', '')}")
+        kit = escape(f"lora_grpo {record['versions'].get('lora_grpo') or ''}")
         recipe = f", recipe `{plain(str(record['recipe']))}`" if record.get("recipe") else ""
         lines.append(f"Trained with GRPO on `{plain(str(record['data']['task']))}`{steps} by {kit}{recipe}.")
     if record and record.get("status") != "complete":
-        lines += ["", f"**The run was not finished:** its status is {escape(record.get('status'))}."]
+        lines += ["", f"**The run was not finished:** its status is {escape(record.get('status') or 'unknown')}."]
     if base.trust_remote_code:
         lines += [
             "",
@@ -150,11 +150,11 @@ def _escaped(page: Page) -> Page:
 def _protocol(found: Evaluation, told: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a figure needs to be compared with another one."""
     yield "intervals are of 95 %, over rows; p is of the paired test that is named, base against trained"
-    yield f"rows: {told['rows']} of `{plain(str(told['task']))}`, SHA-256 `{escape(told['data_sha256'])}`"
+    yield f"rows: {escape(told['rows'])} of `{plain(str(told['task']))}`, SHA-256 `{escape(told['data_sha256'])}`"
     samples = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
-    length = told["max_completion_tokens"]
-    yield f"samples: {told['num_samples']} a row, {samples}, at most {length} tokens, seed {told['seed']}"
-    yield f"prompts: {escape(told['prompt_style'])} style, {told['few_shot']} worked examples"
+    drawn, length, seed = (escape(told[key]) for key in ("num_samples", "max_completion_tokens", "seed"))
+    yield f"samples: {drawn} a row, {samples}, at most {length} tokens, seed {seed}"
+    yield f"prompts: {escape(told['prompt_style'])} style, {escape(told['few_shot'])} worked examples"
     if told.get("extraction"):
         yield f"an answer counts by: {escape(told['extraction'])}"
     elif str(told["task"]) in CODE_TASKS:
@@ -206,28 +206,29 @@ def _settings(facts: Facts) -> str:
         targets = facts.adapter.get("target_modules")
         rows += [("LoRA rank", facts.adapter.get("r")), ("LoRA alpha", facts.adapter.get("lora_alpha"))]
         rows += [("LoRA dropout", facts.adapter.get("lora_dropout"))]
-        rows += [("LoRA on", ", ".join(map(str, targets)) if isinstance(targets, list) else targets)]
+        rows += [("LoRA on", _joined(*targets) if isinstance(targets, list) else targets)]
         rows += [
             (name, True) for name, key in (("rsLoRA", "use_rslora"), ("DoRA", "use_dora")) if facts.adapter.get(key)
         ]
     if facts.record:
         config, policy = facts.record["config"], facts.record["policy"]
         train, sampling = config["train"], config["sampling"]
-        group = sampling["num_generations"]
+        group, prompts = sampling.get("num_generations"), train.get("prompts_per_step")
+        bits, engine, warmup = policy.get("bits"), policy.get("engine"), train.get("warmup_steps")
         rows += [
-            ("base while training", f"{policy.get('bits')} bits, engine {policy.get('engine')}"),
+            ("base while training", _joined(bits and f"{bits} bits", engine and f"engine {engine}")),
             ("steps", facts.record.get("trained_steps")),
-            ("prompts a step", train["prompts_per_step"]),
+            ("prompts a step", prompts),
             ("completions a prompt (G)", group),
-            ("completions a step", train["prompts_per_step"] * group),
-            ("longest completion, tokens", sampling["max_completion_tokens"]),
-            ("sampling temperature", sampling["temperature"]),
-            ("learning rate", train["learning_rate"]),
-            ("schedule", f"{train['lr_scheduler']}, {train['warmup_steps']} steps of warm-up"),
-            ("optimizer", train["optimizer"]),
-            ("KL weight (beta)", train["beta"]),
-            ("gradient norm at most", train["max_grad_norm"]),
-            ("GRPO settings of its own", ", ".join(map(str, config.get("grpo") or [])) or None),
+            ("completions a step", prompts * group if prompts and group else None),
+            ("longest completion, tokens", sampling.get("max_completion_tokens")),
+            ("sampling temperature", sampling.get("temperature")),
+            ("learning rate", train.get("learning_rate")),
+            ("schedule", _joined(train.get("lr_scheduler"), warmup is not None and f"{warmup} steps of warm-up")),
+            ("optimizer", train.get("optimizer")),
+            ("KL weight (beta)", train.get("beta")),
+            ("gradient norm at most", train.get("max_grad_norm")),
+            ("GRPO settings of its own", _joined(*(config.get("grpo") or ()))),
             ("seed", facts.record.get("seed")),
         ]
     cells = [(escape(name), _figure(value)) for name, value in rows if value is not None]
@@ -243,15 +244,23 @@ def _data(facts: Facts) -> str:
         entry = data.get(split) or {}
         if entry.get("rows") is None:
             continue
-        source = sets[split] or (Path(entry["source"]).name if entry.get("source") else f"{task}, generated")
-        cells.append((split, escape(source), str(entry["rows"]), f"`{escape(entry.get('sha256'))}`"))
+        generated = f"{task}, generated" if task else "generated"
+        source = sets[split] or (Path(entry["source"]).name if entry.get("source") else generated)
+        digest = f"`{escape(entry['sha256'])}`" if entry.get("sha256") else ""
+        cells.append((split, escape(source), escape(entry["rows"]), digest))
     return _table("## Data", ("", "source", "rows", "SHA-256 of the rows"), cells)
 
 
 def _versions(facts: Facts) -> str:
     if not facts.record:
         return ""
-    return "## Versions\n\n" + ", ".join(f"{escape(k)} {escape(v)}" for k, v in facts.record["versions"].items())
+    said = _joined(*(f"{escape(name)} {escape(found)}" for name, found in facts.record["versions"].items() if found))
+    return f"## Versions\n\n{said}" if said else ""
+
+
+def _joined(*parts: Any) -> str | None:
+    """Return the parts that there are, as one text."""
+    return ", ".join(str(part) for part in parts if part) or None
 
 
 def _figure(value: Any) -> str:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from lora_grpo import card_facts, card_figures, card_metadata, hub, hub_token, model_card, whole_files
+from lora_grpo import card_facts, card_metadata, hub, hub_token, model_card, whole_files
+from lora_grpo.card_schema import read_merge
 from lora_grpo.errors import UserError
 from lora_grpo.merge_report import check_current
 from lora_grpo.script_flags import read_flags
@@ -53,6 +54,7 @@ def push(options: Options) -> None:
     hub.check_repo_id(options.repository)
     folder, kind = find(options.named, options.what)
     if kind != "adapter":
+        read_merge(folder)  # or what it is made of cannot be told
         check_current(folder)
     files, left, card = prepare(folder, kind, options.repository)
     visible = "public" if options.public else "private"
@@ -84,14 +86,9 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     """
     base = card_facts.base_of(folder, kind)
     files, left = collect(folder, kind, base.hub_id or base.name)
-    whole_files.check(folder, kind, files, card_figures.read_json(folder / "merge_report.json"))
+    whole_files.check(folder, kind, files, read_merge(folder))
     facts = card_facts.gather(folder, kind, tuple(files), base)
-    try:
-        texts = {CARD: model_card.write(repo_id, facts), **card_metadata.eval_results(facts)}
-    except KeyError as error:
-        raise UserError(
-            f"run.json of the run that {folder} is in lacks {error}; push the folder from elsewhere"
-        ) from None
+    texts = {CARD: model_card.write(repo_id, facts), **card_metadata.eval_results(facts)}
     files += [UploadFile(name, text.encode()) for name, text in texts.items()]
     _refuse_tokens(files)
     return files, left, texts[CARD]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -530,6 +531,80 @@ def test_text_from_files_is_text(tmp_path, path):
     assert "<script" not in text.replace("\\<script", "") and "](http://evil)" not in text.replace("\\]", "")
 
 
+@pytest.mark.parametrize("key", ["rows", "num_samples", "max_completion_tokens", "seed", "few_shot", "temperature"])
+@pytest.mark.parametrize("value", [HOSTILE, None, float("nan"), float("inf"), [], True])
+def test_a_figure_of_a_report_is_a_number_or_the_report_is_left_out(tmp_path, capsys, key, value):
+    run = make_run(tmp_path / "run")
+    path = run / "evaluation" / "report.json"
+    report = json.loads(path.read_text())
+    report["protocol"][key] = value
+    path.write_text(json.dumps(report))
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "Owned" not in text and "## Measured" not in text
+    said = capsys.readouterr().err
+    assert f"no report of this version (protocol.{key} is" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"protocol": 1}', "null", "\xff"])
+def test_a_broken_report_is_left_out(run, capsys, content):
+    (run / "evaluation" / "report.json").write_bytes(content.encode("latin1"))
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "## Measured" not in text and capsys.readouterr().err.count("the card leaves it out\n") == 1
+
+
+WRONG = [None, [], {}, "x", -1, True, float("nan"), float("inf"), "\ud800"]
+
+
+def places(value, place=()):
+    yield place
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*place, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*place, 0))
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "evaluation/report.json", "evaluation/gsm8k/report.json", "adapter/adapter_config.json"]
+)
+def test_whatever_stands_in_a_record_there_is_a_card_or_one_line(run, monkeypatch, name):
+    """Every entry is replaced by values of wrong types: no traceback, no figure that is none."""
+    write_asked(run, "adapter", run / "adapter")
+    (run / "adapter" / "manifest.json").unlink()
+    monkeypatch.setattr(atomic, "damage", lambda folder: None)
+    path = run / name
+    right = json.loads(path.read_text())
+    prepare(run / "adapter", "adapter", "me/trained")
+    cards = 0
+    read = [place for place in places(right) if place and place[0] not in ("command", "results")]
+    for number, (*keys, last) in enumerate(read):
+        # Two of them each, in turn: all would take a minute.
+        for value in (WRONG[number % len(WRONG)], WRONG[(number + 4) % len(WRONG)]):
+            changed = json.loads(json.dumps(right))
+            target = changed
+            for key in keys:
+                target = target[key]
+            target[last] = value
+            path.write_text(json.dumps(changed))
+            try:
+                _, _, text = prepare(run / "adapter", "adapter", "me/trained")
+            except UserError as error:
+                assert "\n" not in str(error)
+            else:
+                text.encode()
+                assert not re.search(r"\b(nan|inf|None)\b", text), (keys, last, value)
+                cards += 1
+    assert cards > 2
+
+
+def test_a_local_name_is_not_taken_for_a_data_set_of_the_hub(tmp_path):
+    run = make_run(tmp_path / "run", record__data__train__source="private/customers")
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert "datasets" not in data and "private/customers" not in text and "| train | customers |" in text
+    run = make_run(tmp_path / "named", record__data__train__source="openai/gsm8k")
+    assert card_of(run / "adapter", "adapter")[0]["datasets"] == ["openai/gsm8k"]
+
+
 def test_a_tasks_name_cannot_break_a_table(tmp_path):
     moved = [{"task_id": "a|b`c<d>\n# e", "before": [0, 1], "after": [1, 1]}]
     run = make_run(tmp_path / "run", report__fixed=moved)
@@ -548,7 +623,7 @@ def test_a_record_that_lacks_something_is_told_in_one_line(run):
     record = json.loads((run / "run.json").read_text())
     record["config"].pop("train")
     (run / "run.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"run.json .* lacks 'train'"):
+    with pytest.raises(UserError, match=r"run.json cannot be read: config.train is missing"):
         prepare(run / "adapter", "adapter", "me/trained")
 
 

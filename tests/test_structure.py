@@ -130,10 +130,11 @@ MAY_IMPORT = {
     "hub_failures": {"hub_token"},
     "hub_contents": {"errors", "upload_files"},
     "hub": {"errors", "hub_contents", "hub_failures", "hub_token", "upload_files"},
+    "card_schema": {"base_model", "errors", "run_record"},
     "card_figures": {
-        "atomic", "base_model", "config", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
+        "atomic", "base_model", "card_schema", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
     },
-    "card_facts": {"card_figures", "config", "errors", "run_record", "starter", "upload_files", "vllm_sampler"},
+    "card_facts": {"card_figures", "card_schema", "config", "errors", "starter", "upload_files", "vllm_sampler"},
     "card_snippets": {"card_facts", "config", "prompts"},
     "card_metadata": {"card_facts", "card_figures"},
     "model_card": {
@@ -141,7 +142,7 @@ MAY_IMPORT = {
         "reward_registry", "tasks", "upload_files",
     },
     "pushing": {
-        "card_facts", "card_figures", "card_metadata", "errors", "hub", "hub_token", "merge_report", "model_card",
+        "card_facts", "card_metadata", "card_schema", "errors", "hub", "hub_token", "merge_report", "model_card",
         "script_flags", "upload_files", "whole_files",
     },
 }  # fmt: skip
