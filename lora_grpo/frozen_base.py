@@ -170,6 +170,13 @@ def empty_model(folder: Path, *, trust_remote_code: bool) -> Any:
         raise UserError(f"the model in {folder} cannot be made: {reason}") from error
 
 
+def head_weight(folder: Path, *, trust_remote_code: bool) -> str | None:
+    """Return the name of the weight of a model's head, or None where it has none."""
+    model = empty_model(folder, trust_remote_code=trust_remote_code)
+    head = model.get_output_embeddings()
+    return next((f"{name}.weight" for name, module in model.named_modules() if module is head), None)
+
+
 def _linear_weights(folder: Path, trust_remote_code: bool) -> set[str]:
     """Return the names of the weights that transformers rounds when it loads a model in 4 bits."""
     import torch

@@ -18,7 +18,7 @@ from lora_grpo.atomic import write_json
 from lora_grpo.errors import UserError
 from lora_grpo.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, too_large
 from lora_grpo.folder_lock import holding
-from lora_grpo.frozen_base import Onto, base_tensors
+from lora_grpo.frozen_base import Onto, base_tensors, head_weight
 from lora_grpo.merge_divergence import measure_divergences
 from lora_grpo.merge_report import FORMAT, REPORT, check_current, read_report, show
 from lora_grpo.subjects import LICENCES, TOKENIZER_FILES, Overrides, Subject, resolve, run_of
@@ -77,6 +77,7 @@ def merge_and_report(options: Options) -> Path:
     _check_tokenizer(subject.tokenizer)
     base = base_tensors(folder, options.onto, trust_remote_code=trusted)
     plan = make_plan(base, subject.adapter, _read_config(folder, trusted))
+    _check_new_head(plan, base, folder, trusted)
     staging = merge.staging_folder(output)
     # The smallest that is possible; what is chosen is checked again below.
     merge.check_disk(staging, merge.lay_out(plan, "bf16" if options.dtype == "auto" else options.dtype))
@@ -267,6 +268,13 @@ def _read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from error
         config["tie_word_embeddings"] = bool(getattr(known, "tie_word_embeddings", False))
     return config
+
+
+def _check_new_head(plan: Plan, base: Mapping[str, Any], folder: Path, trust_remote_code: bool) -> None:
+    """Refuse to write a head of its own for a model that would look for it under another name."""
+    for name in plan.outputs.keys() - base.keys():
+        if name != (found := head_weight(folder, trust_remote_code=trust_remote_code)):
+            raise UserError(f"the head of {folder.name} is {found}, and the merge would have to write it as {name}")
 
 
 def _check_tokenizer(folder: Path) -> None:

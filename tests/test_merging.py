@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from test_merge import live, load, logits_of, make_adapter, make_base
 from test_subjects import make_run
@@ -170,6 +171,16 @@ def refused(said, options, leaves=None):
     with pytest.raises(UserError) as caught:
         merge_and_report(options)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_head_that_would_get_another_name_is_refused(tmp_path):
+    from transformers import BioGptConfig, BioGptForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BioGptForCausalLM(BioGptConfig(vocab_size=32, **shape)).save_pretrained(tmp_path / "base")
+    adapter = make_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["embed_tokens"])
+    refused("the head of base is output_projection.weight", Options(str(adapter), base=str(tmp_path / "base")))
 
 
 def test_what_is_no_adapter_is_refused(run, tmp_path):
