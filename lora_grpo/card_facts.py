@@ -18,6 +18,25 @@ from lora_grpo.upload_files import UploadFile, is_path, without_paths
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{1,40}")
+_LICENCE_FILE = re.compile(r"(LICEN[SC]E|COPYING)[\w.-]*", re.ASCII)
+_LINK = re.compile(r"https://[\w.-]+/[\w./%+~-]*", re.ASCII)
+_TEXTS = {
+    "apache-2.0": re.compile(r"\s*Apache License\s+Version 2\.0, January 2004\s"),
+    "mit": re.compile(r"\s*(The )?MIT License( \(MIT\))?\s*\n\s*Copyright"),
+}
+"""How the licences begin that are known by their text."""
+
+
+@dataclass(frozen=True)
+class Licence:
+    """A licence, as a model's front matter tells it."""
+
+    id: str
+    """As the Hub spells it."""
+    name: str | None = None
+    """What it is called, of one that the Hub has no spelling for."""
+    link: str | None = None
+    """Where that one stands."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +51,8 @@ class Base:
     """What it is called where it is no repository: `starter`, or the last part of a folder's path."""
     fingerprint: str | None = None
     """SHA-256 over its weights, where it was read from a folder."""
-    licence: str | None = None
-    """Its licence as the Hub spells it, where it was found on this machine."""
+    licence: Licence | None = None
+    """Its licence, where it was found on this machine."""
     trust_remote_code: bool = False
     """Whether code that came with it was run."""
 
@@ -148,31 +167,41 @@ def _named(
     return None, None, None, trusted
 
 
-def _cached_licence(hub_id: str, revision: str | None) -> str | None:
+def _cached_licence(hub_id: str, revision: str | None) -> Licence | None:
     """Return the licence of a model whose card is in the Hub's cache on this machine; nothing is fetched."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("README.md", "LICENSE"):
         found = try_to_load_from_cache(hub_id, name, revision=revision)
-        if isinstance(found, str) and (licence := _licence(Path(found).parent)):
+        if isinstance(found, str) and (licence := _licence(Path(found).parent, hub_id)):
             return licence
     return None
 
 
-def _licence(folder: Path) -> str | None:
+def _licence(folder: Path, hub_id: str | None = None) -> Licence | None:
     """Return the licence that a model's card names, or that its LICENSE plainly is."""
     from huggingface_hub import ModelCard
 
     try:
-        named = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.get("license")
-        if isinstance(named, str) and _LICENCE.fullmatch(named):
-            return named
+        data = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data
     except (OSError, ValueError):
-        pass
+        data = None
+    if data and (named := data.get("license")):
+        return _named_licence(named, data.get("license_name"), data.get("license_link"), hub_id)
     try:
-        text = (folder / "LICENSE").read_text(encoding="utf-8", errors="replace")[:400]
+        text = (folder / "LICENSE").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    if "Apache License" in text and "Version 2.0" in text:
-        return "apache-2.0"
-    return "mit" if text.lstrip().startswith("MIT License") else None
+    return next((Licence(name) for name, begins in _TEXTS.items() if begins.match(text)), None)
+
+
+def _named_licence(named: object, name: object, link: object, hub_id: str | None) -> Licence | None:
+    """Return what a card's front matter says; `other` says nothing without a name and a place to read it."""
+    if not isinstance(named, str) or not _LICENCE.fullmatch(named):
+        return None
+    if named != "other":
+        return Licence(named)
+    if isinstance(link, str) and hub_id and _LICENCE_FILE.fullmatch(link):
+        link = f"https://huggingface.co/{hub_id}/blob/main/{link}"
+    told = isinstance(name, str) and _LICENCE.fullmatch(name) and isinstance(link, str) and _LINK.fullmatch(link)
+    return Licence(named, str(name), str(link)) if told else None

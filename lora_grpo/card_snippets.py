@@ -11,6 +11,7 @@ from typing import Any
 from lora_grpo.card_facts import Facts
 from lora_grpo.config import STARTER
 from lora_grpo.prompts import SYSTEM_PROMPTS
+from lora_grpo.tasks import CODE_TASKS
 
 _QUANT = re.compile(r"[-._]((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4))\.gguf$", re.IGNORECASE)
 
@@ -32,7 +33,8 @@ def _adapter(repo_id: str, facts: Facts) -> Iterator[str]:
     lines = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if base.hub_id:
         lines.append(
-            f'base = AutoModelForCausalLM.from_pretrained({_quoted(base.hub_id)}{_options(facts)}, dtype="auto")'
+            f"base = AutoModelForCausalLM.from_pretrained({_quoted(base.hub_id)}{_options(facts)}, "
+            'dtype="auto", device_map="auto")'
         )
     else:
         lines.insert(0, "from lora_grpo import starter  # the kit holds this base")
@@ -71,7 +73,7 @@ def _merged(repo_id: str, facts: Facts) -> Iterator[str]:
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f'model = AutoModelForCausalLM.from_pretrained({_quoted(repo_id)}, dtype="auto"{trust})',
+        f'model = AutoModelForCausalLM.from_pretrained({_quoted(repo_id)}, dtype="auto", device_map="auto"{trust})',
         *_asking(repo_id, facts),
     ]
     yield _block("python", "\n".join(lines))
@@ -104,18 +106,22 @@ def _asking(repo_id: str, facts: Facts) -> list[str]:
     template = facts.has("chat_template.jinja") or '"chat_template"' in facts.text("tokenizer_config.json")
     if not template:
         return lines
+    record = facts.record
+    is_code = record is not None and record["data"]["task"] in CODE_TASKS
+    question = "Write a function `is_even(n)` that tells whether n is even." if is_code else "What is 12 times 7?"
+    longest = (record["config"]["sampling"].get("max_completion_tokens") if record else None) or 256
     system = _system_prompt(facts)
     messages = [{"role": "system", "content": system}] if system else []
     return [
         *lines,
         "messages = [",
         *(f"    {_quoted(message)}," for message in messages),
-        '    {"role": "user", "content": "What is 12 times 7?"},',
+        f'    {{"role": "user", "content": {_quoted(question)}}},',
         "]",
         "inputs = tokenizer.apply_chat_template(",
         '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
         ").to(model.device)",
-        "output = model.generate(**inputs, max_new_tokens=256)",
+        f"output = model.generate(**inputs, max_new_tokens={longest})",
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
     ]
 

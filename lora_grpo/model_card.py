@@ -72,6 +72,7 @@ def _opening(repo_id: str, facts: Facts) -> str:
     if base.hub_id:
         below = f"[{escape(base.hub_id)}](https://huggingface.co/{base.hub_id})"
         below += f" at commit `{base.revision}`" if base.revision else ""
+        below += ", a 4-bit copy of a model that is not named here" if base.hub_id.endswith("-bnb-4bit") else ""
     elif base.name == STARTER:
         below = "lora_grpo's embedded starter model, which has 2 million parameters and was made to be improvable"
     elif base.name:

@@ -215,7 +215,9 @@ def _publishable(path: Path, kind: str, base_name: str | None) -> Path | bytes:
         changed = without_paths(settings)
         if isinstance(changed.get("base"), dict) and base_name:
             changed["base"]["name"] = base_name
-    return path if changed == settings else (json.dumps(changed, indent=2, ensure_ascii=False) + "\n").encode(errors="replace")
+    if changed == settings:
+        return path
+    return (json.dumps(changed, indent=2, ensure_ascii=False) + "\n").encode(errors="replace")
 
 
 def is_path(text: str) -> bool:

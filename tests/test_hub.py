@@ -373,6 +373,18 @@ def test_stopped_by_hand_it_says_how_to_go_on(server, client, capsys):
     assert_sent_once(server)
 
 
+def test_a_merge_that_brought_something_else_is_noticed(server, client, monkeypatch):
+    whole = server.merge
+
+    def merge(repository, change):
+        whole(repository, change)
+        repository.refs["main"].pop("config.json")
+
+    monkeypatch.setattr(server, "merge", merge)
+    with pytest.raises(RunError, match=r"was merged, and config.json is not in tester/trained as it is here"):
+        pushed(server)
+
+
 def test_a_conflict_is_left_behind(server, client):
     """The repository changed where an interrupted push writes: a new pull request takes over, and sends no weights."""
     server.fail("POST", "/merge$", status=500, times=1000)
@@ -539,6 +551,26 @@ def test_offline_is_told(monkeypatch, server):
         pushed(server)
 
 
+@pytest.mark.parametrize("token", ["hf_with space", "hf_tök", "hf_a\tb"])
+def test_what_cannot_be_a_token_is_told_without_showing_it(monkeypatch, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UserError, match="holds characters that no token has") as caught:
+        hub_token.find()
+    assert token not in str(caught.value)
+
+
+def test_what_the_client_logs_reaches_no_other_log(capsys):
+    """A log of the whole process would have the address that is signed."""
+    everything = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(everything)
+    try:
+        with hub_token.scrubbed(TOKEN):
+            logging.getLogger("huggingface_hub.utils").warning("PUT https://s3/x?X=%s by %s", SIGNATURE, TOKEN)
+    finally:
+        logging.getLogger().removeHandler(everything)
+    assert everything.stream.getvalue() == "" and capsys.readouterr().err == "PUT https://s3/x by ***\n"
+
+
 def test_texts_are_scrubbed():
     line = f"PUT https://s3/x?X-Amz-Signature={SIGNATURE}&y=1 with 'Bearer abc'\n{TOKEN} hf_AnotherOfSomebody"
     assert hub_token.scrub(line, TOKEN) == "PUT https://s3/x with '*** *** ***"
@@ -630,6 +662,14 @@ def test_paths_of_this_machine_stay_here(tmp_path):
         upload_files.collect(gguf, "gguf", None)
     (gguf / "Modelfile").write_text("FROM ./x.gguf\n")
     assert len(upload_files.collect(gguf, "gguf", None)[0]) == 2
+
+
+def test_the_home_of_whoever_pushes_stays_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/somebody"))
+    folder = adapter(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"vocab_file": "/home/somebody/.cache/vocab.txt"}')
+    with pytest.raises(UserError, match=r"tokenizer_config.json holds a path of this machine"):
+        upload_files.collect(folder, "adapter", None)
 
 
 def test_what_is_pushed_is_found_out_or_refused(tmp_path, run):

@@ -209,7 +209,11 @@ def test_the_table_is_the_reports_own_with_its_protocol(run):
 
 def test_it_is_loaded_by_what_is_true_of_it(run):
     _, text, _ = card_of(run / "adapter", "adapter")
-    assert f'AutoModelForCausalLM.from_pretrained("{BASE}", revision="{COMMIT}", dtype="auto")' in text
+    assert (
+        f'AutoModelForCausalLM.from_pretrained("{BASE}", revision="{COMMIT}", dtype="auto", device_map="auto")' in text
+    )
+    longest = RunConfig(output_dir="x").sampling.max_completion_tokens
+    assert f"max_new_tokens={longest})" in text and "What is 12 times 7?" in text
     assert 'PeftModel.from_pretrained(base, "me/trained")' in text
     vllm = f"vllm serve {BASE} --revision {COMMIT} --enable-lora --max-lora-rank 16 --lora-modules trained=me/trained"
     assert vllm in text
@@ -233,7 +237,76 @@ def test_remote_code_is_recorded(tmp_path):
     run = make_run(tmp_path / "run", record__policy__trust_remote_code=True)
     _, text, _ = card_of(run / "adapter", "adapter")
     assert "**Code that comes with the base's repository was run**" in text
-    assert "trust_remote_code=True" in text and "--trust-remote-code" in text
+    loading = [line for line in text.splitlines() if ".from_pretrained(" in line and "PeftModel" not in line]
+    assert len(loading) == 3 and all("trust_remote_code=True" in line for line in loading)
+    assert "--trust-remote-code" in text
+    _, text, _ = card_of(make_merged(run), "merged")
+    assert '"me/trained", dtype="auto", device_map="auto", trust_remote_code=True)' in text
+
+
+def test_a_model_that_writes_programs_is_asked_for_one(tmp_path):
+    run = make_run(tmp_path / "run", record__data__task="mbpp", record__config__sampling__max_completion_tokens=333)
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "Write a function" in text and "12 times 7" not in text and "max_new_tokens=333)" in text
+
+
+@pytest.mark.parametrize("copy", ["unsloth/Qwen2.5-0.5B-bnb-4bit", "unsloth/Qwen2.5-0.5B-unsloth-bnb-4bit"])
+def test_a_4_bit_copy_is_the_base_only_where_no_other_is_known(tmp_path, copy):
+    run = make_run(tmp_path / "copied", record__policy__base_model=copy)
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert data["base_model"] == copy and ", a 4-bit copy of a model that is not named here" in text
+    named = {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64}
+    data, text, _ = card_of(make_merged(run, base=named), "merged")
+    assert data["base_model"] == BASE and "4-bit copy" not in text
+    run = make_run(tmp_path / "run")
+    data, text, _ = card_of(make_merged(run, base=named | {"name": copy}), "merged")
+    assert data["base_model"] == BASE and "4-bit copy" not in text
+
+
+LINK = "https://example.com/terms"
+LICENCES = {
+    "license: apache-2.0": {"license": "apache-2.0"},
+    "license: other": {},
+    f"license: other\nlicense_name: terms-1.0\nlicense_link: {LINK}": {
+        "license": "other", "license_name": "terms-1.0", "license_link": LINK,
+    },
+    "license: other\nlicense_name: terms-1.0\nlicense_link: LICENSE": {
+        "license": "other", "license_name": "terms-1.0",
+        "license_link": f"https://huggingface.co/{BASE}/blob/main/LICENSE",
+    },
+    "license: other\nlicense_name: terms-1.0\nlicense_link: javascript:x": {},
+    "license: other\nlicense_name: My Terms": {},
+    "license: 'My own: words'": {},
+    "license: [mit]": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("front", LICENCES)
+def test_a_licence_is_told_as_the_bases_card_tells_it(run, tmp_path, monkeypatch, front):
+    cached = tmp_path / "cached"
+    cached.mkdir()
+    (cached / "README.md").write_text(f"---\n{front}\n---\n# Base\n")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda _, name, revision: str(cached / name))
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert {key: value for key, value in data.items() if key.startswith("license")} == LICENCES[front]
+    assert ("licence was not found" in text) == (not LICENCES[front])
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        ("\n    Apache License\n    Version 2.0, January 2004\n    http", "apache-2.0"),
+        ("MIT License\n\nCopyright (c) 2026", "mit"),
+        ("Not the Apache License, Version 2.0 but mine", None),
+        ("MIT License with a clause\nCopyright", None),
+    ],
+)
+def test_a_licence_is_told_by_how_its_text_begins(run, tmp_path, monkeypatch, text, licence):
+    cached = tmp_path / "cached"
+    cached.mkdir()
+    (cached / "LICENSE").write_text(text)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda _, name, revision: str(cached / name))
+    assert card_of(run / "adapter", "adapter")[0].get("license") == licence
 
 
 def test_the_embedded_base_is_named_and_not_linked(tmp_path):
@@ -374,6 +447,14 @@ def test_a_part_of_a_benchmark_is_no_entry_of_a_leaderboard(tmp_path, change):
     data, _, files = card_of(run / "adapter", "adapter")
     assert [name for name in files if name.startswith(".eval_results")] == []
     assert len(data["model-index"][0]["results"]) >= 1
+
+
+def test_an_evaluation_of_an_earlier_merge_is_left_out(run, capsys):
+    merged = make_merged(run)
+    write_asked(run, "merged", merged)
+    (merged / "model.safetensors").write_bytes(safetensors(byte=b"\x09"))
+    data, text, _ = card_of(merged, "merged")
+    assert "54.3" not in text and "model-index" not in data and "is of other weights" in capsys.readouterr().err
 
 
 def test_an_evaluation_of_other_weights_is_left_out(run, tmp_path, capsys):

@@ -135,7 +135,7 @@ MAY_IMPORT = {
         "atomic", "base_model", "card_schema", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
     },
     "card_facts": {"card_figures", "card_schema", "config", "errors", "starter", "upload_files", "vllm_sampler"},
-    "card_snippets": {"card_facts", "config", "prompts"},
+    "card_snippets": {"card_facts", "config", "prompts", "tasks"},
     "card_metadata": {"card_facts", "card_figures"},
     "model_card": {
         "card_facts", "card_figures", "card_metadata", "card_snippets", "config", "evaluation_report",
