@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lora_grpo import __version__, hub_token
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.hub_contents import missing, refuse_foreign_card, refuse_other_kind, tree
-from lora_grpo.hub_failures import Failure, explain
+from lora_grpo.hub_failures import LONGEST_WAIT, Failure, explain, no_long_waits
 from lora_grpo.upload_files import CARD, UploadFile, stale
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 """Failures in a row, without a file more having arrived, that end a push."""
-LONGEST_WAIT = 600.0
-"""Seconds that a push waits when the Hub asks for it; it ends where more is asked for."""
 
 
 @dataclass
@@ -111,7 +109,8 @@ def _bring_patiently(
     failures, there = 0, 0
     while True:
         try:
-            return _bring(api, asked)
+            with no_long_waits():
+                return _bring(api, asked)
         except (UserError, RunError) as error:
             return type(error)(hub_token.scrub(str(error), token))
         except Exception as error:  # noqa: BLE001 - httpx, huggingface_hub and hf_xet raise what they like

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lora_grpo import hub_token
 
+if TYPE_CHECKING:
+    import httpx
+
 _TRANSIENT = (408, 409, 412, 429, 500, 502, 503, 504)
 """Answers that may be others next time; 409 and 412 where the repository changed meanwhile."""
+LONGEST_WAIT = 600.0
+"""Seconds that a push waits when the Hub asks for it; it ends where more is asked for."""
 _XET_REFUSAL = re.compile(r"HTTP status client error \((\d{3}) ")
 
 
@@ -32,6 +39,24 @@ def explain(error: Exception, token: str) -> Failure:
     status, seconds = _answer(error)
     passing = _is_connection(error) if status is None else status in _TRANSIENT
     return Failure(hub_token.scrub(_reason(error), token), status, seconds, passing)
+
+
+@contextlib.contextmanager
+def no_long_waits() -> Iterator[None]:
+    """Have an answer that asks for a long wait raised at once: huggingface_hub (1.33) would sleep for all of it."""
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    def look(response: httpx.Response) -> None:
+        if response.is_error and (_seconds(response.headers) or 0) > LONGEST_WAIT:
+            response.read()
+            hf_raise_for_status(response)
+
+    hooks = get_session().event_hooks["response"]
+    hooks.append(look)
+    try:
+        yield
+    finally:
+        hooks.remove(look)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -68,6 +93,9 @@ def _seconds(headers: Mapping[str, str]) -> float | None:
 def _is_connection(error: Exception) -> bool:
     import httpx
 
+    # An address that is none is not a way that may be better next time.
+    if any(isinstance(link, httpx.UnsupportedProtocol) for link in _chain(error)):
+        return False
     return any(isinstance(link, (httpx.TransportError, ConnectionError, TimeoutError)) for link in _chain(error))
 
 

@@ -96,8 +96,10 @@ def find(name: str, kind: str | None) -> tuple[Path, str]:
         UserError: there is no such folder, or it is something else.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{name} is no folder; give a run, or the folder of an adapter, a merged model or GGUF files")
+    if not name or not folder.is_dir():
+        raise UserError(
+            f"{name or repr(name)} is no folder; give a run, or the folder of an adapter, a merged model or GGUF files"
+        )
     if (folder / "run.json").is_file():
         wanted = kind or "adapter"
         if _kind_of(folder / wanted) == wanted:

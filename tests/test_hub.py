@@ -336,6 +336,15 @@ def test_a_wait_of_a_day_ends_it(server, client, headers):
     assert_whole(server)
 
 
+def test_a_day_is_not_slept_by_the_client_either(server, client):
+    server.fail("PUT", "/lfs/", status=429, headers={"Retry-After": "86400"})
+    with pytest.raises(RunError, match="is to wait until"):
+        pushed(server)
+    assert client == []
+    pushed(server)
+    assert_whole(server)
+
+
 def test_attempts_begin_anew_when_a_file_more_has_arrived(server, client):
     """Every commit fails three times: many more failures than end a push, and never as many without a step ahead."""
     many = files(count=4)
@@ -571,6 +580,13 @@ def test_what_the_client_logs_reaches_no_other_log(capsys):
     assert everything.stream.getvalue() == "" and capsys.readouterr().err == "PUT https://s3/x by ***\n"
 
 
+def test_an_address_that_is_none_is_not_tried_again(client):
+    waited = []
+    with pytest.raises(RunError, match=r"failed: .*protocol"):
+        hub.push(hub.Push(NAME, "merged", FILES, False, "no.scheme"), wait=waited.append)
+    assert waited == []
+
+
 def test_texts_are_scrubbed():
     line = f"PUT https://s3/x?X-Amz-Signature={SIGNATURE}&y=1 with 'Bearer abc'\n{TOKEN} hf_AnotherOfSomebody"
     assert hub_token.scrub(line, TOKEN) == "PUT https://s3/x with '*** *** ***"
@@ -680,6 +696,8 @@ def test_what_is_pushed_is_found_out_or_refused(tmp_path, run):
         upload_files.find(str(folder), "gguf")
     with pytest.raises(UserError, match=r"has no merged/ with config.json and .safetensors weights; make it"):
         upload_files.find(str(run), "merged")
+    with pytest.raises(UserError, match=r"^'' is no folder"):
+        upload_files.find("", None)
     with pytest.raises(UserError, match="is no folder"):
         upload_files.find(str(tmp_path / "missing"), None)
     with pytest.raises(UserError, match=r"holds no run.json, no adapter_config.json"):
