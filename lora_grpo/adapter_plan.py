@@ -18,7 +18,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,9 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
         # An embedding may have grown; everything else keeps its shape.
         if known.shape[1:] != tensor.shape[1:] or (known.shape != tensor.shape and name not in (embedding, head)):
             raise UserError(_misfit(adapter, name, known.shape, tensor.shape))
-        outputs[name] = _with(known, replacement=tensor)
+        outputs[name] = replace(known, replacement=tensor)
         used |= {tensor.name, *(other.name for other in again)}
-    for name, found in parts.items():
-        module = name.removesuffix(".weight")
+    for module, found in parts.items():
         if f"{module}.weight" in outputs:
             used |= _add(outputs, module, found, settings, adapter, config)
     used |= {key for key in weights if ".original_module." in key}  # the base's own, saved beside what replaces it
@@ -147,12 +146,8 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
     if not tied and embedding and head in base and config.get("tie_word_embeddings"):
         # The head is a tensor of its own and the configuration denies it. PEFT believes that, and ties trained tokens.
         tie, below, above = False, outputs[embedding], outputs[head]
-        outputs[head] = above if above.changed else _with(above, tokens=below.tokens)
+        outputs[head] = above if above.changed else replace(above, tokens=below.tokens)
     return Plan(outputs, tie, resized(outputs, embedding, head, base, adapter), config)
-
-
-def _with(output: Output, **parts: Any) -> Output:
-    return Output(**{**vars(output), **parts})
 
 
 def _sort(weights: Mapping[str, Stored]) -> tuple[dict[str, dict[str, Stored]], dict[str, list[Stored]]]:
@@ -205,13 +200,13 @@ def _add(
         magnitude = parts.get("lora_magnitude_vector")
         if magnitude is not None and math.prod(magnitude.shape) != made[0]:
             raise UserError(_misfit(adapter, magnitude.name, made[:1], magnitude.shape))
-        outputs[weight] = output = _with(output, low_rank=LowRank(a, b, scale, transposed, magnitude))
+        outputs[weight] = output = replace(output, low_rank=LowRank(a, b, scale, transposed, magnitude))
         used |= {a.name, b.name} | ({magnitude.name} if magnitude else set())
         added = parts.get("lora_B.bias")
         if added is not None and bias in outputs:  # PEFT cannot merge it either where the base has no bias
             if added.shape != outputs[bias].shape:
                 raise UserError(_misfit(adapter, added.name, outputs[bias].shape, added.shape))
-            outputs[bias] = _with(outputs[bias], bias=(added, scale))
+            outputs[bias] = replace(outputs[bias], bias=(added, scale))
             used.add(added.name)
     rows = parts.get("token_adapter.trainable_tokens_delta")
     if rows is not None:
@@ -221,7 +216,7 @@ def _add(
                 f"{rows.name} of {adapter} has the shape {_shape(rows.shape)}, for {len(places)} tokens of "
                 f"adapter_config.json and {module} of {_shape(output.shape)}"
             )
-        outputs[weight] = _with(output, tokens=(rows, places))
+        outputs[weight] = replace(output, tokens=(rows, places))
         used.add(rows.name)
     return used
 

@@ -24,7 +24,7 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         return None
     needed = {"identity", "asked", "dtype", "reason", "onto", "base", "retained", "kl", "untied", "shards"}
     known = isinstance(report, dict) and report.get("lora_grpo_merge") == FORMAT and not needed - report.keys()
-    return report if known else None
+    return report if known and isinstance(report["identity"], dict) else None
 
 
 def check_current(folder: Path) -> None:
@@ -36,7 +36,7 @@ def check_current(folder: Path) -> None:
     report, adapter = read_report(folder), folder.parent / "adapter"
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
-    if report["identity"]["adapter_sha256"] != adapter_sha256(adapter):
+    if report["identity"].get("adapter_sha256") != adapter_sha256(adapter):
         raise UserError(
             f"{folder} was merged from another adapter than {adapter} now is; delete it and run scripts/merge.py "
             f"{folder.parent} again"

@@ -39,7 +39,7 @@ def through(value):
         (1, (2, [3])),
         [[], [1.0, "x"]],
         {"a": {1: (2,)}},
-        {1, "b"},
+        pytest.param({1, "b"}, id="a set"),  # how it is written changes with the seed of hashes
         frozenset([2]),
         deque([1]),
         bytearray(b"x"),
