@@ -175,6 +175,7 @@ def test_stop_leaves_nothing(tier):
 
 SCRIPT = """
 import os, signal, subprocess, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
 tier, how = sys.argv[1:]
