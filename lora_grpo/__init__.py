@@ -6,7 +6,7 @@
                                                               GGUF, Hub <- merge <--+
 
 what is asked for   config, config_check, command_line, script_flags, grpo_fields, hardware, errors, optional
-rows and prompts    tasks/, prompts, data, json_lines, starter/ (the embedded model and its problems)
+rows and prompts    tasks/, prompts, data, json_lines, json_objects, starter/ (the embedded model and its problems)
 running programs    sandbox/ (what a model wrote, against unit tests it never meets)
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
 the policy          base_model, policy (4-bit base + adapter)

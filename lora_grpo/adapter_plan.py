@@ -13,7 +13,6 @@ part of what was learned that would be left out in silence. The keys are PEFT's 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import json_objects
 from lora_grpo.errors import UserError
 from lora_grpo.merge_outputs import LowRank, Output, Tensor
 from lora_grpo.tensor_files import SIZES, Stored, file_tensors
@@ -77,12 +77,7 @@ def read_settings(adapter: Path) -> dict[str, Any]:
         UserError: it cannot be read, or asks for what is not merged here.
     """
     path = adapter / "adapter_config.json"
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    settings = json_objects.read(path)
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{path} is of the type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
     foreign = sorted(name for name, value in settings.items() if value and name not in _UNDERSTOOD)

@@ -13,7 +13,7 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.atomic import sha256
 from lora_grpo.config import STARTER, ModelConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError, UserError, first_line
 
 
 def source(name: str) -> str:
@@ -193,8 +193,3 @@ def keep_frozen(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, or its type's name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -5,13 +5,12 @@ Whoever reads on from here need not look again. A figure that is not a finite nu
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.base_model import first_line
+from lora_grpo import json_objects
 from lora_grpo.errors import UserError
 from lora_grpo.run_record import read_record
 
@@ -89,15 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is no JSON object.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return dict(_clean(value))
+    return dict(_clean(json_objects.read(path))) if path.exists() else {}
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -19,3 +19,8 @@ class Interrupted(BaseException):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or its type's name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

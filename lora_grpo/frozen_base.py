@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.merge_outputs import Tensor
 from lora_grpo.tensor_files import Stored, model_tensors
 
@@ -166,7 +166,7 @@ def empty_model(folder: Path, *, trust_remote_code: bool) -> Any:
         with init_empty_weights(include_buffers=False):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
     except Exception as error:  # a configuration that is damaged or unknown raises many types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"the model in {folder} cannot be made: {reason}") from error
 
 

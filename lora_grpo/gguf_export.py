@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from lora_grpo import gguf_architecture, gguf_types
-from lora_grpo.base_model import end_tokens, first_line, load_tokenizer, prepare_torch
+from lora_grpo.base_model import end_tokens, load_tokenizer, prepare_torch
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.gguf_architecture import Tensor
 from lora_grpo.gguf_tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.modelfile import write_modelfile

@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_grpo import base_model, json_lines
 from lora_grpo.adapter_plan import Plan, make_plan
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.frozen_base import Onto, base_tensors
 from lora_grpo.merge_outputs import Output, Tensor
 from lora_grpo.merged_tensors import MergedTensor
@@ -74,7 +74,7 @@ def measure_divergences(
         return {"texts": len(ids), "tokens": keep * len(ids), **found}
     except Exception as error:  # noqa: BLE001 - models differ without end, and a figure must not cost the merge
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return {"not_measured": kind + base_model.first_line(error)}
+        return {"not_measured": kind + first_line(error)}
 
 
 class _Exact(Mapping[str, MergedTensor]):

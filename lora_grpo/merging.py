@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from lora_grpo import __version__, base_model, merge
+from lora_grpo import __version__, base_model, json_objects, merge
 from lora_grpo.adapter_plan import Plan, make_plan
 from lora_grpo.atomic import write_json
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, too_large
 from lora_grpo.folder_lock import holding
 from lora_grpo.frozen_base import Onto, base_tensors, head_weight
@@ -253,19 +253,14 @@ def _read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         UserError: it cannot be read.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    config = json_objects.read(path)
     if not any("tie_word_embeddings" in inner for inner in (config, config.get("text_config") or {})):
         from transformers import AutoConfig
 
         try:
             known = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
         except Exception as error:  # what is damaged or unknown raises many types
-            raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from error
+            raise UserError(f"{path} cannot be read: {first_line(error)}") from error
         config["tie_word_embeddings"] = bool(getattr(known, "tie_word_embeddings", False))
     return config
 
@@ -284,7 +279,7 @@ def _check_tokenizer(folder: Path) -> None:
             try:
                 json.loads((folder / name).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise UserError(f"{folder / name} cannot be read: {base_model.first_line(error)}") from None
+                raise UserError(f"{folder / name} cannot be read: {first_line(error)}") from None
 
 
 def _public(name: str) -> str:

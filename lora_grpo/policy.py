@@ -11,7 +11,7 @@ from typing import Any
 from lora_grpo import base_model
 from lora_grpo.config import RunConfig
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.hardware import nvidia_gpus, preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
@@ -160,7 +160,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             **options,
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"the model {config.model.name} cannot be loaded: {base_model.first_line(error)}") from error
+        raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
     targets = list(config.lora.targets)
     if targets == ["all-linear"]:
         targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo import base_model, vllm_sampler
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.merged_copy import MergedCopySampler, merges, plain_copy
 from lora_grpo.prompts import render_row
@@ -130,9 +130,7 @@ def _generation_config(subject: Subject) -> Any:
         trusted = subject.base.trust_remote_code
         return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
     except Exception as error:  # what is damaged raises many types
-        raise UserError(
-            f"the configuration of {subject.base_name} cannot be read: {base_model.first_line(error)}"
-        ) from error
+        raise UserError(f"the configuration of {subject.base_name} cannot be read: {first_line(error)}") from error
 
 
 def _with_adapter(base: Any, adapter: Path) -> Any:
@@ -143,7 +141,7 @@ def _with_adapter(base: Any, adapter: Path) -> Any:
         model = PeftModel.from_pretrained(base, adapter, is_trainable=False)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
-            f"the adapter in {adapter} cannot be put on its base: {base_model.first_line(error)}; "
+            f"the adapter in {adapter} cannot be put on its base: {first_line(error)}; "
             "is it another base's? Give its own with --base"
         ) from error
     base_model.keep_frozen(model)

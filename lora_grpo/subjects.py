@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, json_objects
 from lora_grpo.atomic import sha256
 from lora_grpo.config import STARTER, ModelConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.results import BASE
 from lora_grpo.run_record import read_record
 from lora_grpo.tensor_files import file_tensors
@@ -127,7 +127,7 @@ def files_of(name: str, base: str | None) -> list[Path]:
         rows = [Path(str(config["data"][split])).expanduser() for split in ("train", "eval")]
         found += [run / "run.json", *_model_files(run / "adapter"), *rows]
     elif (folder / "adapter_config.json").is_file():
-        base = base or _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        base = base or json_objects.read(folder / "adapter_config.json").get("base_model_name_or_path")
     if base:
         found += _model_files(Path(base_model.source(base)).expanduser())
     return sorted({path for path in found if path.is_file()})
@@ -155,7 +155,7 @@ def _model_files(folder: Path) -> list[Path]:
 
 def context_tokens(subject: Subject) -> int | None:
     """Return the longest prompt and completion that the model takes, where its configuration says."""
-    config = _read_json(Path(subject.base.name) / "config.json")
+    config = json_objects.read(Path(subject.base.name) / "config.json")
     inner = config.get("text_config")
     longest = config.get("max_position_embeddings") or (inner or {}).get("max_position_embeddings")
     return longest if isinstance(longest, int) and longest > 0 else None
@@ -194,7 +194,7 @@ def _of_adapter(name: str, folder: Path, overrides: Overrides) -> Subject:
         return _of_run(str(run), run, overrides, folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{name} holds no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
-    config = _read_json(folder / "adapter_config.json")
+    config = json_objects.read(folder / "adapter_config.json")
     base = overrides.base or config.get("base_model_name_or_path")
     if not base:
         raise UserError(f"{name}/adapter_config.json names no base model; give it with --base")
@@ -239,9 +239,7 @@ def _fetch(name: str, revision: str | None) -> Path:
             )
         )
     except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
-        raise UserError(
-            f"{name} is no folder here and cannot be loaded from the Hub ({base_model.first_line(error)})"
-        ) from error
+        raise UserError(f"{name} is no folder here and cannot be loaded from the Hub ({first_line(error)})") from error
 
 
 def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
@@ -272,13 +270,3 @@ def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
 def _digest(folder: Path, names: tuple[str, ...]) -> str:
     present = {name: sha256(folder / name) for name in names if (folder / name).is_file()}
     return hashlib.sha256(json.dumps(present, sort_keys=True).encode()).hexdigest()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {base_model.first_line(error)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return value

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 
 INDEX = "model.safetensors.index.json"
 TORCH_DTYPES = {
@@ -127,7 +127,7 @@ def file_tensors(path: Path) -> dict[str, Stored]:
             tensors[tensor.name] = Stored(tensor.name, tensor.dtype, tensor.shape, path, begin + start)
         return tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"{path} is not a whole safetensors file ({reason})") from None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.merge_outputs import Output, Tensor
+from lora_grpo.merged_tensors import blocks
 
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
 _HEADS = ("lm_head", "embed_out")
@@ -77,8 +78,7 @@ def is_same(first: Tensor, second: Tensor, mirrored: bool = False) -> bool:
         return bool((first.rows(0, first.shape[0]).float() == second.rows(0, second.shape[0]).float().T).all())
     if first.shape != second.shape:
         return False
-    for start in range(0, first.shape[0], 4096):
-        stop = min(start + 4096, first.shape[0])
+    for start, stop in blocks(first.shape):
         if not bool((first.rows(start, stop).float() == second.rows(start, stop).float()).all()):
             return False
     return True

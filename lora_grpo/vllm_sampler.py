@@ -18,7 +18,7 @@ from typing import Any
 
 from lora_grpo import base_model
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.merged_copy import plain_copy
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Rollout, Sampler
@@ -90,7 +90,7 @@ def served_rank(adapter: Path) -> int:
         config = json.loads(path.read_text(encoding="utf-8"))
         rank, kind, bias = config["r"], config["peft_type"], config.get("bias", "none")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} cannot be read as a LoRA adapter's: {base_model.first_line(error)}") from None
+        raise UserError(f"{path} cannot be read as a LoRA adapter's: {first_line(error)}") from None
     reasons = [words for name, words in _NOT_SERVED.items() if config.get(name)]
     if kind != "LORA":
         reasons.append(f"of type {kind}")
@@ -378,4 +378,4 @@ def _reason(error: Exception) -> str:
     """Return what is wrong in one sentence: a refused setting has it on its second line."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     told = next((line.removeprefix("Value error, ") for line in lines if line.startswith("Value error, ")), None)
-    return (told or base_model.first_line(error)).split(" [type=")[0].split(". ")[0].rstrip(".")
+    return (told or first_line(error)).split(" [type=")[0].split(". ")[0].rstrip(".")

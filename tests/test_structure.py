@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "optional": {"errors"},
     "script_flags": {"errors"},
     "json_lines": {"errors"},
+    "json_objects": {"errors"},
     "hardware": {"errors"},
     "grpo_fields": {"errors"},
     "passk": {"errors"},
@@ -79,7 +80,7 @@ MAY_IMPORT = {
     "sample_files": {
         "atomic", "data", "errors", "foreign_samples", "json_lines", "progress", "results", "sandbox", "tasks",
     },
-    "subjects": {"atomic", "base_model", "config", "errors", "results", "run_record", "tensor_files"},
+    "subjects": {"atomic", "base_model", "config", "errors", "json_objects", "results", "run_record", "tensor_files"},
     "subject_samplers": {
         "base_model", "config", "errors", "hardware", "merged_copy", "prompts", "rollouts", "subjects", "tasks",
         "vllm_sampler",
@@ -104,8 +105,8 @@ MAY_IMPORT = {
     "gguf_options": {"errors", "folder_lock", "gguf_export", "merge_report", "merging", "prompts", "run_record"},
     # scripts/merge.py.
     "merge_outputs": {"tensor_files"},
-    "tied_embeddings": {"errors", "merge_outputs"},
-    "adapter_plan": {"errors", "merge_outputs", "tensor_files", "tied_embeddings"},
+    "tied_embeddings": {"errors", "merge_outputs", "merged_tensors"},
+    "adapter_plan": {"errors", "json_objects", "merge_outputs", "tensor_files", "tied_embeddings"},
     "frozen_base": {"errors", "merge_outputs", "tensor_files"},
     "merged_tensors": {"merge_outputs"},
     "fidelity": {"errors", "merge_outputs", "merged_tensors"},
@@ -119,8 +120,8 @@ MAY_IMPORT = {
     },
     "merge_report": {"errors", "fidelity", "subjects"},
     "merging": {
-        "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "merge",
-        "merge_divergence", "merge_report", "subjects",
+        "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "json_objects",
+        "merge", "merge_divergence", "merge_report", "subjects",
     },
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
     # scripts/push.py.
@@ -130,7 +131,7 @@ MAY_IMPORT = {
     "hub_failures": {"hub_token"},
     "hub_contents": {"errors", "upload_files"},
     "hub": {"errors", "hub_contents", "hub_failures", "hub_token", "upload_files"},
-    "card_schema": {"base_model", "errors", "run_record"},
+    "card_schema": {"base_model", "errors", "json_objects", "run_record"},
     "card_figures": {
         "atomic", "base_model", "card_schema", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
     },
