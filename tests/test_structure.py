@@ -51,22 +51,28 @@ MAY_IMPORT = {
     "slot_memory": {"decoding_slots"},
     "rollouts": {"decoding_slots", "errors", "slot_memory"},
     "merged_copy": {"rollouts"},
-    "engine_samplers": {"rollouts"},
-    "vllm_sampler": {"base_model", "config", "errors", "merged_copy", "optional", "rollouts"},
+    "vllm_engine": {"base_model", "config", "errors", "merged_copy", "optional"},
+    "engine_samplers": {"rollouts", "vllm_engine"},
+    "vllm_sampler": {"config", "errors", "rollouts", "vllm_engine"},
+    "vllm_rollouts": {"config", "vllm_engine", "vllm_sampler"},
     "base_model": {"atomic", "config", "errors", "starter"},
     "policy": {
-        "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts",
+        "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy", "optional",
+        "rollouts", "vllm_engine", "vllm_rollouts",
     },
     "command_line": {"config", "config_check", "errors", "hardware", "policy", "run_record"},
     # The arrows of the flow.
     "checkpoints": {"atomic"},
     "completion_log": {"atomic", "rewards"},
     "stop_signal": set(),
+    "step_phases": set(),
+    "drift": {"errors"},
+    "parity": {"errors", "rollouts"},
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
-        "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
-        "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
-        "tasks",
+        "atomic", "base_model", "checkpoints", "completion_log", "config", "data", "drift", "engine_samplers", "errors",
+        "grpo_arguments", "grpo_fields", "parity", "policy", "progress", "prompts", "reward_registry", "rollouts",
+        "run_record", "step_phases", "stop_signal", "tasks", "vllm_rollouts",
     },
     "results": {"tasks"},
     "evaluate": {
@@ -83,7 +89,7 @@ MAY_IMPORT = {
     "subjects": {"atomic", "base_model", "config", "errors", "json_objects", "results", "run_record", "tensor_files"},
     "subject_samplers": {
         "base_model", "config", "errors", "hardware", "merged_copy", "prompts", "rollouts", "subjects", "tasks",
-        "vllm_sampler",
+        "vllm_engine", "vllm_sampler",
     },
     "evaluation_options": {"config", "errors", "evaluate", "sandbox", "tasks"},
     "evaluation_folder": {"atomic", "errors"},
@@ -135,7 +141,7 @@ MAY_IMPORT = {
     "card_figures": {
         "atomic", "base_model", "card_schema", "errors", "evaluation_report", "subjects", "tasks", "upload_files",
     },
-    "card_facts": {"card_figures", "card_schema", "config", "errors", "starter", "upload_files", "vllm_sampler"},
+    "card_facts": {"card_figures", "card_schema", "config", "errors", "starter", "upload_files", "vllm_engine"},
     "card_snippets": {"card_facts", "config", "prompts", "tasks"},
     "card_metadata": {"card_facts", "card_figures"},
     "model_card": {
