@@ -94,6 +94,15 @@ def check(config: RunConfig) -> None:
         )
     if config.data.prompt_style == "hashes" and config.data.runs_programs:
         raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
+    if (url := config.sampling.server_url) is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"--sampling.server-url {url} is no address; expected one such as http://gpu2:8000")
+        if config.sampling.backend == "transformers":
+            raise UserError("--sampling.server-url is a vLLM server; leave --sampling.backend transformers out")
+        if config.model.engine == "unsloth":
+            raise UserError("--sampling.server-url goes with --model.engine peft; Unsloth draws its own rollouts")
+    elif config.sampling.server_folder is not None:
+        raise UserError("--sampling.server-folder is given without --sampling.server-url")
     overrides = parse_grpo_overrides(config.grpo)
     check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
     check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")

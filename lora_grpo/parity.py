@@ -55,7 +55,9 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-4 if dtype == torch.float32 else 0.05
 
 
-def check_parity(trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: torch.dtype) -> Parity | None:
+def check_parity(
+    trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: torch.dtype, temperature: float
+) -> Parity | None:
     """See that the sampler draws from the trainer's policy, whatever the adapter is now.
 
     Args:
@@ -63,6 +65,7 @@ def check_parity(trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: 
         sampler: what draws the rollouts.
         prompts: rendered; the shortest few are asked.
         dtype: the activations'.
+        temperature: of the draws, whose log-probabilities are compared; above 0.
 
     Returns:
         What was measured; None for a sampler that returns no log-probabilities, which is the trained model's own
@@ -84,7 +87,7 @@ def check_parity(trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: 
                 asked,
                 1,
                 max_tokens=_MAX_TOKENS,
-                temperature=1.0,
+                temperature=temperature,
                 top_p=1.0,
                 seed=[completion_seed(0, "parity", place) for place in range(len(asked))],
             )
@@ -92,9 +95,9 @@ def check_parity(trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: 
             if not sampled:
                 return None
             completions = [rollout.token_ids for [rollout] in groups]
-            after = trainer_log_probs(trainer, prompt_ids, completions)
+            after = trainer_log_probs(trainer, prompt_ids, completions, temperature)
             disturb(0)
-            before = trainer_log_probs(trainer, prompt_ids, completions)
+            before = trainer_log_probs(trainer, prompt_ids, completions, temperature)
             if (moved := _difference(before, after)) >= MOVED * allowed:
                 break
         else:
@@ -114,7 +117,8 @@ def check_parity(trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: 
                 else "the sampler serves another policy than the one that is trained"
             )
             + f": its log-probabilities differ by {found.difference:.2g} nats a token from the trainer's, expected at "
-            f"most {allowed:g}; pass --sampling.backend transformers, and please report the versions in run.json"
+            f"most {allowed:g}; a server must hold the same base in the same bits, and --sampling.backend transformers "
+            "needs no second one"
         )
     return found
 
@@ -143,14 +147,15 @@ def _disturbing(model: Any) -> Iterator[Callable[[float], None]]:
 
 
 def trainer_log_probs(
-    trainer: Any, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]
+    trainer: Any, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]], temperature: float
 ) -> list[list[float]]:
-    """Return what the trained model gives each token of each completion, at temperature 1.
+    """Return the log-probability that the trained model gives each token of each completion.
 
     Args:
         trainer: TRL's.
         prompt_ids: R prompts.
         completion_ids: R completions, one token or more each.
+        temperature: softmax temperature.
 
     Returns:
         R lists, each as long as its completion.
@@ -173,7 +178,7 @@ def trainer_log_probs(
             logits_to_keep=keep + 1,
             use_cache=False,
         ).logits
-    found = torch.log_softmax(logits[:, -keep - 1 : -1].float(), dim=-1)
+    found = torch.log_softmax(logits[:, -keep - 1 : -1].float() / temperature, dim=-1)
     targets = torch.tensor([row[-keep:] for row in rows], device=device)
     each = found.gather(-1, targets[..., None]).squeeze(-1).tolist()
     return [row[-len(ids) :] for row, ids in zip(each, completion_ids, strict=True)]

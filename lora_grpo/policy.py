@@ -17,7 +17,9 @@ from lora_grpo.hardware import nvidia_gpus, preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
-from lora_grpo.vllm_rollouts import HotSwapSampler
+from lora_grpo.vllm_engine import VllmEngine
+from lora_grpo.vllm_rollouts import FLAG, HotSwapSampler, adapter_rank
+from lora_grpo.vllm_server import VllmServer
 
 
 @dataclass
@@ -48,17 +50,26 @@ class Policy:
         if getattr(self.model, "vllm_engine", None) is not None:
             return SharedVllmSampler(*parts)
         if uses_vllm(config):
-            return HotSwapSampler(
-                *parts,
-                config.model,
-                max_sequence_tokens=config.model.max_sequence_tokens,
-                gpu_memory_share=config.model.gpu_memory_share,
-                most_at_once=batch_shape(config).completions_per_step,
-                seed=config.seed,
-            )
+            return HotSwapSampler(*parts, self._engine(config))
         if next(self.model.parameters()).device.type == "cpu" and merges(self.model):
             return MergedCopySampler(*parts)
         return GenerateSampler(*parts) if self.engine == "unsloth" else Sampler(*parts)
+
+    def _engine(self, config: RunConfig) -> VllmEngine | VllmServer:
+        rank, longest = adapter_rank(self.model), config.model.max_sequence_tokens
+        if config.sampling.server_url:
+            return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
+        return VllmEngine(
+            config.model,
+            rank=rank,
+            max_sequence_tokens=longest,
+            gpu_memory_share=config.model.gpu_memory_share,
+            seed=config.seed,
+            flag=FLAG,
+            model=self.model,
+            most_at_once=batch_shape(config).completions_per_step,
+            sleeps=True,
+        )
 
 
 def check_model(config: RunConfig) -> None:
@@ -73,7 +84,7 @@ def check_model(config: RunConfig) -> None:
             "--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
             "(on a CPU: `make engines`), or pass --model.engine peft"
         )
-    if config.sampling.backend == "vllm" and not vllm_engine.available():
+    if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_engine.available():
         raise UserError(
             "--sampling.backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), "
             "or pass --sampling.backend transformers"
@@ -82,6 +93,8 @@ def check_model(config: RunConfig) -> None:
 
 def uses_vllm(config: RunConfig) -> bool:
     """Tell whether vLLM draws the rollouts: where it is asked for, and by itself where it, a GPU and plain LoRA are."""
+    if config.sampling.server_url:
+        return True
     if config.sampling.backend != "auto":
         return config.sampling.backend == "vllm"
     return vllm_engine.available() and bool(nvidia_gpus()[0]) and not config.lora.dora
@@ -97,7 +110,8 @@ def load_policy(config: RunConfig) -> Policy:
     use_one_gpu()
     engine = config.model.engine
     if engine == "auto":
-        engine = "unsloth" if nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
+        here = nvidia_gpus()[0] and importlib.util.find_spec("unsloth") and not config.sampling.server_url
+        engine = "unsloth" if here else "peft"
     if engine == "unsloth":
         _import_unsloth()
 

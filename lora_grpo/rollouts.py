@@ -71,6 +71,8 @@ class Sampler:
 
     serves_training = True
     """False where the engine draws training rollouts itself and this sampler serves evaluation alone."""
+    is_other_engine = False
+    """True where the policy has a second implementation here, whose tokens TRL is to weigh by importance sampling."""
     streams = False
     """True where `stream` yields a prompt's completions as soon as they have ended."""
     slots: int | None = None

@@ -35,6 +35,8 @@ _MAY_CHANGE = (
     "train.checkpoint_steps",
     "train.keep_checkpoints",
     "train.report_to",
+    "sampling.server_url",
+    "sampling.server_folder",
     "sandbox.workers",
 )
 """Settings a resumed run may have other values of: they change no step, or (the micro-batch) its rounding."""

@@ -35,7 +35,6 @@ from lora_grpo.run_record import Run
 from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
-from lora_grpo.vllm_rollouts import HotSwapSampler
 
 
 def train(run: Run, policy: Policy, trainer: Any) -> None:
@@ -193,9 +192,11 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
-    if isinstance(sampler, HotSwapSampler):
+    if sampler.is_other_engine:
         correct(trainer)
-    parity = check_parity(trainer, sampler, [render_row(policy.tokenizer, row) for row in rows], compute_dtype())
+    prompts = [render_row(policy.tokenizer, row) for row in rows]
+    temperature = config.sampling.temperature if sampler.serves_training else 1.0
+    parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature)
     trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.merged_copy import plain_copy
 from lora_grpo.optional import require
+from lora_grpo.rollouts import Draw
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM (0.27) makes room for; an adapter takes the next one."""
@@ -211,13 +212,23 @@ class VllmEngine:
         unfinished: bool = self._engine.has_unfinished_requests()
         return unfinished
 
+    def hand_over(self, write: Callable[[Path], None]) -> Any:
+        """Have an adapter written to an empty folder, and `load` it.
+
+        Args:
+            write: fills the folder.
+        """
+        with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
+            write(Path(folder))
+            return self.load(Path(folder))
+
     def load(self, adapter: Path) -> Any:
         """Read an adapter in the place of the one before, and return what asks for it.
 
         Each gets a number and a name of its own: what vLLM has cached of a prompt is kept by the adapter's name.
 
         Args:
-            adapter: a PEFT adapter's folder; it may be deleted when this returns.
+            adapter: a PEFT adapter's folder; not read again when this has returned.
 
         Raises:
             UserError: vLLM cannot serve it.
@@ -237,28 +248,45 @@ class VllmEngine:
         self._served = request
         return request
 
-    def draw(self, prompts: Sequence[list[int]], params: Sequence[Any], request: Any) -> Iterator[tuple[int, Any]]:
-        """Yield (place, vLLM's completion) of each prompt as it ends.
+    def draw(
+        self, prompts: Sequence[list[int]], draw: Draw, seeds: Sequence[int], ends: list[int], request: Any, *,
+        log_probs: bool,
+    ) -> Iterator[tuple[int, list[int], list[float] | None]]:  # fmt: skip
+        """Yield (place, token ids, their log-probabilities) of each completion as it ends.
 
         The engine has all of them at once. Closing the generator early drops those that have not ended.
 
         Args:
             prompts: R token ids, one for each completion.
-            params: R `SamplingParams`.
+            draw: how they are drawn.
+            seeds: R, one for each completion.
+            ends: the tokens that end a completion.
             request: what `load` returned, or None for the base alone.
+            log_probs: False where they are not wanted, and are None.
 
         Raises:
             RunError: the engine gave up on a completion.
         """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         if self.busy:
             raise RuntimeError("another stream of this sampler is under way; finish or close it first")
         call = next(self._calls)
         waiting = {f"{call}-{place}": place for place in range(len(prompts))}
         try:
             for name, place in waiting.items():
-                self._engine.add_request(
-                    name, {"prompt_token_ids": prompts[place]}, params[place], lora_request=request
+                params = SamplingParams(
+                    max_tokens=draw.max_tokens,
+                    temperature=draw.temperature,
+                    top_p=draw.top_p,
+                    seed=seeds[place] % 2**63,
+                    stop_token_ids=ends,
+                    detokenize=False,
+                    logprobs=0 if log_probs else None,  # of the token that was drawn, and no other
+                    output_kind=RequestOutputKind.FINAL_ONLY,
                 )
+                self._engine.add_request(name, {"prompt_token_ids": prompts[place]}, params, lora_request=request)
             while waiting:
                 if not self.busy:
                     raise RunError(
@@ -270,7 +298,8 @@ class VllmEngine:
                         raise RunError(
                             f"vLLM gave up on a completion ({completion.finish_reason}); use {self.flag} transformers"
                         )
-                    yield waiting.pop(output.request_id), completion
+                    told = token_log_probs(completion) if log_probs else None
+                    yield waiting.pop(output.request_id), list(completion.token_ids), told
         finally:
             if waiting:
                 self._engine.abort_request(list(waiting))

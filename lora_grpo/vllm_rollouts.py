@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.config import ModelConfig
 from lora_grpo.vllm_engine import VllmEngine, served_rank
 from lora_grpo.vllm_sampler import VllmSampler
+from lora_grpo.vllm_server import VllmServer
 
-_FLAG = "--sampling.backend"
+FLAG = "--sampling.backend"
+"""Chooses between vLLM and transformers, for messages."""
 
 
 class HotSwapSampler(VllmSampler):
@@ -25,60 +27,42 @@ class HotSwapSampler(VllmSampler):
         model: the policy, a PEFT model.
         tokenizer: its tokenizer.
         eos_token_ids: the tokens that end a completion.
-        settings: the base model, and its bits.
-        max_sequence_tokens: the most that a prompt and its completion take.
-        gpu_memory_share: share of the GPU's memory for vLLM's weights and cache, 0 to 1.
-        most_at_once: completions decoded together; None takes vLLM's own default.
-        seed: of vLLM's own random numbers.
-
-    Raises:
-        UserError: vLLM is missing, or cannot serve this kind of adapter.
-        RunError: the engine does not start.
+        engine: holds the same base, in this process or on a server.
     """
 
     serves_training = True
+    is_other_engine = True
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        eos_token_ids: Sequence[int],
-        settings: ModelConfig,
-        *,
-        max_sequence_tokens: int,
-        gpu_memory_share: float,
-        most_at_once: int | None,
-        seed: int,
+        self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int], engine: VllmEngine | VllmServer
     ) -> None:
         super(VllmSampler, self).__init__(model, tokenizer, eos_token_ids)
-        with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
-            write_adapter(model, Path(folder))
-            rank = served_rank(Path(folder), _FLAG)
-        self._adapter = self._request = None
-        self.engine = VllmEngine(
-            settings,
-            rank=rank,
-            max_sequence_tokens=max_sequence_tokens,
-            gpu_memory_share=gpu_memory_share,
-            seed=seed,
-            flag=_FLAG,
-            model=model,
-            most_at_once=most_at_once,
-            sleeps=True,
-        )
+        self.engine, self._request = engine, None
 
     def refresh(self, *, adapter: bool) -> None:
         """Hand over the adapter as it is now; without it, sample from the base alone."""
         self.engine.wake()
         self._request = None
         if adapter:
-            with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
-                write_adapter(self.model, Path(folder))
-                self._request = self.engine.load(Path(folder))
+            self._request = self.engine.hand_over(functools.partial(write_adapter, self.model))
 
     def rest(self) -> None:
         """Lend the GPU's memory to training until the next `refresh`."""
         self.engine.sleep()
+
+
+def adapter_rank(model: Any) -> int:
+    """Return the rank that vLLM must make room for.
+
+    Args:
+        model: a PEFT model.
+
+    Raises:
+        UserError: vLLM cannot serve this kind of adapter; says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
+        write_adapter(model, Path(folder))
+        return served_rank(Path(folder), FLAG)
 
 
 def write_adapter(model: Any, folder: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.rollouts import Draw, Drawn, Rollout, Sampler
-from lora_grpo.vllm_engine import VllmEngine, served_rank, token_log_probs
+from lora_grpo.vllm_engine import VllmEngine, served_rank
+from lora_grpo.vllm_server import VllmServer
 
 
 class VllmSampler(Sampler):
@@ -48,7 +49,8 @@ class VllmSampler(Sampler):
     ) -> None:
         rank = served_rank(adapter) if adapter else None
         super().__init__(None, tokenizer, eos_token_ids)
-        self.engine = VllmEngine(
+        self.engine: VllmEngine | VllmServer
+        self.engine = engine = VllmEngine(
             settings,
             rank=rank,
             max_sequence_tokens=max_sequence_tokens,
@@ -56,22 +58,22 @@ class VllmSampler(Sampler):
             seed=seed,
             flag="--backend",
         )
-        self._adapter = self._request = self._load(adapter) if adapter else None
+        self._adapter = self._request = self._load(engine, adapter) if adapter else None
 
-    def _load(self, adapter: Path) -> Any:
+    def _load(self, engine: VllmEngine, adapter: Path) -> Any:
         """Hand the adapter to the engine and see that it is heard; return what asks for it."""
         from safetensors.torch import load_file
 
         try:
-            request = self.engine.load(adapter)
+            request = engine.load(adapter)
         except UserError:
             self.close()
             raise
         weights = load_file(adapter / "adapter_model.safetensors")
         if any(bool(weight.any()) for name, weight in weights.items() if "lora_B" in name or "embedding_B" in name):
             text = self.encode(["Tom has 12 plums and buys 3 more. How many plums does Tom have now?"])[0]
-            ids = text[: self.engine.longest - 1]
-            base, again, adapted = (self.engine.prompt_log_probs(ids, asked) for asked in (None, None, request))
+            ids = text[: engine.longest - 1]
+            base, again, adapted = (engine.prompt_log_probs(ids, asked) for asked in (None, None, request))
             noise = max(abs(one - other) for one, other in zip(base, again, strict=True))
             if max(abs(one - other) for one, other in zip(base, adapted, strict=True)) <= noise:
                 self.close()
@@ -125,9 +127,6 @@ class VllmSampler(Sampler):
         yield from self._groups(prompts, Draw(num_samples, max_tokens, temperature, top_p, seed), log_probs=False)
 
     def _groups(self, prompts: Sequence[str], draw: Draw, *, log_probs: bool) -> Iterator[tuple[int, list[Rollout]]]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         total, group, seed = len(prompts) * draw.num_samples, draw.num_samples, draw.seed
         seeds = [_derived(seed, place) for place in range(total)] if isinstance(seed, int) else list(seed)
         if len(seeds) != total:
@@ -139,35 +138,19 @@ class VllmSampler(Sampler):
                 f"the longest prompt has {longest} tokens, and {draw.max_tokens} more exceed the {self.engine.longest} "
                 "that the engine was started for; pass a smaller --max-completion-tokens"
             )
-        params = [
-            SamplingParams(
-                max_tokens=draw.max_tokens,
-                temperature=draw.temperature,
-                top_p=draw.top_p,
-                seed=own % 2**63,
-                stop_token_ids=self.eos_token_ids,
-                detokenize=False,
-                logprobs=0 if log_probs and draw.temperature else None,  # of the token that was drawn, and no other
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            for own in seeds
-        ]
-        ended: list[dict[int, Any]] = [{} for _ in prompts]
         asked = [each for each in ids for _ in range(group)]
-        for place, completion in self.engine.draw(asked, params, self._request):
+        # Of a greedy choice they say nothing.
+        log_probs = log_probs and draw.temperature > 0
+        ended: list[dict[int, tuple[list[int], list[float] | None]]] = [{} for _ in prompts]
+        for place, drawn, told in self.engine.draw(
+            asked, draw, seeds, self.eos_token_ids, self._request, log_probs=log_probs
+        ):
             whole = ended[place // group]
-            whole[place] = completion
+            whole[place] = drawn, told
             if len(whole) == group:
-                completions = [whole.pop(each) for each in sorted(whole)]
-                yield (
-                    place // group,
-                    self._read(
-                        Drawn(
-                            [list(each.token_ids) for each in completions],
-                            [token_log_probs(each) for each in completions] if params[0].logprobs == 0 else None,
-                        )
-                    ),
-                )
+                in_order = [whole.pop(each) for each in sorted(whole)]
+                each_told = [told or [] for _, told in in_order] if log_probs else None
+                yield place // group, self._read(Drawn([drawn for drawn, _ in in_order], each_told))
 
     def close(self) -> None:
         """End the engine and free what it holds; nothing can be drawn after it."""

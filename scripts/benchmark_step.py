@@ -3,8 +3,8 @@
 All sides: the embedded model in NF4, the same adapter, prompts in the same order, rewards, loss and batch, 128
 completions at once. `kit` is the recipe as it is, `kit vllm` the same with `--sampling.backend vllm` where vLLM is
 installed, and `plain` is TRL as its documentation uses it: `peft_config`, and generation by the trainer. Each side runs
-in a process of its own, in turn, so that whatever else the machine does hits all. Compared are TRL's own `step_time`, its
-first two steps left out, the tokens a second of the rollouts, and the reward at the end.
+in a process of its own, in turn, so that whatever else the machine does hits all. Compared are TRL's own `step_time`,
+its first two steps left out, the tokens a second of the rollouts, and the reward at the end.
 
     python scripts/benchmark_step.py --steps 8 --rounds 3
 """

@@ -78,7 +78,7 @@ def prompts(parts):
 def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
     _, policy, trainer, sampler, _, _ = parts
     before, state = weights(policy.model, trainable=True), torch.get_rng_state()
-    found = check_parity(trainer, sampler, prompts, torch.float32)
+    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(torch.get_rng_state(), state)
@@ -93,7 +93,7 @@ def test_log_probs_of_a_training_step_are_the_trainers(parts, prompts):
     groups = sampler.rollouts(prompts[:8], 16, max_tokens=48, temperature=1.0, top_p=1.0, seed=1)
     drawn = [rollout for group in groups for rollout in group]
     ids = [prompt for prompt in sampler.encode(prompts[:8]) for _ in range(16)]
-    trainers = trainer_log_probs(trainer, ids, [rollout.token_ids for rollout in drawn])
+    trainers = trainer_log_probs(trainer, ids, [rollout.token_ids for rollout in drawn], 1.0)
     apart = [
         abs(a - b) for rollout, each in zip(drawn, trainers, strict=True)
         for a, b in zip(rollout.log_probs, each, strict=True)
@@ -122,7 +122,7 @@ def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(sampler, "refresh", lambda *, adapter: None)
         with pytest.raises(RunError, match=r"as it was before the adapter changed.*sampling.backend transformers"):
-            check_parity(trainer, sampler, prompts, torch.float32)
+            check_parity(trainer, sampler, prompts, torch.float32, 1.0)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -132,7 +132,7 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
     refresh = sampler.refresh
     monkeypatch.setattr(sampler, "refresh", lambda *, adapter: refresh(adapter=False))
     with pytest.raises(RunError, match="as it was before the adapter changed"):
-        check_parity(trainer, sampler, prompts, torch.float32)
+        check_parity(trainer, sampler, prompts, torch.float32, 1.0)
 
 
 def test_another_base_is_found(parts, prompts):
@@ -143,7 +143,7 @@ def test_another_base_is_found(parts, prompts):
         norm.mul_(1.1)
     try:
         with pytest.raises(RunError, match="another policy than the one that is trained"):
-            check_parity(trainer, sampler, prompts, torch.float32)
+            check_parity(trainer, sampler, prompts, torch.float32, 1.0)
     finally:
         with torch.no_grad():
             norm.div_(1.1)
@@ -155,7 +155,7 @@ def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts,
         if isinstance(getattr(layer, "scaling", None), dict):
             monkeypatch.setitem(layer.scaling, "default", 0.0)
     with pytest.raises(RunError, match="cannot be compared"):
-        check_parity(trainer, sampler, prompts, torch.float32)
+        check_parity(trainer, sampler, prompts, torch.float32, 1.0)
 
 
 def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):

@@ -199,11 +199,11 @@ def test_nothing_of_the_engine_is_left_to_other_processes(sampler):
 def test_an_adapter_that_is_left_out_is_noticed(pair, monkeypatch, adapter):
     sampler = pair[0]
     add = sampler.engine._engine.add_request
-    assert sampler._load(adapter)
+    assert sampler._load(sampler.engine, adapter)
     monkeypatch.setattr(sampler.engine._engine, "add_request", lambda *asked, lora_request: add(*asked))
     monkeypatch.setattr(sampler, "close", lambda: None)
     with pytest.raises(RunError, match=r"leaves the adapter in .* out"):
-        sampler._load(adapter)
+        sampler._load(sampler.engine, adapter)
 
 
 @pytest.mark.parametrize(
