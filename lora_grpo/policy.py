@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, ranks
 from lora_grpo.config import RunConfig
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError, first_line
@@ -69,11 +69,13 @@ def load_policy(config: RunConfig) -> Policy:
     use_one_gpu()
     engine = config.model.engine
     if engine == "auto":
-        engine = "unsloth" if nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
+        alone = ranks.world_size() == 1
+        engine = "unsloth" if alone and nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
     if engine == "unsloth":
         _import_unsloth()
 
     base_model.prepare_torch(config.seed)
+    ranks.join()
     import torch
 
     if preset_gigabytes(config.preset) and not torch.cuda.is_available():

@@ -19,6 +19,8 @@ MAY_IMPORT = {
     "__init__": set(),
     # Ground floor: no idea what a run is.
     "errors": set(),
+    "ranks": {"errors"},
+    "launch": {"errors", "ranks"},
     "folder_lock": {"errors"},
     "atomic": set(),
     "progress": set(),
@@ -42,9 +44,9 @@ MAY_IMPORT = {
     # What is asked for, and its record.
     "config": {"sandbox", "tasks"},
     "config_check": {
-        "config", "errors", "grpo_fields", "prompts", "reward_registry", "rewards", "sandbox", "tasks",
+        "config", "errors", "grpo_fields", "prompts", "ranks", "reward_registry", "rewards", "sandbox", "tasks",
     },
-    "run_record": {"atomic", "config", "errors", "folder_lock", "reward_registry"},
+    "run_record": {"atomic", "config", "errors", "folder_lock", "ranks", "reward_registry"},
     "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
     "decoding_slots": set(),
@@ -55,26 +57,27 @@ MAY_IMPORT = {
     "vllm_sampler": {"base_model", "config", "errors", "merged_copy", "optional", "rollouts"},
     "base_model": {"atomic", "config", "errors", "starter"},
     "policy": {
-        "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts",
+        "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "ranks",
+        "rollouts",
     },
-    "command_line": {"config", "config_check", "errors", "hardware", "policy", "run_record"},
+    "command_line": {"config", "config_check", "errors", "hardware", "launch", "policy", "ranks", "run_record"},
     # The arrows of the flow.
-    "checkpoints": {"atomic"},
-    "completion_log": {"atomic", "rewards"},
-    "stop_signal": set(),
+    "checkpoints": {"atomic", "ranks"},
+    "completion_log": {"atomic", "ranks", "rewards"},
+    "stop_signal": {"ranks"},
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
         "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
-        "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
-        "tasks",
+        "grpo_fields", "policy", "progress", "prompts", "ranks", "reward_registry", "rollouts", "run_record",
+        "stop_signal", "tasks",
     },
     "results": {"tasks"},
     "evaluate": {
-        "atomic", "errors", "json_lines", "progress", "prompts", "results", "rollouts", "run_record", "tasks",
+        "atomic", "errors", "json_lines", "progress", "prompts", "ranks", "results", "rollouts", "run_record", "tasks",
     },
     "comparison": {"errors", "passk", "results"},
     "evaluation_report": {"comparison", "results"},
-    "conclude": {"atomic", "comparison", "evaluation_report", "results", "run_record"},
+    "conclude": {"atomic", "comparison", "evaluation_report", "ranks", "results", "run_record"},
     # scripts/evaluate.py.
     "foreign_samples": {"errors", "tasks"},
     "sample_files": {
