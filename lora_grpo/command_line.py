@@ -155,6 +155,9 @@ def run_command(main: Callable[[], None]) -> int:
             return RunError.exit_code
         ranks.tell(repr(error))
         raise
+    finally:
+        with contextlib.suppress(ValueError):  # nothing is left to be saved
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ranks.leave()
     return 0
 

@@ -64,7 +64,9 @@ def processes_asked(words: Sequence[str], script: str) -> int | None:
         The number; None where it is not there, or is that of several machines.
     """
     own = "\n".join(words[: words.index(script)] if script in words else words)
-    given = {name.replace("-", "_"): value for name, value in re.findall(r"^--([\w-]+)[=\n](.+)$", own, re.MULTILINE)}
+    given = {
+        name.replace("-", "_"): value for name, value in re.findall(r"^--([\w-]+)[=\n](?!--)(.+)$", own, re.MULTILINE)
+    }
     with contextlib.suppress(OSError, ValueError, TypeError, yaml.YAMLError):
         if "config_file" in given:
             given = {**yaml.safe_load(Path(given["config_file"]).read_text(encoding="utf-8")), **given}

@@ -80,6 +80,9 @@ def join() -> None:
             f"{here} processes were started for {torch.cuda.device_count()} GPUs; start one for each GPU "
             f"(--nproc-per-node, or accelerate's --num_processes)"
         )
+    if not on_gpu:
+        # accelerate 1.15 calls a rank's device `cpu:0`, to which torch.load (2.13) cannot restore an optimizer.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # Accelerate's state is what the Trainer will look for: it sets this rank's device and opens NCCL, or gloo on a CPU.
     PartialState(cpu=not on_gpu, timeout=_STEP_TIMEOUT)
     # Waiting is gloo's on any machine: a rank that waits in NCCL keeps its GPU busy and is killed after a time.
@@ -134,6 +137,9 @@ def highest(value: int) -> int:
 @contextlib.contextmanager
 def only_main_speaks() -> Iterator[None]:
     """Drop what other ranks print within the block: rank 0 prints the same."""
+    if world_size() > 1:
+        # DDP's reducer warns on every rank of what `grpo_arguments` asks it for. Read when torch is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if is_main():
         yield
         return
