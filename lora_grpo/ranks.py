@@ -84,9 +84,12 @@ def join() -> None:
         # accelerate 1.15 calls a rank's device `cpu:0`, to which torch.load (2.13) cannot restore an optimizer.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # Accelerate's state is what the Trainer will look for: it sets this rank's device and opens NCCL, or gloo on a CPU.
+    # Ranks meet in torch's own code, where no handler of Python's is called; nothing was written yet.
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     PartialState(cpu=not on_gpu, timeout=_STEP_TIMEOUT)
     # Waiting is gloo's on any machine: a rank that waits in NCCL keeps its GPU busy and is killed after a time.
     _group.append(torch.distributed.new_group(backend="gloo", timeout=_WAIT_TIMEOUT))
+    signal.signal(signal.SIGTERM, handler)
 
 
 def leave() -> None:
