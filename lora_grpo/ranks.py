@@ -97,6 +97,7 @@ def leave() -> None:
     if _group:
         import torch
 
+        wait_for_all()
         _group.clear()
         torch.distributed.destroy_process_group()
 

@@ -1,10 +1,13 @@
 """`accelerate launch --cpu --num_processes N` starts one process; the kit makes N of it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from lora_grpo.launch import processes_asked
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """
 import os, sys
@@ -57,6 +60,16 @@ def test_the_number_may_stand_in_a_configuration_file(tmp_path):
     words = ["accelerate", "launch", "--config_file", str(file)]
     assert processes_asked([*words, "run.py"], "run.py") == 2
     assert processes_asked([*words, "--num_processes", "3", "run.py"], "run.py") == 3
+
+
+def test_the_configuration_files_are_accelerates_own():
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    files = sorted((ROOT / "docs" / "accelerate").glob("*.yaml"))
+    assert [path.stem for path in files] == ["cpu", "ddp", "zero2"]
+    for path in files:
+        assert load_config_from_file(str(path)).num_processes == 2
+        assert path.name in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 
 
 def test_accelerate_launch_starts_as_many_processes_as_it_is_told(fresh, script, tmp_path):
