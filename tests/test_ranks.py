@@ -10,6 +10,7 @@ from lora_grpo import ranks
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import check
 from lora_grpo.errors import UserError
+from lora_grpo.folder_lock import holding
 
 FORKS = Path(__file__).with_name("rank_forks.py")
 HEAD = """
@@ -198,6 +199,13 @@ def test_unsloth_is_refused_for_several_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"pass --model\.engine peft"):
         check(replace(RunConfig(), {"model": {"engine": "unsloth"}}))
+
+
+def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="2 were started; start one"), holding(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_world_size_without_ranks_is_refused(monkeypatch):

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "errors": set(),
     "ranks": {"errors"},
     "launch": {"errors", "ranks"},
-    "folder_lock": {"errors"},
+    "folder_lock": {"errors", "ranks"},
     "atomic": set(),
     "progress": set(),
     "optional": {"errors"},
