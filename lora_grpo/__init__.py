@@ -11,6 +11,7 @@ running programs    sandbox/ (what a model wrote, against unit tests it never me
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
 the policy          base_model, policy (4-bit base + adapter)
 completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers, vllm_sampler
+several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
 at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers

@@ -20,10 +20,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from lora_grpo import ranks
 from lora_grpo.config import Invocation, RunConfig, flag
 from lora_grpo.config_check import check
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.hardware import choose_preset
+from lora_grpo.launch import start_ranks
 from lora_grpo.policy import check_model
 from lora_grpo.run_record import close_run
 
@@ -131,18 +133,32 @@ def run_command(main: Callable[[], None]) -> int:
     with contextlib.suppress(ValueError):  # signals can be set in the main thread alone
         signal.signal(signal.SIGTERM, _terminate)
     try:
-        main()
+        start_ranks()
+        with ranks.only_main_speaks():
+            main()
     except (UserError, RunError) as error:
         close_run("failed", str(error))
+        ranks.tell(str(error))
+        ranks.let_main_speak()
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except (Interrupted, KeyboardInterrupt) as stop:
-        again = close_run("interrupted")
-        print((str(stop) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
+        elsewhere = ranks.told()  # a rank failed and said so; the launcher ends the others
+        again = close_run("failed" if elsewhere else "interrupted", elsewhere)
+        if ranks.is_main() and not elsewhere:
+            print((str(stop) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
         return 128 + (stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
     except BaseException as error:
-        close_run("failed", repr(error))
+        elsewhere = ranks.told()  # what is left of it here is a broken connection
+        close_run("failed", elsewhere or repr(error))
+        if elsewhere:
+            return RunError.exit_code
+        ranks.tell(repr(error))
         raise
+    finally:
+        with contextlib.suppress(ValueError):  # nothing is left to be saved
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ranks.leave()
     return 0
 
 

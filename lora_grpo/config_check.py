@@ -6,6 +6,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 
+from lora_grpo import ranks
 from lora_grpo.config import RunConfig, flag
 from lora_grpo.errors import UserError
 from lora_grpo.grpo_fields import check_name, parse_grpo_overrides
@@ -37,10 +38,7 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
         UserError: a count is not positive, or completions per step cannot be cut into micro-batches.
     """
     if world_size is None:
-        launched = os.environ.get("WORLD_SIZE", "1")
-        if not launched.isdecimal() or int(launched) < 1:
-            raise UserError(f"the environment has WORLD_SIZE={launched!r}; expected a number of processes, or unset it")
-        world_size = int(launched)
+        world_size = ranks.world_size()
     group, prompts, micro = (
         config.sampling.num_generations,
         config.train.prompts_per_step,
@@ -77,6 +75,7 @@ def check(config: RunConfig) -> None:
         UserError: names the flag, what it got, what was expected and the fix.
     """
     batch_shape(config)
+    _check_ranks(config)
     get_task(config.data.task)
     get_task(config.data.held_out_task)
     check_style(config.data.prompt_style)
@@ -173,6 +172,29 @@ def check(config: RunConfig) -> None:
             f"--data.train-limit {config.data.train_limit} is fewer than --train.prompts-per-step "
             f"{config.train.prompts_per_step}; lower the second"
         )
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """Refuse several processes where each does not hold the whole model: each samples by itself."""
+    if ranks.world_size() > 1 and config.model.engine == "unsloth":
+        raise UserError(
+            f"--model.engine unsloth trains in one process, and {ranks.world_size()} were started; pass --model.engine "
+            "peft, or start one"
+        )
+    sharded = [name for name in ("FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG") if _is_on(f"ACCELERATE_USE_{name}")]
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
+    if _is_on("ACCELERATE_USE_DEEPSPEED") and stage not in ("0", "1", "2"):
+        sharded.append(f"DeepSpeed ZeRO-{stage}")
+    sharded += sorted({"fsdp", "deepspeed", "parallelism_config"} & parse_grpo_overrides(config.grpo).keys())
+    if sharded:
+        raise UserError(
+            f"{sharded[0]} spreads the model over processes, and here each samples from a whole one; launch without it "
+            "(docs/scaling.md says what to do with a model too large for one GPU)"
+        )
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes")
 
 
 def _at_least(low: int, name: str, value: int | None) -> None:

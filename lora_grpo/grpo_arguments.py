@@ -57,6 +57,9 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "fp16": on_gpu and dtype == torch.float16,
         "use_cpu": not on_gpu,
         "dataloader_pin_memory": on_gpu,
+        # Without it DDP cuts its buckets anew after the first step, also after that of a resumed run; more than two
+        # ranks then add their gradients up in another order than an unbroken run did.
+        "ddp_find_unused_parameters": True,
         "seed": config.seed,
         "save_strategy": "steps",
         "save_steps": settings.checkpoint_steps,

@@ -62,8 +62,8 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
 def use_one_gpu() -> None:
     """Show CUDA the GPU that the preset was chosen for, and no other; to be called before torch is imported.
 
-    Transformers' Trainer would otherwise take every GPU it sees into one process and multiply the batch. A launcher of
-    several processes (`WORLD_SIZE`) gives each its own.
+    Transformers' Trainer would otherwise take every GPU it sees into one process and multiply the batch. Of several
+    processes (`WORLD_SIZE`) each takes its own; see `ranks.join`.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if "WORLD_SIZE" not in os.environ:

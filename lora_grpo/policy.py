@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model, vllm_engine
+from lora_grpo import base_model, ranks, vllm_engine
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import batch_shape
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
@@ -110,12 +110,13 @@ def load_policy(config: RunConfig) -> Policy:
     use_one_gpu()
     engine = config.model.engine
     if engine == "auto":
-        here = nvidia_gpus()[0] and importlib.util.find_spec("unsloth") and not config.sampling.server_url
-        engine = "unsloth" if here else "peft"
+        alone = ranks.world_size() == 1 and not config.sampling.server_url
+        engine = "unsloth" if alone and nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
     if engine == "unsloth":
         _import_unsloth()
 
     base_model.prepare_torch(config.seed)
+    ranks.join()
     import torch
 
     if preset_gigabytes(config.preset) and not torch.cuda.is_available():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import atomic, ranks
 from lora_grpo.base_model import compute_dtype
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
 from lora_grpo.completion_log import CompletionLog
@@ -55,18 +55,20 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
         UserError: a checkpoint has more steps than the run is asked for.
     """
     config = run.config
-    if run.adapter.is_dir() and run.record.get("trained_steps") == config.train.max_steps:
+    if ranks.from_main(run.adapter.is_dir) and run.record.get("trained_steps") == config.train.max_steps:
         _load_adapter(policy, run.adapter)
         return
     policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
-    found = newest_complete(run.checkpoints)
+    found = ranks.from_main(lambda: newest_complete(run.checkpoints))
     done = found[1] if found else 0
     if done > config.train.max_steps:
         raise UserError(
             f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
             "--output-dir"
         )
-    _forget_after(run, done)
+    if ranks.is_main():
+        _forget_after(run, done)
+    ranks.wait_for_all()
     run.update(parity=trainer.parity)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
@@ -76,7 +78,8 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
         _load_adapter(policy, found[0])
     else:
         _train(run, trainer, str(found[0]) if found else None)
-    save_adapter(policy, run.adapter)
+    if ranks.is_main():
+        save_adapter(policy, run.adapter)
     run.update(trained_steps=config.train.max_steps)
 
 
@@ -114,15 +117,15 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
             ) from error
         finally:
             trainer.progress.close()
-    steps = trainer.state.global_step
+    steps, stopped_by = trainer.state.global_step, ranks.highest(stop.caught)
     on_gpu = torch.cuda.is_available()
     run.update(
         seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),
         peak_memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 2),
         peak_gpu_memory_gib=round(torch.cuda.max_memory_allocated() / 1024**3, 2) if on_gpu else None,
     )
-    if stop.caught:
-        raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stop.caught)
+    if stopped_by:
+        raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stopped_by)
 
 
 def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> Any:
@@ -205,8 +208,9 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         if "reward" in logs and logs["reward"] is None:
             raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
         add_training_time(logs)
-        with run.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        if ranks.is_main():
+            with run.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
         if not config.lora.dropout:  # it is drawn anew in the trainer
@@ -277,7 +281,8 @@ def _one_line(error: Exception) -> str:
 def _forget_after(run: Run, step: int) -> None:
     """Drop what came after the checkpoint that the run goes on from; those steps and the adapter come again."""
     shutil.rmtree(run.adapter, ignore_errors=True)
-    (run.evaluation / "trained.samples.jsonl").unlink(missing_ok=True)
+    for samples in run.evaluation.glob("trained.samples.jsonl*"):
+        samples.unlink()
     run.checkpoints.mkdir(exist_ok=True)
     run.completions.mkdir(exist_ok=True)
     for leftover in (*run.checkpoints.glob(".*"), *run.completions.glob(".*")):

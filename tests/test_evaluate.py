@@ -86,6 +86,21 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_unit
     assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is drawn twice
 
 
+def test_the_shares_of_several_processes_that_were_killed_are_gathered(parts, small_units):
+    run, sampler, rows = parts
+    whole = evaluate(run, sampler, rows, "units")
+    lines = (run.evaluation / "units.samples.jsonl").read_text().splitlines(keepends=True)
+    path = run.evaluation / "shared.samples.jsonl"
+    path.write_text("".join(lines[:6]))
+    path.with_name(f"{path.name}.rank0").write_text("".join(lines[10:16]))
+    path.with_name(f"{path.name}.rank2").write_text("".join(lines[6:10] + lines[16:19]) + '{"task_id": "sta')
+    counting = Counting(sampler)
+    assert evaluate(run, counting, rows, "shared") == whole
+    assert counting.completions == 40 - 16  # the last three are of a unit that is not whole
+    assert path.read_text() == "".join(lines)
+    assert list(run.evaluation.glob("shared.samples.jsonl.*")) == []
+
+
 @pytest.mark.parametrize("kept", [5, 26])
 def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once_and_loses_nothing(parts, small_units, kept):
     run, sampler, rows = parts

@@ -19,7 +19,9 @@ MAY_IMPORT = {
     "__init__": set(),
     # Ground floor: no idea what a run is.
     "errors": set(),
-    "folder_lock": {"errors"},
+    "ranks": {"errors"},
+    "launch": {"errors", "ranks"},
+    "folder_lock": {"errors", "ranks"},
     "atomic": set(),
     "progress": set(),
     "optional": {"errors"},
@@ -42,9 +44,9 @@ MAY_IMPORT = {
     # What is asked for, and its record.
     "config": {"sandbox", "tasks"},
     "config_check": {
-        "config", "errors", "grpo_fields", "prompts", "reward_registry", "rewards", "sandbox", "tasks",
+        "config", "errors", "grpo_fields", "prompts", "ranks", "reward_registry", "rewards", "sandbox", "tasks",
     },
-    "run_record": {"atomic", "config", "errors", "folder_lock", "reward_registry"},
+    "run_record": {"atomic", "config", "errors", "folder_lock", "ranks", "reward_registry"},
     "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
     "decoding_slots": set(),
@@ -59,29 +61,29 @@ MAY_IMPORT = {
     "base_model": {"atomic", "config", "errors", "starter"},
     "policy": {
         "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy", "optional",
-        "rollouts", "vllm_engine", "vllm_rollouts", "vllm_server",
+        "ranks", "rollouts", "vllm_engine", "vllm_rollouts", "vllm_server",
     },
-    "command_line": {"config", "config_check", "errors", "hardware", "policy", "run_record"},
+    "command_line": {"config", "config_check", "errors", "hardware", "launch", "policy", "ranks", "run_record"},
     # The arrows of the flow.
-    "checkpoints": {"atomic"},
-    "completion_log": {"atomic", "rewards"},
-    "stop_signal": set(),
+    "checkpoints": {"atomic", "ranks"},
+    "completion_log": {"atomic", "ranks", "rewards"},
+    "stop_signal": {"ranks"},
     "step_phases": set(),
     "drift": {"errors"},
     "parity": {"errors", "rollouts"},
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
         "atomic", "base_model", "checkpoints", "completion_log", "config", "data", "drift", "engine_samplers", "errors",
-        "grpo_arguments", "grpo_fields", "parity", "policy", "progress", "prompts", "reward_registry", "rollouts",
-        "run_record", "step_phases", "stop_signal", "tasks", "vllm_rollouts",
+        "grpo_arguments", "grpo_fields", "parity", "policy", "progress", "prompts", "ranks", "reward_registry",
+        "rollouts", "run_record", "step_phases", "stop_signal", "tasks",
     },
     "results": {"tasks"},
     "evaluate": {
-        "atomic", "errors", "json_lines", "progress", "prompts", "results", "rollouts", "run_record", "tasks",
+        "atomic", "errors", "json_lines", "progress", "prompts", "ranks", "results", "rollouts", "run_record", "tasks",
     },
     "comparison": {"errors", "passk", "results"},
     "evaluation_report": {"comparison", "results"},
-    "conclude": {"atomic", "comparison", "evaluation_report", "results", "run_record"},
+    "conclude": {"atomic", "comparison", "evaluation_report", "ranks", "results", "run_record"},
     # scripts/evaluate.py.
     "foreign_samples": {"errors", "tasks"},
     "sample_files": {
