@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, ranks
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.merged_copy import plain_copy
@@ -167,11 +167,12 @@ class VllmEngine:
         if settings.bits == 4 and not on_cpu and can_quantise():
             options["quantization"] = "bitsandbytes"
         elif settings.bits == 4:
-            self._folder = tempfile.TemporaryDirectory(prefix="lora_grpo-unpacked-")
-            unpacked = plain_copy(base_model.load_base(settings) if model is None else model)
-            unpacked.to(base_model.compute_dtype()).save_pretrained(self._folder.name)
-            name, revision = self._folder.name, None
-            del unpacked
+            # One copy for all ranks; transformers (5.17) writes on rank 0 alone.
+            name = ranks.from_main(lambda: self._unpack(base_model.load_base(settings) if model is None else model))
+            revision = None
+        if ranks.world_size() > 1:
+            # An engine for each of them, in the process group that they have joined.
+            options["distributed_executor_backend"] = "external_launcher"
         if rank:
             options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
         with _undisturbed():
@@ -199,6 +200,12 @@ class VllmEngine:
                 raise RunError(
                     f"vLLM cannot serve {settings.name}: {_reason(error)}; use {flag} transformers"
                 ) from error
+
+    def _unpack(self, model: Any) -> str:
+        """Write the base's weights in the precision of the activations to a folder, and return it."""
+        self._folder = tempfile.TemporaryDirectory(prefix="lora_grpo-unpacked-")
+        plain_copy(model).to(base_model.compute_dtype()).save_pretrained(self._folder.name)
+        return self._folder.name
 
     @property
     def most_at_once(self) -> int:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import ranks
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.rollouts import Draw
 
@@ -80,12 +81,17 @@ class VllmServer:
     def hand_over(self, write: Callable[[Path], None]) -> str:
         """Have the server read an adapter in the place of the one before, and return its name there.
 
+        Several ranks have equal adapters, and draw with that of rank 0.
+
         Args:
             write: fills a folder with it.
 
         Raises:
             UserError: the server does not take adapters, or cannot read this one.
         """
+        return ranks.from_main(lambda: self._hand_over(write))
+
+    def _hand_over(self, write: Callable[[Path], None]) -> str:
         self._number += 1
         name = f"{self._run}-{self._number}"
         adapter = self._folder / name
