@@ -94,6 +94,9 @@ class SamplingConfig:
     """Softmax temperature of training rollouts."""
     top_p: float = 1.0
     """Nucleus probability of training rollouts; 1 keeps the whole distribution, which GRPO's gradient assumes."""
+    backend: Literal["auto", "vllm", "transformers"] = "auto"
+    """What draws completions: `vllm` (the adapter beside a base that is loaded once) or `transformers` (the kit's own
+    sampler). `auto`: vllm where it and a GPU are there, else transformers, which is faster on a CPU."""
 
 
 @dataclass(frozen=True)

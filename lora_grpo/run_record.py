@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import __version__, atomic
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.folder_lock import claim
@@ -212,7 +212,7 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of every package that takes part and is installed."""
-    found = {"python": platform.python_version(), "lora_grpo": metadata.version("lora-grpo")}
+    found = {"python": platform.python_version(), "lora_grpo": __version__}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)
