@@ -12,7 +12,7 @@ from lora_grpo import base_model
 from lora_grpo.config import RunConfig
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.hardware import nvidia_gpus, preset_gigabytes, use_one_gpu
+from lora_grpo.hardware import choose_engine, preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
@@ -67,9 +67,7 @@ def load_policy(config: RunConfig) -> Policy:
     """
     base_model.wait_without_spinning()
     use_one_gpu()
-    engine = config.model.engine
-    if engine == "auto":
-        engine = "unsloth" if nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
+    engine = choose_engine(config.model.engine)
     if engine == "unsloth":
         _import_unsloth()
 
@@ -130,6 +128,8 @@ def _import_unsloth() -> None:
     # Unsloth patches trl, transformers and peft as it is imported and only warns when it comes after them.
     # Standby mode (vLLM's memory lent to training between rollouts) is read from the environment at import.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
+    # Otherwise standby mode replaces gpu_memory_utilization by a figure of its own.
+    os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
     require("unsloth", extra="gpu", feature="--model.engine unsloth")
 
 

@@ -53,7 +53,9 @@ MAY_IMPORT = {
     "merged_copy": {"rollouts"},
     "engine_samplers": {"rollouts"},
     "vllm_sampler": {"base_model", "config", "errors", "merged_copy", "optional", "rollouts"},
-    "base_model": {"atomic", "config", "errors", "starter"},
+    "base_model": {"atomic", "config", "errors", "json_objects", "starter"},
+    "memory": {"errors"},
+    "gpu_fit": {"base_model", "config", "config_check", "errors", "hardware", "memory"},
     "policy": {
         "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts",
     },
