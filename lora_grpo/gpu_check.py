@@ -23,13 +23,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import json_lines, pretended_card
+from lora_grpo import json_lines, pretended_card, starter
 from lora_grpo.card_memory import MemoryWatch
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gpu_check_table import write
 from lora_grpo.gpu_limits import Limits, StepWork
 from lora_grpo.hardware import nvidia_gpus
-from lora_grpo.random_model import SHAPES, Shape
+from lora_grpo.memory import Shape
+from lora_grpo.random_model import QWEN, Sizes
 from lora_grpo.run_record import git_revision, now, versions
 from lora_grpo.starter.problems import pool
 
@@ -41,16 +42,18 @@ _ROW_SHARE = 1 / 3
 """Of all the time, for one row."""
 _LEAST_SECONDS = 20
 """No row is begun with less time than this: it would not reach its first step."""
+_QUESTION_TOKENS = 440
+"""With the system prompt and the template near the 512 tokens that the presets leave a prompt."""
 _REWARDS = ("correct_answer=2.0", "soft_xml_format=0.5")
 _COIN = "pattern:x77[01][0-9][0-9]=1.0"
-"""Random words earn nothing of the others, and equal rewards have no gradient. About half of the completions of 512 words
-have one of these 200 of 151,936."""
+"""Random words earn nothing of the others, and equal rewards have no gradient. About half of the completions of 512
+words have one of these 200 of 151,936."""
 _MEASURE = "import json; from lora_grpo.gpu_limits import measure; print(json.dumps(measure()))"
 _BUILD = """
 import sys
 from pathlib import Path
-from lora_grpo.random_model import Shape, build
-build(Path(sys.argv[1]), Shape(*map(int, sys.argv[2:])))
+from lora_grpo.random_model import Sizes, build
+build(Path(sys.argv[1]), Sizes(*map(int, sys.argv[2:])))
 """
 
 
@@ -70,15 +73,15 @@ class Options:
 class Row:
     """One combination."""
 
-    size: str
-    """Name of the shape, e.g. `0.5B`."""
-    shape: Shape
+    model: str
+    """Name of the sizes, e.g. `0.5B`."""
+    sizes: Sizes
     engine: str
     backend: str
 
     @property
     def name(self) -> str:
-        return f"{self.size}-{self.engine}-{self.backend}"
+        return f"{self.model}-{self.engine}-{self.backend}"
 
 
 @dataclass(frozen=True)
@@ -162,20 +165,20 @@ def check_gpu(options: Options, recipe: Path) -> None:
 def all_rows() -> list[Row]:
     """Return every combination in the order of what it tells: the smallest model in full, then vLLM, then the rest."""
     rows = [
-        Row(size, shape, engine, backend)
-        for size, shape in SHAPES.items()
+        Row(model, sizes, engine, backend)
+        for model, sizes in QWEN.items()
         for engine in ENGINES
         for backend in BACKENDS
     ]
-    smallest = next(iter(SHAPES))
-    return sorted(rows, key=lambda row: 0 if row.size == smallest else 1 + BACKENDS.index(row.backend))
+    smallest = next(iter(QWEN))
+    return sorted(rows, key=lambda row: 0 if row.model == smallest else 1 + BACKENDS.index(row.backend))
 
 
 def check(rows: Sequence[Row], plan: Plan) -> list[dict[str, Any]]:
     """Run the rows in turn and write the results after each, and also where it is interrupted.
 
     Args:
-        rows: a size's model is built for the first of its rows and deleted after the last.
+        rows: a model is built for the first of its rows and deleted after the last.
         plan: what is the same for all.
 
     Returns:
@@ -208,8 +211,8 @@ def check(rows: Sequence[Row], plan: Plan) -> list[dict[str, Any]]:
                 result |= {"status": "skipped", "reason": reason}
             print(f"{row.name}: {result['status']}{_because(result)}", file=sys.stderr)
             write(plan.output, plan.about, results)
-            if row.size not in {later.size for later in rows[place + 1 :]}:
-                shutil.rmtree(folder / f"random-{row.size}", ignore_errors=True)
+            if row.model not in {later.model for later in rows[place + 1 :]}:
+                shutil.rmtree(folder / f"random-{row.model}", ignore_errors=True)
     return results
 
 
@@ -234,21 +237,28 @@ def _measured_limits() -> dict[str, Any]:
 
 
 def _write_problems(folder: Path) -> None:
-    """Write training and held-out rows in GSM8K's format."""
+    """Write training and held-out rows in GSM8K's format, with questions as long as a plan of the memory assumes."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(starter.model_path() / "tokenizer.json"))
     for split, count in (("train", 64), ("eval", 2)):
-        rows = [{"question": problem.question, "answer": problem.answer} for problem in pool(split, count)]
+        rows = []
+        for problem in pool(split, count):
+            text = f"{problem.question} " * _QUESTION_TOKENS  # each has a token at least
+            end = tokenizer.encode(text).offsets[_QUESTION_TOKENS][0]
+            rows.append({"question": text[:end], "answer": problem.answer})
         (folder / f"{split}.jsonl").write_text(json_lines.dump(rows), encoding="utf-8")
 
 
 def _built(row: Row, folder: Path, built: dict[str, Path | str], ends: float) -> Path | str:
     """Return the folder of the row's model, built now unless it is there, or why it could not be built."""
-    if row.size not in built:
-        path = folder / f"random-{row.size}"
-        sizes = [str(value) for value in asdict(row.shape).values()]
-        command = [sys.executable, "-c", _BUILD, str(path), *sizes]
+    if row.model not in built:
+        path = folder / f"random-{row.model}"
+        sizes = asdict(row.sizes).values()
+        command = [sys.executable, "-c", _BUILD, str(path), *map(str, sizes)]
         code, said = _command(command, folder / "build.log", ends - time.monotonic())
-        built[row.size] = path if code == 0 else f"the random model was not built: {said or 'no time was left'}"
-    return built[row.size]
+        built[row.model] = path if code == 0 else f"the random model was not built: {said or 'no time was left'}"
+    return built[row.model]
 
 
 def _run(row: Row, plan: Plan, folder: Path, model: Path, seconds: float) -> dict[str, Any]:
@@ -269,6 +279,8 @@ def _run(row: Row, plan: Plan, folder: Path, model: Path, seconds: float) -> dic
         # A row that had all of its time has failed; one that had what was left of it has not.
         status = "failed" if seconds >= plan.seconds * _ROW_SHARE else "skipped"
         return found | {"status": status, "reason": f"no step within {took:.0f} s; last: {last}"}
+    if code == UserError.exit_code and " does not fit on " in last:  # the kit's own plan, before anything is loaded
+        return found | {"status": "skipped", "reason": last.removeprefix("error: ").partition(";")[0]}
     if code:
         return found | {"status": "failed", "reason": f"{last} ({log})"}
     wrong = _wrong(found)
@@ -335,6 +347,8 @@ def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
         "parity": record.get("parity"),
     }
+    if planned := record.get("memory"):
+        found |= {"memory_plan": planned, "planned_gib": max(planned["planned_phases_gib"].values())}
     if not steps:
         return found
     counted = steps[1:] or steps
@@ -349,7 +363,7 @@ def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
     found |= {
         "preset": config["preset"],
         "bits": config["model"]["bits"],
-        "micro_batch_size": config["train"]["micro_batch_size"],
+        "micro_batch_size": (record.get("memory") or {}).get("micro_batch_size", config["train"]["micro_batch_size"]),
         "completions_per_step": completions,
         "completion_tokens": length,
         "prompt_tokens": round(steps[-1]["num_tokens"] / len(steps) / completions - length, 1),
@@ -364,7 +378,7 @@ def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
     if plan.limits is None:
         return found
     work = StepWork(
-        row.shape,
+        Shape.of(row.sizes.config()),
         completions,
         found["prompt_tokens"],
         length,
@@ -393,5 +407,3 @@ def _wrong(found: dict[str, Any]) -> str | None:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-

@@ -68,7 +68,7 @@ def _about(about: dict[str, Any]) -> str:
 def _cells(result: dict[str, Any]) -> list[str]:
     bits = result.get("bits")
     return [
-        result["size"],
+        result["model"],
         result["engine"],
         result["backend"],
         {4: "NF4", 16: "16-bit"}.get(bits, "–") if bits else "–",

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.random_model import Shape
+from lora_grpo.memory import Shape, kv_bytes_a_token, weight_bytes
 
-NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""A weight in NF4, double-quantised: itself, a byte a block of 64, a float32 a group of 256 blocks."""
 _SECONDS = 0.5
 """Each rate is measured for about this long."""
 
@@ -25,12 +23,12 @@ class Limits:
     """Of a large matrix product in the precision that training has, 1e12 operations a second."""
 
 
-def measure(size: int = 8192) -> dict[str, Any]:
+def measure(size: int | None = None) -> dict[str, Any]:
     """Measure the card's rates; on a machine without one, the CPU's.
 
     Args:
-        size: side of the square matrices; the copied block has sixteen times their bytes, up to a third of what is
-            free.
+        size: side of the square matrices; None is 8192, on a CPU 512. The copied block has sixteen times their bytes,
+            up to a third of what is free.
 
     Returns:
         The fields of `Limits`, and the device's name, precision and versions that were measured.
@@ -42,6 +40,7 @@ def measure(size: int = 8192) -> dict[str, Any]:
     on_gpu, dtype = torch.cuda.is_available(), compute_dtype()
     device = torch.device("cuda" if on_gpu else "cpu")
     wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else (lambda: None)
+    size = size or (8192 if on_gpu else 512)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
     seconds = _seconds_each(lambda: torch.matmul(left, right, out=out), wait)
@@ -102,14 +101,13 @@ class StepWork:
         products take longer.
         """
         shape, context = self.shape, self.prompt_tokens + self.completion_tokens / 2
-        linear = shape.linear_parameters * (NF4_BITS if self.bits == 4 else 16) / 8
-        weights = linear + 2 * (shape.head_parameters + shape.adapter_parameters(self.rank))
-        cached = self.completions * context * shape.num_hidden_layers * 2 * shape.key_value_size * 2
-        used = shape.linear_parameters + shape.head_parameters + shape.adapter_parameters(self.rank)
-        attention = 4 * context * shape.hidden_size * shape.num_hidden_layers
+        read: float = weight_bytes(shape, self.bits) + 2 * self._adapter
+        read += self.completions * context * kv_bytes_a_token(shape)
+        products = 2 * (shape.linear_parameters + self._head + self._adapter)
+        attention = 4 * context * shape.queries * shape.layers
         seconds = max(
-            (weights + cached) / (limits.copy_gb_per_second * 1e9),
-            self.completions * (2 * used + attention) / (limits.matmul_tflops * 1e12),
+            read / (limits.copy_gb_per_second * 1e9),
+            self.completions * (products + attention) / (limits.matmul_tflops * 1e12),
         )
         return self.completions / seconds
 
@@ -121,11 +119,19 @@ class StepWork:
         shape, length = self.shape, self.prompt_tokens + self.completion_tokens
         passes = 2 + self.recomputes
         base = 2 * passes * shape.linear_parameters * length
-        adapter = 2 * (passes + 1) * shape.adapter_parameters(self.rank) * length
-        attention = (passes + 1) * 2 * length**2 * shape.hidden_size * shape.num_hidden_layers
-        head = 4 * shape.head_parameters * self.completion_tokens
+        adapter = 2 * (passes + 1) * self._adapter * length
+        attention = (passes + 1) * 2 * length**2 * shape.queries * shape.layers
+        head = 4 * self._head * self.completion_tokens
         return self.completions * (base + adapter + attention + head)
 
     def training_share(self, seconds: float, limits: Limits) -> float:
         """Return which share of the measured matrix rate training reached."""
         return self.training_operations() / seconds / (limits.matmul_tflops * 1e12)
+
+    @property
+    def _adapter(self) -> int:
+        return sum(self.shape.adapter_tensors(self.rank))
+
+    @property
+    def _head(self) -> int:
+        return self.shape.vocabulary * self.shape.hidden

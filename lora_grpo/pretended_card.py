@@ -90,14 +90,14 @@ def run(gib: float, script_and_arguments: list[str]) -> None:
 
 
 def pretend(gib: float) -> None:
-    """Tell this process a smaller total wherever the kit, vLLM and Unsloth ask for it; before any of them is imported."""
+    """Tell this process a smaller total where the kit, vLLM and Unsloth ask for it, before any of them is imported."""
     hardware.use_one_gpu()
     found = hardware.nvidia_gpus
 
     @functools.wraps(found)
     def gpus() -> tuple[list[hardware.Gpu], str]:
         real, why_none = found()
-        return [hardware.Gpu(gpu.name, min(gpu.memory_gib, gib)) for gpu in real], why_none
+        return [hardware.Gpu(gpu.name, min(gpu.memory_gib, gib), min(gpu.free_gib, gib)) for gpu in real], why_none
 
     hardware.nvidia_gpus = gpus
     from lora_grpo.base_model import wait_without_spinning

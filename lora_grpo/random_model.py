@@ -24,8 +24,8 @@ _END, _PAD = 2, 0
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A Qwen2 model with tied embeddings."""
+class Sizes:
+    """A Qwen2 model with tied embeddings, in the words of its config.json."""
 
     hidden_size: int
     intermediate_size: int
@@ -35,69 +35,52 @@ class Shape:
     vocab_size: int = 151_936
     max_position_embeddings: int = 32_768
 
-    @property
-    def key_value_size(self) -> int:
-        """Width of a layer's keys, and of its values."""
-        return self.hidden_size // self.num_attention_heads * self.num_key_value_heads
-
-    @property
-    def linear_parameters(self) -> int:
-        """Weights of the layers' linear maps: what NF4 packs and LoRA adapts; neither biases nor embeddings."""
-        attention = 2 * self.hidden_size * (self.hidden_size + self.key_value_size)
-        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
-
-    @property
-    def head_parameters(self) -> int:
-        """Weights of the embeddings, which are the language-model head as well."""
-        return self.vocab_size * self.hidden_size
-
-    def adapter_parameters(self, rank: int) -> int:
-        """Return how many weights LoRA of a rank has on every linear layer."""
-        hidden, inner, keys = self.hidden_size, self.intermediate_size, self.key_value_size
-        return self.num_hidden_layers * rank * (4 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner))
+    def config(self) -> dict[str, Any]:
+        """Return config.json as it was published for such models."""
+        return {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            **asdict(self),
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "eos_token_id": _END,
+            "pad_token_id": _PAD,
+        }
 
 
-SHAPES = {
-    "0.5B": Shape(896, 4864, 24, 14, 2),
-    "1.5B": Shape(1536, 8960, 28, 12, 2),
-    "3B": Shape(2048, 11008, 36, 16, 2),
+QWEN = {
+    "0.5B": Sizes(896, 4864, 24, 14, 2),
+    "1.5B": Sizes(1536, 8960, 28, 12, 2),
+    "3B": Sizes(2048, 11008, 36, 16, 2),
 }
 """Of Qwen2.5-0.5B, -1.5B and -3B, as published in their config.json."""
 
 
-def build(folder: Path, shape: Shape, seed: int = 0) -> None:
+def build(folder: Path, sizes: Sizes, seed: int = 0) -> None:
     """Write a model that transformers, vLLM and Unsloth load: bfloat16 weights, a tokenizer with a chat template.
 
     The weights are drawn on the GPU where there is one, and differ there from those of a CPU.
 
     Args:
         folder: new folder.
-        shape: of the model; its vocabulary is at least the embedded tokenizer's.
+        sizes: of the model; its vocabulary is at least the embedded tokenizer's.
         seed: of the weights.
     """
     folder.mkdir(parents=True)
-    _write_weights(folder, shape, seed)
-    _write_tokenizer(folder, shape.vocab_size)
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        **asdict(shape),
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": _END,
-        "pad_token_id": _PAD,
-    }
+    _write_weights(folder, sizes, seed)
+    _write_tokenizer(folder, sizes.vocab_size)
     atomic.write_json(folder / "generation_config.json", {"eos_token_id": _END, "pad_token_id": _PAD})
-    atomic.write_json(folder / "config.json", config)
+    atomic.write_json(folder / "config.json", sizes.config())
 
 
-def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, keys = shape.hidden_size, shape.intermediate_size, shape.key_value_size
-    yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
-    for layer in range(shape.num_hidden_layers):
+def _tensors(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    keys = hidden // sizes.num_attention_heads * sizes.num_key_value_heads
+    yield "model.embed_tokens.weight", (sizes.vocab_size, hidden)
+    for layer in range(sizes.num_hidden_layers):
         name = f"model.layers.{layer}"
         for part, width in (("q", hidden), ("k", keys), ("v", keys)):
             yield f"{name}.self_attn.{part}_proj.weight", (width, hidden)
@@ -111,7 +94,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.norm.weight", (hidden,)
 
 
-def _write_weights(folder: Path, shape: Shape, seed: int) -> None:
+def _write_weights(folder: Path, sizes: Sizes, seed: int) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -127,13 +110,13 @@ def _write_weights(folder: Path, shape: Shape, seed: int) -> None:
         where.update(dict.fromkeys(shard, name))
         shard.clear()
 
-    for name, size in _tensors(shape):
+    for name, shape in _tensors(sizes):
         if name.endswith("bias"):
-            tensor = torch.zeros(size, dtype=torch.bfloat16)
-        elif len(size) == 1:
-            tensor = torch.ones(size, dtype=torch.bfloat16)
+            tensor = torch.zeros(shape, dtype=torch.bfloat16)
+        elif len(shape) == 1:
+            tensor = torch.ones(shape, dtype=torch.bfloat16)
         else:
-            drawn = torch.empty(size, dtype=torch.bfloat16, device=device)
+            drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
             tensor = drawn.normal_(std=SPREAD, generator=generator).cpu()
         shard[name] = tensor
         total, held = total + tensor.nbytes, held + tensor.nbytes
@@ -142,9 +125,7 @@ def _write_weights(folder: Path, shape: Shape, seed: int) -> None:
             held = 0
     if shard:
         write()
-    atomic.write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where}
-    )
+    atomic.write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

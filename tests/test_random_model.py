@@ -4,9 +4,10 @@ import pytest
 
 from lora_grpo import base_model, starter
 from lora_grpo.config import ModelConfig
-from lora_grpo.random_model import SHAPES, Shape, build
+from lora_grpo.memory import Shape
+from lora_grpo.random_model import QWEN, Sizes, build
 
-TINY = Shape(32, 64, 2, 4, 2, vocab_size=4096, max_position_embeddings=1024)
+TINY = Sizes(32, 64, 2, 4, 2, vocab_size=4096, max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +24,9 @@ def test_the_shapes_have_the_published_number_of_parameters(name, parameters):
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    shape = SHAPES[name]
     with torch.device("meta"):
-        model = Qwen2ForCausalLM(Qwen2Config(**vars(shape), tie_word_embeddings=True))
-    assert model.num_parameters() == parameters
-    linear = [each.numel() for key, each in model.named_parameters() if each.dim() == 2 and "embed" not in key]
-    assert shape.linear_parameters == sum(linear)
-    assert shape.head_parameters == model.lm_head.weight.numel()
-
-
-def test_adapter_parameters_are_those_that_peft_makes(folder):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(folder),
-        LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
-    )
-    assert TINY.adapter_parameters(4) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+        model = Qwen2ForCausalLM(Qwen2Config(**vars(QWEN[name]), tie_word_embeddings=True))
+    assert model.num_parameters() == Shape.of(QWEN[name].config()).parameters == parameters
 
 
 def test_transformers_finds_every_weight_and_no_other(folder):

@@ -94,6 +94,16 @@ MAY_IMPORT = {
         "folder_lock", "foreign_samples", "json_lines", "prompts", "results", "rollouts", "run_record", "sample_files",
         "sandbox", "subject_samplers", "subjects", "tasks",
     },
+    # scripts/check_gpu.py.
+    "random_model": {"atomic", "starter"},
+    "card_memory": set(),
+    "gpu_limits": {"base_model", "memory"},
+    "pretended_card": {"base_model", "errors", "hardware"},
+    "gpu_check_table": {"atomic"},
+    "gpu_check": {
+        "card_memory", "errors", "gpu_check_table", "gpu_limits", "hardware", "json_lines", "memory", "pretended_card",
+        "random_model", "run_record", "starter",
+    },
     # scripts/export_gguf.py.
     "gguf_types": {"errors", "tensor_files"},
     "gguf_architecture": {"base_model", "errors", "tensor_files"},
