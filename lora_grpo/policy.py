@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, vllm_engine
 from lora_grpo.config import RunConfig
+from lora_grpo.config_check import batch_shape
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.hardware import choose_engine, preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
+from lora_grpo.vllm_rollouts import HotSwapSampler
 
 
 @dataclass
@@ -32,14 +34,28 @@ class Policy:
     record: dict[str, Any]
     """What run.json says of it: base model, commit or fingerprint, engine, precision, device."""
 
-    def sampler(self) -> Sampler:
+    def sampler(self, config: RunConfig) -> Sampler:
         """Return what draws completions from this policy.
 
-        On a CPU an unpacked copy. On a GPU the model itself; with Unsloth its shared vLLM engine, or its `generate`.
+        vLLM, where it is asked for or there is a GPU for it: with Unsloth the engine that shares the model's weights.
+        Otherwise on a CPU an unpacked copy, on a GPU the model itself, with Unsloth by its `generate`.
+
+        Raises:
+            UserError: vLLM is asked for and cannot serve this policy.
+            RunError: vLLM does not start.
         """
         parts = (self.model, self.tokenizer, self.eos_token_ids)
         if getattr(self.model, "vllm_engine", None) is not None:
             return SharedVllmSampler(*parts)
+        if uses_vllm(config):
+            return HotSwapSampler(
+                *parts,
+                config.model,
+                max_sequence_tokens=config.model.max_sequence_tokens,
+                gpu_memory_share=config.model.gpu_memory_share,
+                most_at_once=batch_shape(config).completions_per_step,
+                seed=config.seed,
+            )
         if next(self.model.parameters()).device.type == "cpu" and merges(self.model):
             return MergedCopySampler(*parts)
         return GenerateSampler(*parts) if self.engine == "unsloth" else Sampler(*parts)
@@ -57,6 +73,18 @@ def check_model(config: RunConfig) -> None:
             "--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
             "(on a CPU: `make engines`), or pass --model.engine peft"
         )
+    if config.sampling.backend == "vllm" and not vllm_engine.available():
+        raise UserError(
+            "--sampling.backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), "
+            "or pass --sampling.backend transformers"
+        )
+
+
+def uses_vllm(config: RunConfig) -> bool:
+    """Tell whether vLLM draws the rollouts: where it is asked for, and by itself where it, a GPU and plain LoRA are."""
+    if config.sampling.backend != "auto":
+        return config.sampling.backend == "vllm"
+    return vllm_engine.available() and bool(nvidia_gpus()[0]) and not config.lora.dora
 
 
 def load_policy(config: RunConfig) -> Policy:
@@ -139,7 +167,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel
 
     on_gpu = torch.cuda.is_available()
-    fast = on_gpu and importlib.util.find_spec("vllm") is not None
+    fast = on_gpu and uses_vllm(config)
     options: dict[str, Any] = {}
     if fast:
         options = {

@@ -15,22 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import atomic
+from lora_grpo.base_model import compute_dtype
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
+from lora_grpo.drift import DriftMeter, correct, stop_on_drift
 from lora_grpo.engine_samplers import SharedVllmSampler
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
+from lora_grpo.parity import check_parity, tolerance
 from lora_grpo.policy import Policy
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render, render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
-from lora_grpo.rollouts import Sampler
+from lora_grpo.rollouts import Sampler, completion_seed
 from lora_grpo.run_record import Run
+from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
+from lora_grpo.vllm_rollouts import HotSwapSampler
 
 
 def train(run: Run, policy: Policy, trainer: Any) -> None:
@@ -63,6 +68,7 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
             "--output-dir"
         )
     _forget_after(run, done)
+    run.update(parity=trainer.parity)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
         trainer.completion_log.resumed_at(done)
@@ -131,6 +137,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
     Raises:
         UserError: a reward cannot be loaded, a column holds values of several types, or TRL refuses a setting.
+        RunError: the sampler does not draw from the policy that is trained.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
     # transformers has no argument for it; without it the events would land among the checkpoints.
@@ -161,7 +168,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         dataset = Dataset.from_list(columns).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
         raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
-    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, GRPOTrainer))
+    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, GRPOTrainer))
     try:
         trainer = trainer_class(
             model=policy.model,
@@ -186,16 +193,23 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
+    if isinstance(sampler, HotSwapSampler):
+        correct(trainer)
+    parity = check_parity(trainer, sampler, [render_row(policy.tokenizer, row) for row in rows], compute_dtype())
+    trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
         if "loss" not in logs:
             return
         if "reward" in logs and logs["reward"] is None:
             raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
+        add_training_time(logs)
         with run.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
+        if not config.lora.dropout:  # it is drawn anew in the trainer
+            stop_on_drift(state.global_step, logs, tolerance(compute_dtype()))
 
     trainer.add_callback(
         _callback(
@@ -223,21 +237,26 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
             heads, group = rendered, 1
         sampler.refresh(adapter=True)
-        step = trainer.state.global_step
+        # Numbered through all processes, so that two of them draw what one would.
+        first = trainer.accelerator.process_index * len(rendered)
         drawn = sampler.rollouts(
             heads,
             group,
             max_tokens=config.sampling.max_completion_tokens,
             temperature=config.sampling.temperature,
             top_p=config.sampling.top_p,
-            seed=(config.seed * 1_000_003 + step) * 1_009 + trainer.accelerator.process_index,
+            seed=[
+                completion_seed(config.seed, f"step {trainer.state.global_step}", first + place)
+                for place in range(len(rendered))
+            ],
         )
+        sampler.rest()
         prompt_ids = sampler.encode(heads)
+        completions = [*itertools.chain(*drawn)]
         return {
             "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],
-            "completion_ids": [rollout.token_ids for rollout in itertools.chain(*drawn)],
-            # The copy is the policy to within float32 rounding, so there is no mismatch to correct for.
-            "logprobs": None,
+            "completion_ids": [rollout.token_ids for rollout in completions],
+            "logprobs": [rollout.log_probs for rollout in completions],
         }
 
     return rollout

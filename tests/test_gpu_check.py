@@ -18,8 +18,10 @@ from lora_grpo.random_model import Sizes
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
 TINY = Sizes(32, 64, 2, 4, 2, vocab_size=4096, max_position_embeddings=1024)
-ON_CPU = """--preset starter --sampling.max-completion-tokens 8 --sampling.num-generations 4 --train.prompts-per-step 2
-    --train.micro-batch-size 4""".split()
+ON_CPU = (
+    *("--preset", "starter", "--sampling.max-completion-tokens", "8", "--sampling.num-generations", "4"),
+    *("--train.prompts-per-step", "2", "--train.micro-batch-size", "4"),
+)
 COIN = "pattern:x1[0-3][0-9][0-9]=1.0"  # one of 400 words of 4096, in 8
 
 
@@ -67,14 +69,18 @@ def read(plan):
 
 
 def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
-    plan = Plan(RECIPE, tmp_path / "out", 300, tuple(ON_CPU), coin=COIN, limits=Limits(10.0, 0.05))
+    plan = Plan(RECIPE, tmp_path / "out", 300, ON_CPU, coin=COIN, limits=Limits(10.0, 0.05))
     [result] = check([row()], plan)
     log = Path(result["log"]).read_text()
     assert result["status"] == "ran", log
     assert result["steps"] == 2 and result["bits"] == 4 and result["completions_per_step"] == 8
     assert result["completion_tokens"] == 8 and result["clipped_ratio"] == 1
     assert 450 <= result["prompt_tokens"] <= 512
-    assert result["step_seconds"] > 0 and result["decoding_bound_tokens_per_second"] > 0
+    assert result["rollout_seconds"] > 0 and result["reward_seconds"] > 0 and result["training_seconds"] > 0
+    phases = result["rollout_seconds"] + result["reward_seconds"] + result["training_seconds"]
+    assert phases == pytest.approx(result["step_seconds"], abs=0.01)
+    assert result["tokens_per_second"] == pytest.approx(64 / result["rollout_seconds"], rel=0.05)
+    assert result["decoding_share"] > 0 and result["training_share"] > 0
     assert "left" not in [line.split()[0] for line in log.splitlines() if line]  # no row was too long
     written, table = read(plan)
     assert written["rows"] == [result]
@@ -296,7 +302,7 @@ def test_a_torch_that_sees_no_gpu_is_told_from_a_machine_without_one(card, tmp_p
 
     if torch.cuda.is_available():
         pytest.skip("torch sees a GPU")
-    with pytest.raises(UserError, match="nvidia-smi lists Card, but torch .* sees no GPU; install torch's CUDA build"):
+    with pytest.raises(UserError, match=r"nvidia-smi lists Card, but torch .* sees no GPU; install torch's CUDA build"):
         check_gpu(Options(output=tmp_path / "out"), RECIPE)
 
 
