@@ -30,7 +30,7 @@ from lora_grpo.gpu_check_table import write
 from lora_grpo.gpu_limits import Limits, StepWork
 from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.memory import Shape
-from lora_grpo.random_model import QWEN, Sizes
+from lora_grpo.random_model import QWEN, Sizes, build_command
 from lora_grpo.run_record import git_revision, now, versions
 from lora_grpo.starter.problems import pool
 
@@ -49,12 +49,6 @@ _COIN = "pattern:x77[01][0-9][0-9]=1.0"
 """Random words earn nothing of the others, and equal rewards have no gradient. About half of the completions of 512
 words have one of these 200 of 151,936."""
 _MEASURE = "import json; from lora_grpo.gpu_limits import measure; print(json.dumps(measure()))"
-_BUILD = """
-import sys
-from pathlib import Path
-from lora_grpo.random_model import Sizes, build
-build(Path(sys.argv[1]), Sizes(*map(int, sys.argv[2:])))
-"""
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,7 @@ def check(rows: Sequence[Row], plan: Plan) -> list[dict[str, Any]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_grpo-check-")))
         if plan.pretend_gib:
             stack.enter_context(pretended_card.rest_held(plan.pretend_gib))
-        _write_problems(folder)
+        write_problems(folder)
         built: dict[str, Path | str] = {}
         for place, (row, result) in enumerate(zip(rows, results, strict=True)):
             left = ends - time.monotonic()
@@ -236,7 +230,7 @@ def _measured_limits() -> dict[str, Any]:
     return found
 
 
-def _write_problems(folder: Path) -> None:
+def write_problems(folder: Path) -> None:
     """Write training and held-out rows in GSM8K's format, with questions as long as a plan of the memory assumes."""
     from tokenizers import Tokenizer
 
@@ -254,9 +248,7 @@ def _built(row: Row, folder: Path, built: dict[str, Path | str], ends: float) ->
     """Return the folder of the row's model, built now unless it is there, or why it could not be built."""
     if row.model not in built:
         path = folder / f"random-{row.model}"
-        sizes = asdict(row.sizes).values()
-        command = [sys.executable, "-c", _BUILD, str(path), *map(str, sizes)]
-        code, said = _command(command, folder / "build.log", ends - time.monotonic())
+        code, said = _command(build_command(path, row.sizes), folder / "build.log", ends - time.monotonic())
         built[row.model] = path if code == 0 else f"the random model was not built: {said or 'no time was left'}"
     return built[row.model]
 

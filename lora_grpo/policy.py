@@ -13,7 +13,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.config_check import batch_shape
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.hardware import choose_engine, preset_gigabytes, use_one_gpu
+from lora_grpo.hardware import choose_engine, nvidia_gpus, preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
@@ -52,7 +52,7 @@ class Policy:
                 *parts,
                 config.model,
                 max_sequence_tokens=config.model.max_sequence_tokens,
-                gpu_memory_share=config.model.gpu_memory_share,
+                gpu_memory_share=config.model.gpu_memory_share or 0.5,
                 most_at_once=batch_shape(config).completions_per_step,
                 seed=config.seed,
             )

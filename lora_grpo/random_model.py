@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +58,17 @@ QWEN = {
     "3B": Sizes(2048, 11008, 36, 16, 2),
 }
 """Of Qwen2.5-0.5B, -1.5B and -3B, as published in their config.json."""
+_BUILD = """
+import sys
+from pathlib import Path
+from lora_grpo.random_model import Sizes, build
+build(Path(sys.argv[1]), Sizes(*map(int, sys.argv[2:])))
+"""
+
+
+def build_command(folder: Path, sizes: Sizes) -> list[str]:
+    """Return the command that builds a model in a process of its own, whose share of the GPU ends with it."""
+    return [sys.executable, "-c", _BUILD, str(folder), *map(str, asdict(sizes).values())]
 
 
 def build(folder: Path, sizes: Sizes, seed: int = 0) -> None:

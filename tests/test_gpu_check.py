@@ -32,7 +32,7 @@ def row(engine="peft", backend="transformers"):
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """Return a function that makes a plan with a script in the recipe's place; models are not built."""
-    monkeypatch.setattr("lora_grpo.gpu_check._BUILD", "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()")
+    monkeypatch.setattr("lora_grpo.random_model._BUILD", "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()")
 
     def make(script, **settings):
         path = tmp_path / "recipe.py"
@@ -132,7 +132,7 @@ def test_a_program_that_dies_is_quoted_by_its_last_line(stand_in):
 
 def test_a_model_that_cannot_be_built_fails_its_rows(stand_in, monkeypatch):
     plan = stand_in(finishes())
-    monkeypatch.setattr("lora_grpo.gpu_check._BUILD", "raise OSError('No space left on device')")
+    monkeypatch.setattr("lora_grpo.random_model._BUILD", "raise OSError('No space left on device')")
     results = check([row(), row("unsloth")], plan)
     assert [result["reason"] for result in results] == [
         "the random model was not built: OSError: No space left on device"
@@ -187,21 +187,19 @@ Path({str(tmp_path / "pid")!r}).write_text(str(child.pid))
 print("waiting", flush=True)
 time.sleep(600)
 """
-    started = time.monotonic()
-    results = check([row(), row("unsloth")], stand_in(script, seconds=9.0))
-    assert time.monotonic() - started < 12
-    assert results[0]["status"] == "failed" and results[0]["reason"] == "no step within 3 s; last: waiting"
+    [result] = check([row()], stand_in(script, seconds=30.0))
+    assert result["status"] == "failed" and result["reason"] == "no step within 10 s; last: waiting"
     sleeper = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
     assert not sleeper.exists() or sleeper.read_text().split()[2] == "Z"
 
 
 def test_a_row_out_of_time_keeps_the_steps_it_made(stand_in):
-    [result] = check([row()], stand_in(finishes() + "time.sleep(600)", seconds=9.0))
-    assert result["status"] == "ran" and result["reason"] == "stopped after 3 s" and result["step_seconds"] == 11
+    [result] = check([row()], stand_in(finishes() + "time.sleep(600)", seconds=30.0))
+    assert result["status"] == "ran" and result["reason"] == "stopped after 10 s" and result["step_seconds"] == 11
 
 
 def test_when_the_time_is_used_up_the_rest_is_named(stand_in):
-    plan = stand_in(finishes() + "time.sleep(1.2)", seconds=4.0)
+    plan = stand_in(finishes() + "time.sleep(3)", seconds=12.0)
     results = check([Row(f"m{number}", TINY, "peft", "transformers") for number in range(6)], plan)
     assert results[0]["status"] == "ran"
     assert results[-1]["status"] == "skipped" and results[-1]["reason"] == "the time is used up"
@@ -225,9 +223,10 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 import lora_grpo.gpu_check as module
+import lora_grpo.random_model
 from lora_grpo.command_line import run_command
 from lora_grpo.random_model import Sizes
-module._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
+lora_grpo.random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 rows = [module.Row("tiny", Sizes(32, 64, 2, 4, 2), engine, "transformers") for engine in ("peft", "unsloth")]
 plan = module.Plan(Path(sys.argv[1]), Path(sys.argv[2]), 60.0)
 sys.exit(run_command(lambda: print(module.check(rows, plan))))
@@ -341,3 +340,14 @@ def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, 
     assert written["measured"] == measured and written["versions"]["torch"] and written["rows"][0]["decoding_share"]
     with pytest.raises(RunError, match=r"1 of 1 rows failed \(tiny-peft-transformers\)"):
         check_gpu(Options(output=tmp_path / "out"), stand_in("sys.exit(1)").recipe)
+
+
+@pytest.mark.engines
+def test_rows_of_other_engines_and_backends_really_run(tmp_path):
+    for package in ("unsloth", "vllm"):
+        pytest.importorskip(package, reason=f"{package} is not installed: make engines")
+    wide = Sizes(64, 128, 2, 2, 1, vocab_size=4096, max_position_embeddings=1024)  # heads that vLLM's CPU build takes
+    rows = [Row("tiny", wide, *each) for each in (("peft", "vllm"), ("unsloth", "transformers"), ("unsloth", "vllm"))]
+    results = check(rows, Plan(RECIPE, tmp_path / "out", 900, ON_CPU, coin=COIN))
+    assert [(result["status"], result["reason"]) for result in results] == [("ran", None)] * 3
+    assert results[0]["parity"]["difference"] < results[0]["parity"]["tolerance"]
