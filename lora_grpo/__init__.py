@@ -21,8 +21,8 @@ scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_o
                     tensor_files
 export_gguf.py      gguf_options, gguf_export, gguf_architecture, gguf_types, gguf_tokenizer, gguf_sentencepiece,
                     modelfile
-check_gpu.py        gpu_check (rows), gpu_check_table; random_model, gpu_limits (what the card can do), card_memory,
-                    pretended_card
+check_gpu.py        gpu_check, gpu_check_row, gpu_check_table; random_model, gpu_limits (what the card can do),
+                    card_memory, pretended_card, timed_command
 scripts/push.py     pushing, upload_files, whole_files, hub, hub_contents, hub_token, hub_failures; model_card,
                     card_schema, card_facts, card_figures, card_metadata, card_snippets
 what lasts          run_record (run.json), atomic (files that are whole or absent), folder_lock

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.gpu_check import Options, Plan, Row, all_rows, check, check_gpu
+from lora_grpo.gpu_check import Options, all_rows, check, check_gpu
+from lora_grpo.gpu_check_row import Plan, Row
 from lora_grpo.gpu_limits import Limits
 from lora_grpo.random_model import Sizes
 
@@ -222,23 +223,31 @@ def test_a_model_is_built_once_and_deleted_after_its_last_row(stand_in, monkeypa
 INTERRUPTED = """
 import sys
 from pathlib import Path
-import lora_grpo.gpu_check as module
 import lora_grpo.random_model
 from lora_grpo.command_line import run_command
+from lora_grpo.gpu_check import check
+from lora_grpo.gpu_check_row import Plan, Row
 from lora_grpo.random_model import Sizes
 lora_grpo.random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
-rows = [module.Row("tiny", Sizes(32, 64, 2, 4, 2), engine, "transformers") for engine in ("peft", "unsloth")]
-plan = module.Plan(Path(sys.argv[1]), Path(sys.argv[2]), 60.0)
-sys.exit(run_command(lambda: print(module.check(rows, plan))))
+rows = [Row("tiny", Sizes(32, 64, 2, 4, 2), engine, "transformers") for engine in ("peft", "unsloth")]
+plan = Plan(Path(sys.argv[1]), Path(sys.argv[2]), 60.0)
+sys.exit(run_command(lambda: print(check(rows, plan))))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_check_leaves_its_table_and_no_process(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "hangs", "statuses"),
+    [
+        (signal.SIGINT, "unsloth", ["ran", "not run"]),
+        (signal.SIGTERM, "unsloth", ["ran", "not run"]),
+        (signal.SIGINT, "peft", ["not run", "not run"]),
+    ],
+)
+def test_an_interrupted_check_leaves_its_table_and_no_process(tmp_path, number, hangs, statuses):
     recipe, out, begun = tmp_path / "recipe.py", tmp_path / "out", tmp_path / "begun"
     recipe.write_text(
         f"import os, sys, time\nfrom pathlib import Path\n{finishes()}\n".replace("import os", "import json, os")
-        + f"if 'unsloth' in sys.argv:\n    Path({str(begun)!r}).write_text(str(os.getpid()))\n    time.sleep(600)\n"
+        + f"if {hangs!r} in sys.argv:\n    Path({str(begun)!r}).write_text(str(os.getpid()))\n    time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, recipe, out], stderr=subprocess.PIPE, text=True)
     while not begun.exists() or not begun.read_text():
@@ -247,8 +256,8 @@ def test_an_interrupted_check_leaves_its_table_and_no_process(tmp_path, number):
     process.send_signal(number)
     _, said = process.communicate()
     assert process.returncode == 128 + number and "Traceback" not in said
-    first, second = json.loads((out / "results.json").read_text())["rows"]
-    assert first["status"] == "ran" and second["status"] == "not run" and second["reason"] == "interrupted"
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [each["status"] for each in rows] == statuses and rows[1]["reason"] == "interrupted"
     assert "- tiny-unsloth-transformers: not run, interrupted" in (out / "results.md").read_text()
     row_process = Path("/proc") / begun.read_text() / "stat"
     assert not row_process.exists() or row_process.read_text().split()[2] == "Z"

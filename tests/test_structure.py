@@ -106,9 +106,14 @@ MAY_IMPORT = {
     "gpu_limits": {"base_model", "memory"},
     "pretended_card": {"base_model", "errors", "hardware"},
     "gpu_check_table": {"atomic"},
+    "timed_command": set(),
+    "gpu_check_row": {
+        "card_memory", "errors", "gpu_limits", "json_lines", "memory", "pretended_card", "random_model",
+        "timed_command",
+    },
     "gpu_check": {
-        "card_memory", "errors", "gpu_check_table", "gpu_limits", "hardware", "json_lines", "memory", "pretended_card",
-        "random_model", "run_record", "starter",
+        "errors", "gpu_check_row", "gpu_check_table", "gpu_limits", "hardware", "json_lines", "pretended_card",
+        "random_model", "run_record", "starter", "timed_command",
     },
     # scripts/export_gguf.py.
     "gguf_types": {"errors", "tensor_files"},

@@ -6,7 +6,8 @@ import pytest
 from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
 
 from lora_grpo import pretended_card
-from lora_grpo.gpu_check import Plan, Row, check
+from lora_grpo.gpu_check import check
+from lora_grpo.gpu_check_row import Plan, Row
 from lora_grpo.random_model import QWEN
 
 pytestmark = pytest.mark.gpu
