@@ -17,10 +17,14 @@ from lora_grpo.config import RunConfig, flag
 from lora_grpo.config_check import batch_shape, micro_batches
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import Gpu, choose_engine, nvidia_gpus
-from lora_grpo.memory import GIB, Sampler, Shape, Step, parts, phases
+from lora_grpo.memory import GIB, Sampler, Shape, Step, parts, peak, phases
 
 DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
 """Settings that are worked out here where they are None; what the user names is taken as it is."""
+
+
+USABLE_SHARE = 0.9
+"""Of the free memory: the rest is for what a plan has wrong. A guess, until it is measured on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Card:
     name: str
     total: int
     free: int
+
+    @property
+    def usable(self) -> int:
+        """What a plan may take of the free memory; see USABLE_SHARE."""
+        return int(USABLE_SHARE * self.free)
 
     @classmethod
     def of(cls, gpu: Gpu) -> Card:
@@ -61,12 +70,12 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes of the larger phase."""
+        """Bytes of the phase that needs most."""
         return max(sum(phase.values()) for phase in self.phases.values())
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.card.free
+        return self.needed <= self.card.usable
 
     def record(self) -> dict[str, Any]:
         """Return what run.json says of it, memory in GiB."""
@@ -86,13 +95,13 @@ class Fit:
 
     def line(self) -> str:
         """Say it in one line."""
-        drawing, training = (sum(self.phases[name].values()) / GIB for name in ("drawing", "training"))
+        drawing, *training = (sum(phase.values()) / GIB for phase in self.phases.values())
         share = f", vLLM's share {self.gpu_memory_share:g}" if self.gpu_memory_share else ""
         text = (
             f"memory: micro-batch {self.micro_batch_size}, {self.max_num_seqs} completions at once{share}; planned "
-            f"{training:.1f} GiB training, {drawing:.1f} GiB drawing, of {self.card.free / GIB:.1f} free"
+            f"{max(training):.1f} GiB training, {drawing:.1f} GiB drawing, of {self.card.free / GIB:.1f} free"
         )
-        return text if self.fits else f"{text}: MORE THAN THERE IS, as your settings ask"
+        return text if self.fits else f"{text}: TOO LITTLE for what your settings ask"
 
 
 def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
@@ -120,7 +129,7 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
             raise
         print(f"memory: not planned: {error}", file=sys.stderr)
         return config, None
-    found = fit(shape, config, Card.of(gpus[0]), sampler=sampler_of(config))
+    found = fit(shape, config, Card.of(gpus[0]), sampler=sampler_of(config), fused=_fused(config))
     print(found.line(), file=sys.stderr)
     settled = dataclasses.replace(
         config,
@@ -132,9 +141,11 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
 
 def sampler_of(config: RunConfig) -> Sampler:
     """Return what will draw the training completions on a GPU."""
-    if importlib.util.find_spec("vllm") is None:
-        return "transformers"
-    return "shared" if choose_engine(config.model.engine) == "unsloth" else "transformers"
+    return "shared" if _fused(config) and importlib.util.find_spec("vllm") is not None else "transformers"
+
+
+def _fused(config: RunConfig) -> bool:
+    return choose_engine(config.model.engine) == "unsloth"
 
 
 def fit(
@@ -143,6 +154,7 @@ def fit(
     card: Card,
     *,
     sampler: Sampler,
+    fused: bool = False,
     sleeps: bool = True,
     world_size: int | None = None,
 ) -> Fit:
@@ -153,6 +165,7 @@ def fit(
         config: the run; its `train.micro_batch_size` and `model.gpu_memory_share` are worked out where they are None.
         card: the GPU.
         sampler: what draws the completions.
+        fused: Unsloth's kernels run the layers.
         sleeps: a vLLM engine sleeps while the trainer trains.
         world_size: processes that train together; None reads `WORLD_SIZE`.
 
@@ -165,7 +178,7 @@ def fit(
     most = shaped.accumulation_steps * shaped.micro_batch_size
 
     def planned(micro: int, sequences: int) -> Fit:
-        found = parts(shape, step_of(config, micro, sequences, sampler))
+        found = parts(shape, step_of(config, micro, sequences, sampler, fused=fused))
         share = _share(found, card, sampler)
         return Fit(micro, share, config.model.max_sequence_tokens, sequences, sampler, sleeps, found, card)
 
@@ -176,15 +189,15 @@ def fit(
         candidates = [planned(micro, sequences) for sequences in at_once for micro in sizes]
     fitting = [found for found in candidates if found.fits]
     if not fitting and asked is not None:  # what the user names is tried, and said to be too much
-        fitting = [found for found in candidates if sum(found.phases["drawing"].values()) <= card.free]
+        fitting = [found for found in candidates if sum(found.phases["drawing"].values()) <= card.usable]
         fitting = fitting or candidates[-1:]
     if not fitting:
-        raise UserError(_refusal(shape, config, candidates[-1]))
+        raise UserError(_refusal(shape, config, candidates[-1], fused))
     # Where the engine sleeps each is the largest; where it does not, memory is shared between the two.
     return max(fitting, key=lambda found: (found.micro_batch_size * found.max_num_seqs, found.max_num_seqs))
 
 
-def step_of(config: RunConfig, micro_batch_size: int, sequences: int, sampler: Sampler) -> Step:
+def step_of(config: RunConfig, micro_batch_size: int, sequences: int, sampler: Sampler, *, fused: bool) -> Step:
     """Return a run's settings as `memory.parts` takes them."""
     completion = config.sampling.max_completion_tokens
     return Step(
@@ -199,6 +212,7 @@ def step_of(config: RunConfig, micro_batch_size: int, sequences: int, sampler: S
         dora=config.lora.dora,
         optimizer=config.train.optimizer,
         checkpointing=config.train.gradient_checkpointing,
+        fused=fused,
     )
 
 
@@ -267,19 +281,19 @@ def _with_share(one: Fit, share: float, most: int) -> Fit:
     )
 
 
-def _refusal(shape: Shape, config: RunConfig, least: Fit) -> str:
+def _refusal(shape: Shape, config: RunConfig, least: Fit, fused: bool) -> str:
     """Say what the smallest plan needs and what to change."""
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     told = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
     fixes = []
     for text, changed in cheaper_settings(config)[:2]:
-        found = parts(shape, step_of(changed, least.micro_batch_size, least.max_num_seqs, least.sampler))
-        needed = max(sum(part.values()) for part in phases(found, sleeps=least.sleeps).values())
-        fixes.append(f"{text} (needs {needed / GIB:.2f} GiB)")
+        found = parts(shape, step_of(changed, least.micro_batch_size, least.max_num_seqs, least.sampler, fused=fused))
+        fixes.append(f"{text} (needs {peak(found, sleeps=least.sleeps) / GIB:.2f} GiB)")
+    card = least.card
     return (
-        f"{config.model.name} does not fit on {least.card.name}: {phase} with a micro-batch of "
-        f"{least.micro_batch_size} needs {least.needed / GIB:.2f} GiB ({told}), and {least.card.free / GIB:.2f} of "
-        f"{least.card.total / GIB:.2f} GiB are free; in this order, pass {', '.join(fixes)}, or a smaller --model.name"
+        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} needs "
+        f"{least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used ({card.free / GIB:.2f} of "
+        f"{card.total / GIB:.2f} are free); in this order, pass {', '.join(fixes)}, or a smaller --model.name"
     )
 
 

@@ -1,8 +1,8 @@
 """The GPU memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
 
 Notation: T tokens of a micro-batch (prompts and completions), Tc its completion tokens, h hidden size, L layers, q and
-kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. docs/memory.md says which terms
-were measured against torch, and on what.
+kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits.
+docs/memory.md says which terms were measured against torch, and on what.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class Step:
     """Activations are recomputed in the backward pass."""
     chunked: bool = True
     """Logits of the whole vocabulary are never held; see lora_grpo.chunked_log_probs."""
-    precision: int = 2
-    """Bytes of an activation: 2 in bfloat16 and float16, 4 in float32."""
+    fused: bool = False
+    """Unsloth's kernels instead of transformers' layers."""
 
     @property
     def tokens(self) -> int:
@@ -190,13 +190,15 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     tensors = shape.adapter_tensors(step.rank, step.targets, dora=step.dora)
     adapter = sum(tensors)
     engine = step.sampler != "transformers"
+    activations, layer = _activations(shape, step, adapter)
     return {
         # vLLM unpacks the scales of a doubly quantised base as it loads; Unsloth's trainer shares what vLLM holds.
         "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared"),
         "adapter": 4 * adapter,  # float32: train.make_trainer
         "gradients": 4 * adapter,
         "optimizer": sum(_optimizer_bytes(size, step.optimizer) for size in tensors),
-        "activations": _activation_bytes(shape, step, adapter),
+        "activations": activations,
+        "one_layer": layer,
         "logits": _logit_bytes(shape, step),
         "kv_cache": step.sequences * (step.prompt_tokens + step.completion_tokens) * kv_bytes_a_token(shape),
         # The kit's own sampler picks tokens in the whole vocabulary; see slot_memory.
@@ -210,30 +212,33 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
 
 
 def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[str, int]]:
-    """Return the parts that are there while completions are drawn, and while the trainer trains.
+    """Return the parts that are there at the three moments of a step that need most.
 
-    The peak is the larger sum of the two.
+    `drawing` completions; the `loss`, where logits are made and go again; the `backward` pass through the layers.
 
     Args:
         sizes: what `parts` returned.
         sleeps: a vLLM engine sleeps while the trainer trains: its KV cache is discarded and its weights and adapter
             wait in the host's memory (vLLM's level 1; Unsloth's standby mode). What its CUDA graphs hold stays.
     """
-    always = ("weights", "adapter", "optimizer", "context", "workspace", "vllm_workspace")
-    vllm = ("kv_cache", "vllm_weights", "vllm_adapter")
-    drawing = {*always, *vllm, "picking"}
-    training = {*always, "gradients", "activations", "logits"}
+    always = {"weights", "adapter", "optimizer", "context", "workspace", "vllm_workspace"}
+    vllm = {"kv_cache", "vllm_weights", "vllm_adapter"}
     # The cache of the kit's own sampler is gone when it has drawn.
-    if not sleeps and sizes["vllm_workspace"]:
-        training |= {*vllm}
+    awake = vllm if sizes["vllm_workspace"] and not sleeps else set()
+    training = always | awake | {"gradients", "activations"}
+    moments = {
+        "drawing": always | vllm | {"picking"},
+        "loss": training | {"logits"},
+        "backward": training | {"one_layer"},
+    }
     return {
-        "drawing": {name: size for name, size in sizes.items() if name in drawing},
-        "training": {name: size for name, size in sizes.items() if name in training},
+        moment: {name: size for name, size in sizes.items() if name in names and size}
+        for moment, names in moments.items()
     }
 
 
 def peak(sizes: Mapping[str, int], *, sleeps: bool = True) -> int:
-    """Return the largest memory of a step in bytes; arguments are those of `phases`."""
+    """Return the most memory of a step in bytes; arguments are those of `phases`."""
     return max(sum(phase.values()) for phase in phases(sizes, sleeps=sleeps).values())
 
 
@@ -280,25 +285,48 @@ def _optimizer_bytes(size: int, name: str) -> int:
     return states * (size + 4 * math.ceil(size / 256))
 
 
-def _activation_bytes(shape: Shape, step: Step, adapter: int) -> int:
-    """Return the bytes that the layers' forward and backward passes hold.
+def _layer_bytes(shape: Shape, step: Step) -> tuple[int, int]:
+    """Return what a layer's forward pass keeps for its backward pass, and what the backward pass needs besides.
 
-    With checkpointing: every layer's input, and one layer in full, which is recomputed. Without: all layers in full.
-    In half precision autocast also holds a copy of the adapter in that precision.
+    Every factor is bytes a token. An RMS norm keeps its input and its result in float32; the feed-forward part keeps
+    four matrices of T x i in 16 bits; attention keeps queries, outputs, and keys and values repeated to the queries'
+    width, which a batch with padding needs. Unsloth's kernels work in place.
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    half = step.precision / 2
-    layer = int(half * step.tokens * (12 * h + 4 * (q + 2 * kv) + 8 * i))
-    unpacked = step.precision * max(inputs * outputs for inputs, outputs in shape.linears().values())
-    copies = step.precision * adapter if step.precision < 4 else 0
-    inputs = step.precision * step.tokens * h * shape.layers
-    return (inputs + layer if step.checkpointing else shape.layers * layer) + copies + unpacked
+    if step.fused:
+        return step.tokens * (12 * h + 4 * (q + 2 * kv) + 8 * i), 0
+    ranks = 2 * step.rank * len(shape.linears())
+    norms = 4 * (q + kv) if shape.head_norms else 0
+    unpacked = 2 * max(inputs * outputs for inputs, outputs in shape.linears().values())
+    return step.tokens * (18 * h + 10 * q + 8 * i + norms + ranks), step.tokens * (14 * h + 6 * i) + unpacked
+
+
+def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
+    """Return the bytes that the forward pass leaves, and those that the backward pass of one layer adds.
+
+    With checkpointing the forward pass leaves each layer's input, and one layer at a time is computed again. Without,
+    it leaves all of every layer, and autocast's copy of the adapter in 16 bits. The mask of a batch with padding is
+    made as truth values and as numbers.
+    """
+    kept, besides = _layer_bytes(shape, step)
+    mask = 3 * step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
+    if step.checkpointing:
+        return 2 * step.tokens * shape.hidden * shape.layers + mask, kept + besides
+    return shape.layers * kept + 2 * adapter + mask, besides
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:
-    """Return the bytes between the last hidden states and the log-probabilities, forward and backward."""
+    """Return the bytes between the last layer and the log-probabilities, forward and backward.
+
+    Chunked: tiles of up to 2048 tokens and 8192 vocabulary entries, five in float32 and one in 16 bits, or fewer of
+    them and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, their gradient,
+    and it again in 16 bits. Both: the last norm.
+    """
     completions = step.micro_batch_size * step.completion_tokens
+    norm = 10 * step.tokens * shape.hidden
     if not step.chunked:
-        return 10 * completions * shape.vocabulary
-    tile = min(completions, _TOKEN_CHUNK) * _VOCABULARY_CHUNK
-    return (step.precision + 16) * tile + 4 * shape.hidden * (completions + _VOCABULARY_CHUNK)
+        return norm + 10 * completions * shape.vocabulary
+    rows = min(completions, _TOKEN_CHUNK)
+    tile = rows * _VOCABULARY_CHUNK
+    head = 18 * tile + 4 * shape.hidden * (rows + _VOCABULARY_CHUNK)
+    return norm + max(22 * tile, head) + 6 * completions * shape.hidden
