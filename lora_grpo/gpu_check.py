@@ -25,7 +25,7 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.gpu_check_row import BACKENDS, ENGINES, Plan, Row, missing_packages, run_row
 from lora_grpo.gpu_check_table import write
 from lora_grpo.gpu_limits import Limits
-from lora_grpo.hardware import nvidia_gpus
+from lora_grpo.hardware import nvidia_gpus, use_one_gpu
 from lora_grpo.random_model import QWEN, build_command
 from lora_grpo.run_record import git_revision, now, versions
 from lora_grpo.starter.problems import pool
@@ -80,6 +80,7 @@ def check_gpu(options: Options, recipe: Path) -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"training needs {', '.join(missing)}, not installed here; run `pip install -e .[gpu]`")
+    use_one_gpu()  # and every process that is started here
     measured = _measured_limits()
     if measured["device"] == "cpu":
         raise UserError(

@@ -302,7 +302,8 @@ def card(tmp_path, monkeypatch):
     tool.write_text("#!/bin/sh\necho '0, GPU-1, Card, 16376, 16000'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in (("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")):
+        monkeypatch.setenv(name, value)  # which the check sets, and a test puts back
 
 
 def test_a_torch_that_sees_no_gpu_is_told_from_a_machine_without_one(card, tmp_path):
