@@ -31,8 +31,9 @@ class ModelConfig:
     """Precision of the frozen base weights: 4 (bitsandbytes NF4, double-quantised) or 16."""
     max_sequence_tokens: int = 1024
     """Longest prompt + completion, in tokens; rows whose prompt leaves no room are dropped and counted."""
-    gpu_memory_share: float = 0.5
-    """Share of GPU memory that Unsloth's vLLM may take (weights and KV cache), 0 to 1."""
+    gpu_memory_share: float | None = None
+    """Share of GPU memory that vLLM may take for training rollouts (its weights and KV cache), 0 to 1; None works it
+    out from the memory that is there."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's repository."""
 
@@ -110,8 +111,9 @@ class TrainConfig:
     """Optimisation steps."""
     prompts_per_step: int = 8
     """Prompts in one step; a step trains on prompts_per_step x num_generations completions."""
-    micro_batch_size: int = 8
-    """Completions in one forward and backward pass, per device; lower it when memory runs out."""
+    micro_batch_size: int | None = None
+    """Completions in one forward and backward pass, per device; changes rounding alone. None takes the most that the
+    GPU's memory holds, and on a CPU at most 8."""
     learning_rate: float = 2e-5
     """Peak learning rate of the adapter."""
     lr_scheduler: str = "constant_with_warmup"

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import base_model, ranks, vllm_engine
+from lora_grpo.backends import choose_engine, uses_vllm
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import batch_shape
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.hardware import nvidia_gpus, preset_gigabytes, use_one_gpu
+from lora_grpo.hardware import preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
@@ -63,7 +64,7 @@ class Policy:
             config.model,
             rank=rank,
             max_sequence_tokens=longest,
-            gpu_memory_share=config.model.gpu_memory_share,
+            gpu_memory_share=config.model.gpu_memory_share or 0.5,  # of a GPU's alone, where it is settled
             seed=config.seed,
             flag=FLAG,
             model=self.model,
@@ -91,15 +92,6 @@ def check_model(config: RunConfig) -> None:
         )
 
 
-def uses_vllm(config: RunConfig) -> bool:
-    """Tell whether vLLM draws the rollouts: where it is asked for, and by itself where it, a GPU and plain LoRA are."""
-    if config.sampling.server_url:
-        return True
-    if config.sampling.backend != "auto":
-        return config.sampling.backend == "vllm"
-    return vllm_engine.available() and bool(nvidia_gpus()[0]) and not config.lora.dora
-
-
 def load_policy(config: RunConfig) -> Policy:
     """Load the base model and put a fresh, seeded adapter on it.
 
@@ -108,10 +100,7 @@ def load_policy(config: RunConfig) -> Policy:
     """
     base_model.wait_without_spinning()
     use_one_gpu()
-    engine = config.model.engine
-    if engine == "auto":
-        alone = ranks.world_size() == 1 and not config.sampling.server_url
-        engine = "unsloth" if alone and nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
+    engine = choose_engine(config)
     if engine == "unsloth":
         _import_unsloth()
 
@@ -173,6 +162,8 @@ def _import_unsloth() -> None:
     # Unsloth patches trl, transformers and peft as it is imported and only warns when it comes after them.
     # Standby mode (vLLM's memory lent to training between rollouts) is read from the environment at import.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
+    # Otherwise standby mode replaces gpu_memory_utilization by a figure of its own.
+    os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
     require("unsloth", extra="gpu", feature="--model.engine unsloth")
 
 

@@ -112,8 +112,8 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"the GPU's memory did not suffice in step {trainer.state.global_step + 1}; go on with --resume "
-                f"--train.micro-batch-size {max(1, run.config.train.micro_batch_size // 2)}, or begin anew with a "
-                f"smaller --sampling.max-completion-tokens ({_one_line(error)})"
+                f"--train.micro-batch-size {max(1, trainer.args.per_device_train_batch_size // 2)}, or begin anew with "
+                f"a smaller --sampling.max-completion-tokens ({_one_line(error)})"
             ) from error
         finally:
             trainer.progress.close()

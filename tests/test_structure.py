@@ -58,10 +58,13 @@ MAY_IMPORT = {
     "engine_samplers": {"rollouts", "vllm_engine"},
     "vllm_sampler": {"config", "errors", "rollouts", "vllm_engine", "vllm_server"},
     "vllm_rollouts": {"vllm_engine", "vllm_sampler", "vllm_server"},
-    "base_model": {"atomic", "config", "errors", "starter"},
+    "base_model": {"atomic", "config", "errors", "json_objects", "starter"},
+    "memory": {"errors"},
+    "backends": {"config", "hardware", "ranks", "vllm_engine"},
+    "gpu_fit": {"backends", "base_model", "config", "config_check", "errors", "hardware", "memory", "ranks"},
     "policy": {
-        "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy", "optional",
-        "ranks", "rollouts", "vllm_engine", "vllm_rollouts", "vllm_server",
+        "backends", "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy",
+        "optional", "ranks", "rollouts", "vllm_engine", "vllm_rollouts", "vllm_server",
     },
     "command_line": {"config", "config_check", "errors", "hardware", "launch", "policy", "ranks", "run_record"},
     # The arrows of the flow.
@@ -100,6 +103,21 @@ MAY_IMPORT = {
         "comparison", "data", "errors", "evaluate", "evaluation_folder", "evaluation_options", "evaluation_report",
         "folder_lock", "foreign_samples", "json_lines", "prompts", "results", "rollouts", "run_record", "sample_files",
         "sandbox", "subject_samplers", "subjects", "tasks",
+    },
+    # scripts/check_gpu.py.
+    "random_model": {"atomic", "starter"},
+    "card_memory": set(),
+    "gpu_limits": {"base_model", "memory"},
+    "pretended_card": {"base_model", "errors", "hardware"},
+    "gpu_check_table": {"atomic"},
+    "timed_command": set(),
+    "gpu_check_row": {
+        "card_memory", "errors", "gpu_limits", "json_lines", "memory", "pretended_card", "random_model",
+        "timed_command",
+    },
+    "gpu_check": {
+        "errors", "gpu_check_row", "gpu_check_table", "gpu_limits", "hardware", "json_lines", "pretended_card",
+        "random_model", "run_record", "starter", "timed_command",
     },
     # scripts/export_gguf.py.
     "gguf_types": {"errors", "tensor_files"},
