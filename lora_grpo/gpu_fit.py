@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +130,11 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
             raise
         print(f"memory: not planned: {error}", file=sys.stderr)
         return config, None
-    found = fit(shape, config, Card.of(gpus[0]), sampler=sampler_of(config), fused=_fused(config))
+    card = Card.of(gpus[0])
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # Processes that start at different times find different amounts free, and have to come to the same numbers.
+        card = dataclasses.replace(card, free=card.total)
+    found = fit(shape, config, card, sampler=sampler_of(config), fused=_fused(config))
     print(found.line(), file=sys.stderr)
     settled = dataclasses.replace(
         config,
@@ -291,9 +296,10 @@ def _refusal(shape: Shape, config: RunConfig, least: Fit, fused: bool) -> str:
         fixes.append(f"{text} (needs {peak(found, sleeps=least.sleeps) / GIB:.2f} GiB)")
     card = least.card
     return (
-        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} needs "
-        f"{least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used ({card.free / GIB:.2f} of "
-        f"{card.total / GIB:.2f} are free); in this order, pass {', '.join(fixes)}, or a smaller --model.name"
+        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} "
+        f"needs {least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used "
+        f"({card.free / GIB:.2f} of {card.total / GIB:.2f} are free); in this order, pass {', '.join(fixes)}, "
+        "or a smaller --model.name"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from lora_grpo import atomic
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
+from lora_grpo.chunked_log_probs import ChunkedLogProbs
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
@@ -161,7 +162,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         dataset = Dataset.from_list(columns).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
         raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
-    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, GRPOTrainer))
+    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, ChunkedLogProbs, GRPOTrainer))
     try:
         trainer = trainer_class(
             model=policy.model,

@@ -55,6 +55,8 @@ MAY_IMPORT = {
     "vllm_sampler": {"base_model", "config", "errors", "merged_copy", "optional", "rollouts"},
     "base_model": {"atomic", "config", "errors", "json_objects", "starter"},
     "memory": {"errors"},
+    "chunked_log_probs": set(),
+    "probe": {"config", "config_check", "errors", "gpu_fit", "memory", "slot_memory"},
     "gpu_fit": {"base_model", "config", "config_check", "errors", "hardware", "memory"},
     "policy": {
         "base_model", "config", "engine_samplers", "errors", "hardware", "merged_copy", "optional", "rollouts",
@@ -66,9 +68,9 @@ MAY_IMPORT = {
     "stop_signal": set(),
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
-        "atomic", "checkpoints", "completion_log", "config", "data", "engine_samplers", "errors", "grpo_arguments",
-        "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record", "stop_signal",
-        "tasks",
+        "atomic", "checkpoints", "chunked_log_probs", "completion_log", "config", "data", "engine_samplers", "errors",
+        "grpo_arguments", "grpo_fields", "policy", "progress", "prompts", "reward_registry", "rollouts", "run_record",
+        "stop_signal", "tasks",
     },
     "results": {"tasks"},
     "evaluate": {
