@@ -10,7 +10,7 @@ rows and prompts    tasks/, prompts, data, json_lines, json_objects, starter/ (t
 running programs    sandbox/ (what a model wrote, against unit tests it never meets)
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
 the policy          base_model, policy (4-bit base + adapter)
-the GPU's memory    memory (of a step, by part), gpu_fit (what fits this card)
+the GPU's memory    memory (of a step, by part), gpu_fit (what fits this card), probe (a trial pass), chunked_log_probs
 completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers, vllm_sampler
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress

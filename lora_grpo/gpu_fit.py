@@ -6,17 +6,17 @@ Before any weight is loaded: a run that cannot fit is refused with its parts, an
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, ranks
+from lora_grpo.backends import choose_engine, drawn_by
 from lora_grpo.config import RunConfig, flag
 from lora_grpo.config_check import batch_shape, micro_batches
 from lora_grpo.errors import UserError
-from lora_grpo.hardware import Gpu, choose_engine, nvidia_gpus
+from lora_grpo.hardware import Gpu, nvidia_gpus
 from lora_grpo.memory import GIB, Sampler, Shape, Step, parts, peak, phases
 
 DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
@@ -129,7 +129,11 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
             raise
         print(f"memory: not planned: {error}", file=sys.stderr)
         return config, None
-    found = fit(shape, config, Card.of(gpus[0]), sampler=sampler_of(config), fused=_fused(config))
+    card = Card.of(gpus[0])
+    if ranks.world_size() > 1:
+        # Processes that start at different times find different amounts free, and have to come to the same numbers.
+        card = dataclasses.replace(card, free=card.total)
+    found = fit(shape, config, card, sampler=drawn_by(config), fused=choose_engine(config) == "unsloth")
     print(found.line(), file=sys.stderr)
     settled = dataclasses.replace(
         config,
@@ -137,15 +141,6 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         model=dataclasses.replace(config.model, gpu_memory_share=found.gpu_memory_share),
     )
     return settled, {"derived": derived, **found.record()}
-
-
-def sampler_of(config: RunConfig) -> Sampler:
-    """Return what will draw the training completions on a GPU."""
-    return "shared" if _fused(config) and importlib.util.find_spec("vllm") is not None else "transformers"
-
-
-def _fused(config: RunConfig) -> bool:
-    return choose_engine(config.model.engine) == "unsloth"
 
 
 def fit(
@@ -291,9 +286,10 @@ def _refusal(shape: Shape, config: RunConfig, least: Fit, fused: bool) -> str:
         fixes.append(f"{text} (needs {peak(found, sleeps=least.sleeps) / GIB:.2f} GiB)")
     card = least.card
     return (
-        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} needs "
-        f"{least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used ({card.free / GIB:.2f} of "
-        f"{card.total / GIB:.2f} are free); in this order, pass {', '.join(fixes)}, or a smaller --model.name"
+        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} "
+        f"needs {least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used "
+        f"({card.free / GIB:.2f} of {card.total / GIB:.2f} are free); in this order, pass {', '.join(fixes)}, "
+        "or a smaller --model.name"
     )
 
 

@@ -196,7 +196,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared"),
         "adapter": 4 * adapter,  # float32: train.make_trainer
         "gradients": 4 * adapter,
-        "optimizer": sum(_optimizer_bytes(size, step.optimizer) for size in tensors),
+        "optimizer": sum(optimizer_bytes(size, step.optimizer) for size in tensors),
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
@@ -272,7 +272,7 @@ def kv_bytes_a_token(shape: Shape) -> int:
     return 2 * 2 * shape.layers * shape.keys
 
 
-def _optimizer_bytes(size: int, name: str) -> int:
+def optimizer_bytes(size: int, name: str) -> int:
     """Return the bytes of an optimiser's state of one tensor; two float32 numbers a parameter where it is not known.
 
     bitsandbytes keeps tensors of fewer than 4096 elements in 32 bits, and one float32 scale for 256 elements of others.
@@ -318,8 +318,8 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes between the last layer and the log-probabilities, forward and backward.
 
-    Chunked: tiles of up to 2048 tokens and 8192 vocabulary entries, five in float32 and one in 16 bits, or fewer of
-    them and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, their gradient,
+    Chunked: tiles of up to 2048 tokens and 8192 vocabulary entries, five in float32 and one in 16 bits, or three of
+    those and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, their gradient,
     and it again in 16 bits. Both: the last norm.
     """
     completions = step.micro_batch_size * step.completion_tokens
@@ -328,5 +328,5 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
         return norm + 10 * completions * shape.vocabulary
     rows = min(completions, _TOKEN_CHUNK)
     tile = rows * _VOCABULARY_CHUNK
-    head = 18 * tile + 4 * shape.hidden * (rows + _VOCABULARY_CHUNK)
-    return norm + max(22 * tile, head) + 6 * completions * shape.hidden
+    head = 14 * tile + 4 * shape.hidden * (rows + _VOCABULARY_CHUNK)
+    return norm + max(22 * tile, head) + 4 * completions * shape.hidden

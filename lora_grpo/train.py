@@ -17,6 +17,7 @@ from typing import Any
 from lora_grpo import atomic, ranks
 from lora_grpo.base_model import compute_dtype
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
+from lora_grpo.chunked_log_probs import ChunkedLogProbs
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
@@ -27,6 +28,7 @@ from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
 from lora_grpo.parity import check_parity, tolerance
 from lora_grpo.policy import Policy
+from lora_grpo.probe import probe
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render, render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
@@ -170,7 +172,9 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         dataset = Dataset.from_list(columns).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
         raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
-    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, GRPOTrainer))
+    trainer_class = types.new_class(
+        "Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, ChunkedLogProbs, GRPOTrainer)
+    )
     try:
         trainer = trainer_class(
             model=policy.model,
@@ -198,6 +202,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     if sampler.is_other_engine:
         correct(trainer)
     prompts = [render_row(policy.tokenizer, row) for row in rows]
+    longest_prompt = max(map(len, sampler.encode(prompts)))
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
     parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature)
     trainer.parity = parity.record() if parity else "not needed: the trained model generates"
@@ -218,6 +223,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
     trainer.add_callback(
         _callback(
+            on_train_begin=lambda: run.update(longest_first=probe(trainer, config, longest_prompt)),
             on_log=on_log,
             on_step_end=lambda state, control: log.write(state.global_step),
         )
@@ -304,11 +310,16 @@ def _forget_after(run: Run, step: int) -> None:
 def _callback(
     on_log: Callable[[Any, dict[str, Any]], None] | None = None,
     on_step_end: Callable[[Any, Any], None] | None = None,
+    on_train_begin: Callable[[], None] | None = None,
 ) -> Any:
-    """Make a TrainerCallback of functions of (state, logs) and (state, control)."""
+    """Make a TrainerCallback of functions of (state, logs), of (state, control) and of nothing."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if on_train_begin:
+                on_train_begin()
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if on_log and logs:
                 on_log(state, logs)

@@ -61,6 +61,8 @@ MAY_IMPORT = {
     "base_model": {"atomic", "config", "errors", "json_objects", "starter"},
     "memory": {"errors"},
     "backends": {"config", "hardware", "ranks", "vllm_engine"},
+    "chunked_log_probs": set(),
+    "probe": {"config", "config_check", "errors", "gpu_fit", "memory", "slot_memory"},
     "gpu_fit": {"backends", "base_model", "config", "config_check", "errors", "hardware", "memory", "ranks"},
     "policy": {
         "backends", "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy",
@@ -76,9 +78,9 @@ MAY_IMPORT = {
     "parity": {"errors", "rollouts"},
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
-        "atomic", "base_model", "checkpoints", "completion_log", "config", "data", "drift", "engine_samplers", "errors",
-        "grpo_arguments", "grpo_fields", "parity", "policy", "progress", "prompts", "ranks", "reward_registry",
-        "rollouts", "run_record", "step_phases", "stop_signal", "tasks",
+        "atomic", "base_model", "checkpoints", "chunked_log_probs", "completion_log", "config", "data", "drift",
+        "engine_samplers", "errors", "grpo_arguments", "grpo_fields", "parity", "policy", "probe", "progress",
+        "prompts", "ranks", "reward_registry", "rollouts", "run_record", "step_phases", "stop_signal", "tasks",
     },
     "results": {"tasks"},
     "evaluate": {
