@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_grpo import vllm_engine
 from lora_grpo.tasks import get_task
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gsm8k_lora.py"
@@ -43,7 +44,7 @@ def kept(folder):
     names = ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json"]
     names += ["evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl"]
     names += sorted(f"completions/{path.name}" for path in (folder / "completions").iterdir())
-    timed = ("step_time", "seconds")
+    timed = ("time", "second")
     steps = [{name: step[name] for name in step if not any(part in name for part in timed)} for step in lines(folder)]
     return {"metrics": steps} | {name: (folder / name).read_bytes() for name in names}
 
@@ -124,6 +125,22 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(two, start):
     for step, other in zip(lines(folder), lines(two[0]), strict=True):
         assert step["reward"] == other["reward"]
         assert step["loss"] == pytest.approx(other["loss"], **ROUNDING)
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not vllm_engine.available(), reason="vllm is not installed: make engines")
+def test_two_processes_with_a_vllm_each_draw_what_one_does(start, fresh):
+    runs = {}
+    for processes in (1, 2):
+        ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if processes == 2 else ()
+        runs[processes] = start.folder / f"vllm-{processes}"
+        more = ("--output-dir", runs[processes], "--sampling.backend", "vllm", "--train.max-steps", "2")
+        files = [word for split in ("train", "eval") for word in (f"--data.{split}", start.folder / f"{split}.jsonl")]
+        finish(fresh.start(*ranks, RECIPE, *TINY, *files, *more))
+    one, two = (lines(runs[processes]) for processes in (1, 2))
+    assert [step["num_tokens"] for step in two] == [step["num_tokens"] for step in one]
+    assert [step["reward"] for step in two] == pytest.approx([step["reward"] for step in one])
+    assert all(step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in two)
 
 
 @pytest.mark.slow
