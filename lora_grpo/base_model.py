@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
+from lora_grpo import json_objects, starter
 from lora_grpo.atomic import sha256
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
@@ -105,6 +105,25 @@ def compute_dtype() -> Any:
         return torch.float32
     # Older cards (T4, RTX 20) emulate bfloat16, slowly.
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def read_config(settings: ModelConfig) -> dict[str, Any]:
+    """Return a model's config.json, without importing torch or transformers.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    folder = Path(source(settings.name))
+    try:
+        if folder.is_dir():
+            path = folder / "config.json"
+        else:
+            from huggingface_hub import hf_hub_download
+
+            path = Path(hf_hub_download(settings.name, "config.json", revision=settings.revision))
+        return json_objects.read(path)
+    except Exception as error:  # what is missing or damaged raises many types
+        raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
 
 
 def load_base(settings: ModelConfig) -> Any:

@@ -252,6 +252,10 @@ def _read_file(path: Path) -> list[str]:
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
     if isinstance(settings, dict) and "config" in settings and "lora_grpo_run" in settings:
+        # What was worked out for the GPU of then is worked out again.
+        for name in (settings.get("memory") or {}).get("derived", []):
+            section, _, key = name.partition(".")
+            settings["config"].get(section, {}).pop(key, None)
         settings = settings["config"]
     if settings is None and not text.strip():
         raise UserError(f"--config {path} is empty; expected settings such as `train: {{max_steps: 60}}`")

@@ -31,8 +31,9 @@ class ModelConfig:
     """Precision of the frozen base weights: 4 (bitsandbytes NF4, double-quantised) or 16."""
     max_sequence_tokens: int = 1024
     """Longest prompt + completion, in tokens; rows whose prompt leaves no room are dropped and counted."""
-    gpu_memory_share: float = 0.5
-    """Share of GPU memory that Unsloth's vLLM may take (weights and KV cache), 0 to 1."""
+    gpu_memory_share: float | None = None
+    """Share of GPU memory that vLLM may take for training rollouts (its weights and KV cache), 0 to 1; None works it
+    out from the memory that is there."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's repository."""
 
@@ -94,6 +95,14 @@ class SamplingConfig:
     """Softmax temperature of training rollouts."""
     top_p: float = 1.0
     """Nucleus probability of training rollouts; 1 keeps the whole distribution, which GRPO's gradient assumes."""
+    backend: Literal["auto", "vllm", "transformers"] = "auto"
+    """What draws completions: `vllm` (the adapter beside a base that is loaded once) or `transformers` (the kit's own
+    sampler). `auto`: vllm where it and a GPU are there, else transformers, which is faster on a CPU."""
+    server_url: str | None = None
+    """A vLLM server that draws them, on this or another machine, e.g. http://gpu2:8000; docs/scaling.md."""
+    server_folder: str | None = None
+    """Folder that this machine and the server's have under one path, for each step's adapter; None takes a temporary
+    one, for a server on this machine."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,9 @@ class TrainConfig:
     """Optimisation steps."""
     prompts_per_step: int = 8
     """Prompts in one step; a step trains on prompts_per_step x num_generations completions."""
-    micro_batch_size: int = 8
-    """Completions in one forward and backward pass, per device; lower it when memory runs out."""
+    micro_batch_size: int | None = None
+    """Completions in one forward and backward pass, per device; changes rounding alone. None takes the most that the
+    GPU's memory holds, and on a CPU at most 8."""
     learning_rate: float = 2e-5
     """Peak learning rate of the adapter."""
     lr_scheduler: str = "constant_with_warmup"

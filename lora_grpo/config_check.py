@@ -25,6 +25,12 @@ class BatchShape:
     """prompts_per_step x num_generations, over all devices."""
     accumulation_steps: int
     """Forward and backward passes per optimisation step, per device."""
+    micro_batch_size: int
+    """Completions in one of these passes."""
+
+
+_CPU_MICRO_BATCH = 8
+"""At most this many completions in one pass where neither the user nor a GPU's memory says how many."""
 
 
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
@@ -37,35 +43,46 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     Raises:
         UserError: a count is not positive, or completions per step cannot be cut into micro-batches.
     """
-    if world_size is None:
-        world_size = ranks.world_size()
-    group, prompts, micro = (
-        config.sampling.num_generations,
-        config.train.prompts_per_step,
-        config.train.micro_batch_size,
-    )
+    world_size = ranks.world_size() if world_size is None else world_size
+    sizes = micro_batches(config, world_size)
+    group, prompts = config.sampling.num_generations, config.train.prompts_per_step
+    micro = config.train.micro_batch_size
+    if micro is None:
+        micro = next(size for size in sizes if size <= _CPU_MICRO_BATCH)
+    _at_least(1, "train.micro_batch_size", micro)
+    total = group * prompts
+    if micro not in sizes:
+        nearest = min(reversed(sizes), key=lambda size: abs(size - micro))
+        raise UserError(
+            f"a step has {prompts} prompts x {group} generations = {total} completions, which micro-batches of {micro}"
+            + (f" on {world_size} processes" if world_size > 1 else "")
+            + f" do not divide; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+        )
+    return BatchShape(total, total // (micro * world_size), micro)
+
+
+def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]:
+    """Return every size of micro-batch that divides a step, the largest first; arguments are those of `batch_shape`.
+
+    Raises:
+        UserError: a count is not positive, or the processes cannot share a step equally.
+    """
+    world_size = ranks.world_size() if world_size is None else world_size
+    group, prompts = config.sampling.num_generations, config.train.prompts_per_step
     if group < 2:
         raise UserError(
             f"--sampling.num-generations is {group}; GRPO compares completions of one prompt with each other, "
             "so it must be at least 2 (8 is usual)"
         )
     _at_least(1, "train.prompts_per_step", prompts)
-    _at_least(1, "train.micro_batch_size", micro)
     total = group * prompts
-    if total % (micro * world_size):
-        fits = [size for size in range(1, total // world_size + 1) if total % (size * world_size) == 0]
-        if not fits:
-            raise UserError(
-                f"a step has {prompts} prompts x {group} generations = {total} completions, which {world_size} "
-                "processes cannot share equally; change --train.prompts-per-step"
-            )
-        nearest = min(fits, key=lambda size: abs(size - micro))
+    if total % world_size:
         raise UserError(
-            f"a step has {prompts} prompts x {group} generations = {total} completions, which micro-batches of {micro}"
-            + (f" on {world_size} processes" if world_size > 1 else "")
-            + f" do not divide; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+            f"a step has {prompts} prompts x {group} generations = {total} completions, which {world_size} "
+            "processes cannot share equally; change --train.prompts-per-step"
         )
-    return BatchShape(completions_per_step=total, accumulation_steps=total // (micro * world_size))
+    each = total // world_size
+    return [size for size in range(each, 0, -1) if each % size == 0]
 
 
 def check(config: RunConfig) -> None:
@@ -93,6 +110,15 @@ def check(config: RunConfig) -> None:
         )
     if config.data.prompt_style == "hashes" and config.data.runs_programs:
         raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
+    if (url := config.sampling.server_url) is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"--sampling.server-url {url} is no address; expected one such as http://gpu2:8000")
+        if config.sampling.backend == "transformers":
+            raise UserError("--sampling.server-url is a vLLM server; leave --sampling.backend transformers out")
+        if config.model.engine == "unsloth":
+            raise UserError("--sampling.server-url goes with --model.engine peft; Unsloth draws its own rollouts")
+    elif config.sampling.server_folder is not None:
+        raise UserError("--sampling.server-folder is given without --sampling.server-url")
     overrides = parse_grpo_overrides(config.grpo)
     check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
     check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")
@@ -138,7 +164,7 @@ def check(config: RunConfig) -> None:
         ("train.learning_rate", config.train.learning_rate, 0.0, 1.0),
         ("train.max_grad_norm", config.train.max_grad_norm, 0.0, float("inf")),
     ):
-        if not low_open < number <= high:
+        if number is not None and not low_open < number <= high:
             raise UserError(f"{flag(name)} is {number}; expected a number above {low_open:g} and at most {high:g}")
     if not 0 <= config.lora.dropout < 1:
         raise UserError(f"--lora.dropout is {config.lora.dropout}; expected a number from 0 to below 1")

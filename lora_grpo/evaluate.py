@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render_row
 from lora_grpo.results import BASE, GREEDY, Result, drawn, task_id
-from lora_grpo.rollouts import Rollout, Sampler
+from lora_grpo.rollouts import Rollout, Sampler, completion_seed
 from lora_grpo.run_record import Run
 from lora_grpo.tasks import Row, grade_all
 
@@ -154,6 +152,7 @@ def draw_and_grade(
                 passed += sum(sample["passed"] for sample in new)
                 progress.show(len(samples), f"{passed / len(samples):.1%} pass")
     sampler.slots = None  # training decodes a step's completions together
+    sampler.rest()
     return ranks.from_main(lambda: _kept(path, units))
 
 
@@ -162,12 +161,6 @@ def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) ->
     keys = [key for unit in _units(rows, asked, streams=False) for key in unit.keys]
     found = _found(path)
     return [found[key] for key in keys] if found.keys() == set(keys) else None
-
-
-def completion_seed(seed: int, row_id: str, draw: str | int) -> int:
-    """Return the seed of one completion's random numbers."""
-    digest = hashlib.sha256(json.dumps([seed, row_id, draw]).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def _drawn(

@@ -24,7 +24,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
     return {
         "output_dir": str(folder),
         "max_steps": settings.max_steps,
-        "per_device_train_batch_size": settings.micro_batch_size,
+        "per_device_train_batch_size": shape.micro_batch_size,
         "gradient_accumulation_steps": shape.accumulation_steps,
         "steps_per_generation": shape.accumulation_steps,
         "num_generations": sampling.num_generations,

@@ -19,6 +19,8 @@ _USABLE_SHARE = 0.9
 class Gpu:
     name: str
     memory_gib: float
+    free_gib: float
+    """What no other program has taken."""
 
 
 def nvidia_gpus() -> tuple[list[Gpu], str]:
@@ -33,7 +35,7 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return [], "nvidia-smi is not on the PATH"
-    query = [tool, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -44,8 +46,10 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     found: list[tuple[str, str, Gpu]] = []
     for line in answer.stdout.splitlines():
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) >= 4 and parts[-1].isdigit():
-            found.append((parts[0], parts[1], Gpu(", ".join(parts[2:-1]), int(parts[-1]) / 1024)))
+        if len(parts) >= 5 and parts[-2].isdigit():
+            total = int(parts[-2]) / 1024
+            free = int(parts[-1]) / 1024 if parts[-1].isdigit() else total
+            found.append((parts[0], parts[1], Gpu(", ".join(parts[2:-2]), total, free)))
     if not found:
         return [], "nvidia-smi lists no GPU"
     if visible == "all" or "MIG-" in visible:  # a MIG slice is listed under its card alone

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic, ranks
+from lora_grpo import __version__, atomic, ranks
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.folder_lock import claim
@@ -32,12 +32,15 @@ _MAY_CHANGE = (
     "output_dir",
     "train.max_steps",
     "train.micro_batch_size",
+    "model.gpu_memory_share",
     "train.checkpoint_steps",
     "train.keep_checkpoints",
     "train.report_to",
+    "sampling.server_url",
+    "sampling.server_folder",
     "sandbox.workers",
 )
-"""Settings a resumed run may have other values of: they change no step, or (the micro-batch) its rounding."""
+"""Settings a resumed run may have other values of: they change no step, or (as the micro-batch) its rounding."""
 
 
 @dataclass
@@ -103,7 +106,13 @@ class Run:
             atomic.write_json(self.folder / "run.json", self.record)
 
 
-def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[str, Any]) -> Run:
+def open_run(
+    config: RunConfig,
+    how: Invocation,
+    recipe: str,
+    data_record: dict[str, Any],
+    memory: dict[str, Any] | None = None,
+) -> Run:
     """Create the run's folder, or go on in it.
 
     Args:
@@ -111,6 +120,7 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
         how: resume, overwrite, or neither.
         recipe: the recipe's name.
         data_record: what is known of the rows, `Data.record`.
+        memory: what was planned for the GPU, of `gpu_fit.fit_to_gpu`.
 
     Raises:
         UserError: the folder holds a run (or anything else) and neither flag was given; a resumed run was asked for
@@ -144,7 +154,7 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
         before, now_isolated = run.record["data"].get("sandbox"), data_record.get("sandbox")
         if before and now_isolated and now_isolated not in before:
             run.record["data"]["sandbox"] = f"{before}; resumed with {now_isolated}"
-        run.record.update(config=config.to_dict(), resumed=[*run.record.get("resumed", []), now()])
+        run.record.update(config=config.to_dict(), memory=memory, resumed=[*run.record.get("resumed", []), now()])
     else:
         run.record = {
             "lora_grpo_run": FORMAT,
@@ -153,6 +163,7 @@ def open_run(config: RunConfig, how: Invocation, recipe: str, data_record: dict[
             "command": sys.argv,
             "config": config.to_dict(),
             "data": data_record,
+            "memory": memory,
             "reward_files": _reward_files(config),
             "versions": versions(),
             "git_revision": git_revision(),
@@ -218,7 +229,7 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of every package that takes part and is installed."""
-    found = {"python": platform.python_version(), "lora_grpo": metadata.version("lora-grpo")}
+    found = {"python": platform.python_version(), "lora_grpo": __version__}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)

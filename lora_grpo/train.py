@@ -15,20 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import atomic, ranks
+from lora_grpo.base_model import compute_dtype
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
+from lora_grpo.chunked_log_probs import ChunkedLogProbs
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
+from lora_grpo.drift import DriftMeter, correct, stop_on_drift
 from lora_grpo.engine_samplers import SharedVllmSampler
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
+from lora_grpo.parity import check_parity, tolerance
 from lora_grpo.policy import Policy
+from lora_grpo.probe import probe
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render, render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
-from lora_grpo.rollouts import Sampler
+from lora_grpo.rollouts import Sampler, completion_seed
 from lora_grpo.run_record import Run
+from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
 
@@ -65,6 +71,7 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     if ranks.is_main():
         _forget_after(run, done)
     ranks.wait_for_all()
+    run.update(parity=trainer.parity)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
         trainer.completion_log.resumed_at(done)
@@ -107,8 +114,8 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"the GPU's memory did not suffice in step {trainer.state.global_step + 1}; go on with --resume "
-                f"--train.micro-batch-size {max(1, run.config.train.micro_batch_size // 2)}, or begin anew with a "
-                f"smaller --sampling.max-completion-tokens ({_one_line(error)})"
+                f"--train.micro-batch-size {max(1, trainer.args.per_device_train_batch_size // 2)}, or begin anew with "
+                f"a smaller --sampling.max-completion-tokens ({_one_line(error)})"
             ) from error
         finally:
             trainer.progress.close()
@@ -134,6 +141,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
     Raises:
         UserError: a reward cannot be loaded, a column holds values of several types, or TRL refuses a setting.
+        RunError: the sampler does not draw from the policy that is trained.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
     # transformers has no argument for it; without it the events would land among the checkpoints.
@@ -164,7 +172,9 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         dataset = Dataset.from_list(columns).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
         raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
-    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, GRPOTrainer))
+    trainer_class = types.new_class(
+        "Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, ChunkedLogProbs, GRPOTrainer)
+    )
     try:
         trainer = trainer_class(
             model=policy.model,
@@ -189,20 +199,31 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
+    if sampler.is_other_engine:
+        correct(trainer)
+    prompts = [render_row(policy.tokenizer, row) for row in rows]
+    longest_prompt = max(map(len, sampler.encode(prompts)))
+    temperature = config.sampling.temperature if sampler.serves_training else 1.0
+    parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature)
+    trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
         if "loss" not in logs:
             return
         if "reward" in logs and logs["reward"] is None:
             raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
+        add_training_time(logs)
         if ranks.is_main():
             with run.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
+        if not config.lora.dropout:  # it is drawn anew in the trainer
+            stop_on_drift(state.global_step, logs, tolerance(compute_dtype()))
 
     trainer.add_callback(
         _callback(
+            on_train_begin=lambda: run.update(longest_first=probe(trainer, config, longest_prompt)),
             on_log=on_log,
             on_step_end=lambda state, control: log.write(state.global_step),
         )
@@ -227,21 +248,26 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
             heads, group = rendered, 1
         sampler.refresh(adapter=True)
-        step = trainer.state.global_step
+        # Numbered through all processes, so that two of them draw what one would.
+        first = trainer.accelerator.process_index * len(rendered)
         drawn = sampler.rollouts(
             heads,
             group,
             max_tokens=config.sampling.max_completion_tokens,
             temperature=config.sampling.temperature,
             top_p=config.sampling.top_p,
-            seed=(config.seed * 1_000_003 + step) * 1_009 + trainer.accelerator.process_index,
+            seed=[
+                completion_seed(config.seed, f"step {trainer.state.global_step}", first + place)
+                for place in range(len(rendered))
+            ],
         )
+        sampler.rest()
         prompt_ids = sampler.encode(heads)
+        completions = [*itertools.chain(*drawn)]
         return {
             "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],
-            "completion_ids": [rollout.token_ids for rollout in itertools.chain(*drawn)],
-            # The copy is the policy to within float32 rounding, so there is no mismatch to correct for.
-            "logprobs": None,
+            "completion_ids": [rollout.token_ids for rollout in completions],
+            "logprobs": [rollout.log_probs for rollout in completions],
         }
 
     return rollout
@@ -284,11 +310,16 @@ def _forget_after(run: Run, step: int) -> None:
 def _callback(
     on_log: Callable[[Any, dict[str, Any]], None] | None = None,
     on_step_end: Callable[[Any, Any], None] | None = None,
+    on_train_begin: Callable[[], None] | None = None,
 ) -> Any:
-    """Make a TrainerCallback of functions of (state, logs) and (state, control)."""
+    """Make a TrainerCallback of functions of (state, logs), of (state, control) and of nothing."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if on_train_begin:
+                on_train_begin()
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if on_log and logs:
                 on_log(state, logs)

@@ -17,6 +17,7 @@ from lora_grpo.conclude import conclude
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.evaluate import evaluate
+from lora_grpo.gpu_fit import fit_to_gpu
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
 from lora_grpo.train import make_trainer, train
@@ -30,7 +31,7 @@ REWARDS = (
 )
 
 
-def gpu(model: str, micro_batch_size: int, prompts_per_step: int = 8) -> dict:
+def gpu(model: str) -> dict:
     """Settings of a GPU preset: GSM8K from the Hub, 64 completions of up to 512 tokens a step."""
     return {
         "model": {"name": model, "max_sequence_tokens": 1024},
@@ -40,8 +41,7 @@ def gpu(model: str, micro_batch_size: int, prompts_per_step: int = 8) -> dict:
         "rewards": REWARDS,
         "train": {
             "max_steps": 250,
-            "prompts_per_step": prompts_per_step,
-            "micro_batch_size": micro_batch_size,
+            "prompts_per_step": 8,
             "learning_rate": 2e-5,
             "optimizer": "adamw_8bit",
             "gradient_checkpointing": True,
@@ -65,10 +65,10 @@ PRESETS = {
             "max_grad_norm": 1.0,
         },
     },
-    "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct", micro_batch_size=4),
-    "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct", micro_batch_size=4),
-    "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct", micro_batch_size=8),
-    "24gb": gpu("Qwen/Qwen2.5-3B-Instruct", micro_batch_size=8),
+    "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
+    "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "24gb": gpu("Qwen/Qwen2.5-3B-Instruct"),
 }
 
 
@@ -78,11 +78,12 @@ def main() -> None:
     if how.dry_run:
         return dry_run(config, data)
 
-    run = open_run(config, how, "gsm8k_lora", data.record)
+    config, memory = fit_to_gpu(config)
+    run = open_run(config, how, "gsm8k_lora", data.record, memory)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
-    sampler = policy.sampler()
+    sampler = policy.sampler(config)
     trainer = make_trainer(run, policy, train_rows, sampler)
     run.begin(policy.record)
 

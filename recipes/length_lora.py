@@ -13,6 +13,7 @@ from lora_grpo.command_line import parse, run_command
 from lora_grpo.conclude import reward_curve
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
+from lora_grpo.gpu_fit import fit_to_gpu
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
 from lora_grpo.train import make_trainer, train
@@ -39,10 +40,11 @@ def main() -> None:
     if how.dry_run:
         return dry_run(config, data)
 
-    run = open_run(config, how, "length_lora", data.record)
+    config, memory = fit_to_gpu(config)
+    run = open_run(config, how, "length_lora", data.record, memory)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
-    trainer = make_trainer(run, policy, rows, policy.sampler())
+    trainer = make_trainer(run, policy, rows, policy.sampler(config))
     run.begin(policy.record)
     train(run, policy, trainer)
     curve = run.finish(reward_curve(run))

@@ -7,8 +7,9 @@ from lora_grpo.command_line import replace
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
-from lora_grpo.evaluate import completion_seed, evaluate
+from lora_grpo.evaluate import evaluate
 from lora_grpo.policy import load_policy
+from lora_grpo.rollouts import completion_seed
 from lora_grpo.run_record import open_run
 
 SETTINGS = {
@@ -25,7 +26,7 @@ def parts(tmp_path_factory):
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     run.begin(policy.record)
-    return run, policy.sampler(), data.eval
+    return run, policy.sampler(config), data.eval
 
 
 class Counting:

@@ -13,7 +13,10 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def build(*mebibytes, script=None):
-        lines = [f"echo '{place}, GPU-{place}abc, Card {place}, {size}'" for place, size in enumerate(mebibytes)]
+        lines = [
+            f"echo '{place}, GPU-{place}abc, Card {place}, {size}, {size - 500}'"
+            for place, size in enumerate(mebibytes)
+        ]
         tool = tmp_path / "nvidia-smi"
         tool.write_text("#!/bin/sh\n" + (script or "\n".join(lines)) + "\n")
         tool.chmod(0o755)
@@ -63,7 +66,7 @@ def test_auto_without_a_gpu_is_the_starter(machine):
         ("echo 'No devices were found'; exit 6", "nvidia-smi failed: No devices were found"),
         ("exit 3", "nvidia-smi failed: exit code 3"),
         ("true", "nvidia-smi lists no GPU"),
-        ("echo '0, GPU-1, Orin, [N/A]'", "nvidia-smi lists no GPU"),
+        ("echo '0, GPU-1, Orin, [N/A], [N/A]'", "nvidia-smi lists no GPU"),
     ],
 )
 def test_a_tool_that_fails_is_quoted(machine, script, reason):

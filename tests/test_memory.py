@@ -1,0 +1,306 @@
+"""The planned memory of a step, against what transformers, PEFT, bitsandbytes and torch really make."""
+
+import gc
+
+import bitsandbytes
+import pytest
+import torch
+from bitsandbytes.functional import QuantState
+from peft import LoraConfig, get_peft_model
+from tensor_memory import TensorMemory
+from torch._subclasses import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from lora_grpo import memory
+from lora_grpo.errors import UserError
+from lora_grpo.memory import Shape, Step, kv_bytes_a_token, optimizer_bytes, parts, peak, phases, weight_bytes
+
+QWEN25_HALF = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 24,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+QWEN3_HALF = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "head_dim": 128,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 28,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+LLAMA_ONE = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "head_dim": 64,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+MODELS = {
+    "qwen2.5-0.5b": (QWEN25_HALF, 494_032_768),
+    "qwen2.5-7b": (
+        {
+            **QWEN25_HALF,
+            "hidden_size": 3584,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 28,
+            "intermediate_size": 18944,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+        },
+        7_615_616_512,
+    ),
+    "qwen3-0.6b": (QWEN3_HALF, 596_049_920),
+    "llama-3.2-1b": (LLAMA_ONE, 1_235_814_400),
+    "llama with biases": ({**LLAMA_ONE, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 2}, None),
+    "qwen3 with biases": ({**QWEN3_HALF, "attention_bias": True, "num_hidden_layers": 2}, None),
+    "mistral": ({**LLAMA_ONE, "model_type": "mistral", "num_hidden_layers": 2}, None),
+}
+
+
+def on_meta(config, **changes):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**config, **changes}), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_is_counted(name):
+    config, published = MODELS[name]
+    shape = Shape.of(config)
+    model = on_meta(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert published in (None, shape.parameters)
+    linear = [m for n, m in model.named_modules() if type(m) is torch.nn.Linear and n != "lm_head"]
+    assert shape.linear_parameters == sum(module.weight.numel() for module in linear)
+    assert Shape.of(model.config) == shape
+
+
+@pytest.mark.parametrize(
+    ("targets", "dora"),
+    [
+        (("all-linear",), False),
+        (("all-linear",), True),
+        (("q_proj", "v_proj"), False),
+        (("down_proj", "lm_head"), False),
+        (("embed_tokens",), False),
+        (("model.layers.1.self_attn.q_proj",), False),
+    ],
+)
+@pytest.mark.parametrize("config", [QWEN25_HALF, QWEN3_HALF], ids=["qwen2", "qwen3"])
+def test_an_adapter_is_counted_as_peft_makes_it(config, targets, dora):
+    config = {**config, "num_hidden_layers": 2, "tie_word_embeddings": False}
+    settings = LoraConfig(
+        r=8,
+        task_type="CAUSAL_LM",
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        use_dora=dora,
+        init_lora_weights=False,
+    )
+    model = get_peft_model(on_meta(config), settings)
+    made = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    assert sorted(Shape.of(config).adapter_tensors(8, targets, dora=dora)) == sorted(made)
+
+
+def test_nf4_takes_what_bitsandbytes_stores():
+    shape = Shape.of({**QWEN25_HALF, "num_hidden_layers": 1, "vocab_size": 1})
+    for nested in (True, False):
+        stored = 0
+        for inputs, outputs in shape.linears().values():
+            weight = bitsandbytes.nn.Params4bit(
+                torch.randn(outputs, inputs), quant_type="nf4", compress_statistics=nested, requires_grad=False
+            ).to("cpu")
+            state = weight.quant_state
+            tensors = [weight.data, state.absmax, state.code]
+            tensors += [state.offset, state.state2.absmax, state.state2.code] if nested else []
+            stored += sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        planned = weight_bytes(shape, 4, double_quantised=nested) - 2 * shape.other_parameters
+        assert planned == stored
+        bits = 8 * planned / shape.linear_parameters
+        assert bits == pytest.approx(4.127 if nested else 4.5, abs=0.005)
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 100_001])
+def test_the_optimisers_state_takes_what_it_takes(size):
+    for name, kind in (("adamw_torch", torch.optim.AdamW), ("adamw_8bit", bitsandbytes.optim.AdamW8bit)):
+        parameter = torch.nn.Parameter(torch.zeros(size))
+        parameter.grad = torch.ones(size)
+        optimizer = kind([parameter], lr=1e-3)
+        optimizer.step()
+        state = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
+        # The tables of an 8-bit state are shared by all tensors.
+        held = sum(value.nbytes for key, value in state.items() if "qmap" not in key and key != "step")
+        assert optimizer_bytes(size, name) == held, name
+
+
+def test_the_cache_is_that_of_transformers():
+    config = {**QWEN3_HALF, "num_hidden_layers": 3, "vocab_size": 100}
+    model = on_meta(config)
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros(4, 50, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert 4 * 50 * kv_bytes_a_token(Shape.of(config)) == held
+
+
+class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
+    """A 4-bit layer without numbers: bitsandbytes' own class of weight cannot be made of a fake tensor."""
+
+    def __init__(self, linear):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        blocks = linear.weight.numel() // 64
+        self.weight = torch.nn.Parameter(torch.empty(blocks * 32, 1, dtype=torch.uint8), requires_grad=False)
+        self.weight.compress_statistics, self.weight.quant_type = True, "nf4"
+        self.compute_dtype = torch.bfloat16
+        self.quant_state = QuantState(
+            torch.empty(blocks, dtype=torch.uint8),
+            shape=linear.weight.shape,
+            code=torch.empty(16),
+            blocksize=64,
+            quant_type="nf4",
+            dtype=torch.bfloat16,
+            offset=torch.empty(()),
+            state2=QuantState(torch.empty(blocks // 256 + 1), code=torch.empty(256), blocksize=256, dtype=torch.float),
+        )
+
+    def forward(self, x):
+        return bitsandbytes.matmul_4bit(x, self.weight, bias=self.bias, quant_state=self.quant_state)
+
+
+def fake_policy(config, rank, *, checkpointing, monkeypatch):
+    """A 4-bit base in bfloat16 with a float32 adapter, of fake tensors."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, FakeLinear4bit(module))
+    model.is_loaded_in_4bit = True
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)  # fake tensors cannot be swapped
+    adapter = LoraConfig(r=rank, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(model, adapter)
+    if checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    return model.train()
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("config", [QWEN25_HALF, QWEN3_HALF, LLAMA_ONE], ids=["qwen2", "qwen3", "llama"])
+def test_activations_are_those_that_torch_keeps(config, checkpointing, monkeypatch):
+    config = {**config, "num_hidden_layers": 3, "vocab_size": 1000}
+    step = Step(16, prompt_tokens=256, completion_tokens=256, sequences=16, rank=16, checkpointing=checkpointing)
+    with FakeTensorMode():
+        model = fake_policy(config, step.rank, checkpointing=checkpointing, monkeypatch=monkeypatch)
+        ids = torch.zeros(16, 512, dtype=torch.long)
+        mask = torch.ones(16, 1, 512, 512, dtype=torch.bool)
+        gc.collect()
+        with TensorMemory() as held:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                hidden = model.base_model.model.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state
+            hidden.backward(torch.empty_like(hidden))
+    planned = parts(Shape.of(config), step)
+    # Gradients are made as activations go; the plan has them all, as they are from the second pass on.
+    least, most = (planned["activations"] + planned["one_layer"] + more for more in (0, planned["gradients"]))
+    assert 0.97 * least < held.peak < 1.05 * most
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), [(512, 896), (2048, 896), (8192, 896), (4096, 3584)])
+def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden):
+    from trl.trainer.utils import _ChunkedLogProbFunction
+
+    shape = Shape.of({**QWEN25_HALF, "hidden_size": hidden, "num_hidden_layers": 1})
+    with FakeTensorMode():
+        head = torch.empty(shape.vocabulary, hidden, dtype=torch.bfloat16)
+        states = torch.empty(tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
+        labels = torch.zeros(tokens, dtype=torch.long)
+        with TensorMemory() as held:
+            logps, _ = _ChunkedLogProbFunction.apply(states, head, None, labels, 1.0, 8192, None, 1.0)
+            logps.backward(torch.ones_like(logps))
+    step = Step(1, prompt_tokens=0, completion_tokens=tokens, sequences=1)
+    planned = parts(shape, step)["logits"] - 10 * tokens * hidden  # without the last norm
+    assert held.peak == pytest.approx(planned, rel=0.04)
+    assert held.largest < tokens * shape.vocabulary
+
+
+def test_whole_logits_take_ten_bytes_an_entry():
+    """The logits as accelerate hands them over, in float32, their gradient, and it again in bfloat16."""
+    from trl.trainer.utils import selective_log_softmax
+
+    with FakeTensorMode():
+        head = torch.empty(50_000, 64, dtype=torch.bfloat16)
+        states = torch.empty(16, 32, 64, dtype=torch.bfloat16, requires_grad=True)
+        with TensorMemory() as held:
+            logps = selective_log_softmax((states @ head.t()).float(), torch.zeros(16, 32, dtype=torch.long))
+            logps.backward(torch.ones_like(logps))
+    assert held.peak == pytest.approx(10 * 512 * 50_000, rel=0.25)
+
+
+STEP = Step(8, prompt_tokens=512, completion_tokens=512, sequences=64, rank=32, optimizer="adamw_8bit")
+
+
+def test_the_moments_of_a_step_hold_their_parts():
+    shape = Shape.of(QWEN25_HALF)
+    own = parts(shape, STEP)
+    assert set(phases(own)["drawing"]) == {
+        *("weights", "adapter", "optimizer", "context", "workspace"),
+        *("kv_cache", "picking"),
+    }
+    assert "kv_cache" not in phases(own, sleeps=False)["backward"]  # the kit's own sampler has nothing to keep
+    vllm = parts(shape, Step(**{**vars(STEP), "sampler": "vllm"}))
+    asleep, awake = phases(vllm), phases(vllm, sleeps=False)
+    assert asleep["drawing"] == awake["drawing"]
+    lent = vllm["kv_cache"] + vllm["vllm_weights"] + vllm["vllm_adapter"]
+    assert sum(awake["backward"].values()) - sum(asleep["backward"].values()) == lent
+    assert peak(vllm) == max(sum(phase.values()) for phase in asleep.values()) < peak(vllm, sleeps=False)
+    shared = parts(shape, Step(**{**vars(STEP), "sampler": "shared"}))
+    assert shared["vllm_weights"] == 0
+    assert shared["weights"] == vllm["vllm_weights"]
+
+
+def test_a_plan_grows_with_what_it_holds():
+    shape = Shape.of(QWEN25_HALF)
+    before = parts(shape, STEP)
+
+    def grown(**changes):
+        after = parts(shape, Step(**{**vars(STEP), **changes}))
+        return {name for name in after if after[name] > before[name]}
+
+    assert grown(micro_batch_size=16) == {"activations", "one_layer", "logits"}
+    assert grown(sequences=128) == {"kv_cache", "picking"}
+    assert grown(chunked=False) == {"logits"}
+    assert grown(optimizer="adamw_torch") == {"optimizer"}
+    assert grown(rank=64) == {"adapter", "gradients", "optimizer", "one_layer"}
+    assert grown(bits=16) == {"weights"}
+    assert "activations" in grown(checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "gemma3"}, "the memory of a gemma3 model cannot be planned; expected one of llama, mistral"),
+        ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a qwen2_moe model"),
+        ({"model_type": "llama"}, "config.json cannot be read: KeyError 'hidden_size'"),
+        ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json cannot be read: ValueError"),
+    ],
+)
+def test_a_model_that_is_not_counted_is_refused(config, told):
+    with pytest.raises(UserError) as error:
+        Shape.of(config)
+    assert told in str(error.value)
+
+
+def test_the_kits_sampler_is_planned_as_it_measures_itself():
+    from lora_grpo import slot_memory
+
+    assert memory.PICK_BYTES == slot_memory._PICK_BYTES
