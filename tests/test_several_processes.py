@@ -44,7 +44,7 @@ def kept(folder):
     names = ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json"]
     names += ["evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl"]
     names += sorted(f"completions/{path.name}" for path in (folder / "completions").iterdir())
-    timed = ("time", "second")
+    timed = ("time", "per_second")
     steps = [{name: step[name] for name in step if not any(part in name for part in timed)} for step in lines(folder)]
     return {"metrics": steps} | {name: (folder / name).read_bytes() for name in names}
 
