@@ -80,7 +80,9 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     if config.eval.num_samples:
         asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
-    return draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
+    results = draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
+    sampler.rest()
+    return results
 
 
 def draw_and_grade(
@@ -152,7 +154,6 @@ def draw_and_grade(
                 passed += sum(sample["passed"] for sample in new)
                 progress.show(len(samples), f"{passed / len(samples):.1%} pass")
     sampler.slots = None  # training decodes a step's completions together
-    sampler.rest()
     return ranks.from_main(lambda: _kept(path, units))
 
 

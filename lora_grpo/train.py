@@ -218,7 +218,8 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
-        if not config.lora.dropout:  # it is drawn anew in the trainer
+        # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
+        if not config.lora.dropout and config.sampling.top_p == 1:
             stop_on_drift(state.global_step, logs, tolerance(compute_dtype()))
 
     trainer.add_callback(

@@ -77,5 +77,7 @@ def write_adapter(model: Any, folder: Path) -> None:
 
     # Left to itself PEFT asks the Hub whether the vocabulary was resized.
     state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
+    weights = folder / "adapter_model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights)
+    weights.chmod(0o644)  # safetensors lets nobody else read it; a server may be another user's
     model.peft_config["default"].save_pretrained(folder)

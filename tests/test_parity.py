@@ -181,3 +181,18 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
     assert all(torch.equal(base[name], now[name]) for name in base)
     if run.config.sampling.backend == "vllm":
         assert all("sampling/importance_sampling_ratio/mean" in step for step in steps)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sampling": {"top_p": 0.8}}, {"lora": {"dropout": 0.3}}], ids=["top_p", "dropout"]
+)
+def test_what_makes_log_probs_differ_by_design_does_not_stop_a_run(tmp_path, changes):
+    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), {"train": {"max_steps": 1}})
+    config, data = replace(config, changes), copy.deepcopy(starter_data())
+    run = open_run(config, Invocation(), "test", data.record)
+    policy = load_policy(config)
+    trainer = make_trainer(run, policy, data.train, policy.sampler(config))
+    run.begin(policy.record)
+    train(run, policy, trainer)
+    step = json.loads(run.metrics.read_text())
+    assert step["sampling/sampling_logp_difference/mean"] > tolerance(torch.float32)
