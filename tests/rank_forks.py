@@ -14,6 +14,8 @@ import sys
 
 
 def main() -> None:
+    import torch
+
     processes, script = int(sys.argv[1]), sys.argv[2]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -26,11 +28,10 @@ def main() -> None:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes), OMP_NUM_THREADS="1")
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+            torch.set_num_threads(1)  # where torch was imported before, it has read OMP_NUM_THREADS already
             runpy.run_path(script, run_name="__main__")
             return
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
     def hand_on(number: int, frame: object) -> None:
         for pid in ranks:
