@@ -110,6 +110,8 @@ def check(config: RunConfig) -> None:
         )
     if config.data.prompt_style == "hashes" and config.data.runs_programs:
         raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
+    if config.lora.dora and (config.sampling.backend == "vllm" or config.sampling.server_url):
+        raise UserError("--lora.dora is not served by vLLM; pass --sampling.backend transformers")
     if (url := config.sampling.server_url) is not None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--sampling.server-url {url} is no address; expected one such as http://gpu2:8000")

@@ -22,7 +22,8 @@ class DriftMeter:
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         again = self._step // self.args.steps_per_generation % self.num_iterations  # type: ignore[attr-defined]
-        measure = model.training and not again and not self.use_vllm  # type: ignore[attr-defined]
+        done_by_trl = self.use_vllm and self.vllm_importance_sampling_correction  # type: ignore[attr-defined]
+        measure = model.training and not again and not done_by_trl
         self._inputs = inputs if measure and "sampling_per_token_logps" in inputs else None
         return super()._compute_loss(model, inputs)  # type: ignore[misc]
 
@@ -30,8 +31,11 @@ class DriftMeter:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]
         if self._inputs is not None:
             mask = self._inputs["completion_mask"].bool()
-            apart = (found[0].detach() - self._inputs["sampling_per_token_logps"]).abs()[mask].mean()
-            self._metrics["train"][METRIC].append(self.accelerator.gather(apart).mean().item())  # type: ignore[attr-defined]
+            apart = (found[0].detach() - self._inputs["sampling_per_token_logps"]).abs()[mask]
+            sums = apart.new_tensor([apart.sum(), apart.numel()])
+            total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()  # type: ignore[attr-defined]
+            if tokens:  # of a micro-batch that is masked as a whole nothing can be said
+                self._metrics["train"][METRIC].append(total / tokens)  # type: ignore[attr-defined]
             self._inputs = None
         return found
 

@@ -20,7 +20,7 @@ from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
 from lora_grpo.vllm_engine import VllmEngine
 from lora_grpo.vllm_rollouts import FLAG, HotSwapSampler, adapter_rank
-from lora_grpo.vllm_server import VllmServer
+from lora_grpo.vllm_server import VllmServer, find_base
 
 
 @dataclass
@@ -98,6 +98,8 @@ def load_policy(config: RunConfig) -> Policy:
     Raises:
         UserError: the model cannot be found or read, or the engine is not installed.
     """
+    if config.sampling.server_url:
+        find_base(config.sampling.server_url, config.model.max_sequence_tokens)
     base_model.wait_without_spinning()
     use_one_gpu()
     engine = choose_engine(config)

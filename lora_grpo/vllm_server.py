@@ -53,21 +53,7 @@ class VllmServer:
         again = Retry(total=5, backoff_factor=1, status_forcelist=[502, 503], allowed_methods=None)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=_AT_ONCE))
-        try:
-            # Once, without a retry: a server that is not there is told at once.
-            answer = requests.get(f"{self.url}/v1/models", timeout=10)
-            answer.raise_for_status()
-            [base] = [model for model in answer.json()["data"] if not model.get("parent")]
-            self._base, context = base["id"], base["max_model_len"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"--sampling.server-url {url} is no vLLM server ({_reason(error)}); start one there with `{_START}`"
-            ) from None
-        if context < max_sequence_tokens:
-            raise UserError(
-                f"the server at {url} takes {context} tokens, --model.max-sequence-tokens is {max_sequence_tokens}; "
-                f"start it with --max-model-len {max_sequence_tokens}"
-            )
+        self._base = find_base(url, max_sequence_tokens)
         parent = Path(folder).expanduser() if folder else None
         try:
             if parent:
@@ -179,6 +165,36 @@ class VllmServer:
             raise RunError(
                 f"the server at {self.url} no longer answers ({_reason(error)}); start it again and go on with --resume"
             ) from error
+
+
+def find_base(url: str, max_sequence_tokens: int) -> str:
+    """Return what a server calls its base; nothing else has to be loaded for it.
+
+    Args:
+        url: e.g. `http://gpu2:8000`.
+        max_sequence_tokens: the most that a prompt and its completion take.
+
+    Raises:
+        UserError: nothing answers there, it is no vLLM server, or its context is shorter.
+    """
+    import requests
+
+    try:
+        # Once, without a retry: a server that is not there is told at once.
+        answer = requests.get(f"{url.rstrip('/')}/v1/models", timeout=10)
+        answer.raise_for_status()
+        [base] = [model for model in answer.json()["data"] if not model.get("parent")]
+        name, context = str(base["id"]), base["max_model_len"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--sampling.server-url {url} is no vLLM server ({_reason(error)}); start one there with `{_START}`"
+        ) from None
+    if context < max_sequence_tokens:
+        raise UserError(
+            f"the server at {url} takes {context} tokens, --model.max-sequence-tokens is {max_sequence_tokens}; "
+            f"start it with --max-model-len {max_sequence_tokens}"
+        )
+    return name
 
 
 def _message(answer: Any) -> str:

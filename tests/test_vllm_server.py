@@ -13,9 +13,12 @@ import urllib.request
 import pytest
 
 from lora_grpo import base_model, vllm_engine
-from lora_grpo.config import ModelConfig
+from lora_grpo.command_line import replace
+from lora_grpo.config import ModelConfig, RunConfig
+from lora_grpo.config_check import check
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.merged_copy import plain_copy
+from lora_grpo.policy import load_policy
 from lora_grpo.rollouts import Draw
 from lora_grpo.vllm_server import VllmServer
 
@@ -158,10 +161,28 @@ def test_a_server_without_adapters_is_told_how_to_start(stand_in, tmp_path):
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def test_nothing_listening_is_one_line_before_anything_is_loaded():
+def test_nothing_listening_is_one_line_before_a_model_is_loaded(monkeypatch):
     url = f"http://127.0.0.1:{free_port()}"
+    config = replace(RunConfig(), {"sampling": {"server_url": url}})
+    monkeypatch.setattr(base_model, "prepare_torch", lambda seed: pytest.fail("torch was prepared first"))
     with pytest.raises(UserError, match=r"is no vLLM server \(connection refused\); start one there with"):
-        VllmServer(url, None, max_sequence_tokens=512)
+        load_policy(config)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "more", "says"),
+    [
+        ({"server_url": "gpu2:8000"}, {}, "is no address; expected one such as http://gpu2:8000"),
+        ({"server_url": "http://gpu2", "backend": "transformers"}, {}, "is a vLLM server"),
+        ({"server_url": "http://gpu2"}, {"model": {"engine": "unsloth"}}, "goes with --model.engine peft"),
+        ({"server_url": "http://gpu2"}, {"lora": {"dora": True}}, "--lora.dora is not served by vLLM"),
+        ({"backend": "vllm"}, {"lora": {"dora": True}}, "--lora.dora is not served by vLLM"),
+        ({"server_folder": "/shared"}, {}, "given without --sampling.server-url"),
+    ],
+)
+def test_what_cannot_go_together_is_told_from_the_settings_alone(sampling, more, says):
+    with pytest.raises(UserError, match=says):
+        check(replace(RunConfig(output_dir="out"), {"sampling": sampling, **more}))
 
 
 def test_a_server_that_goes_away_is_told_with_what_to_do(stand_in, monkeypatch):
