@@ -51,6 +51,14 @@ def correct(trainer: Any) -> None:
     trainer._last_loaded_step = -1
 
 
+def drops_out(model: Any) -> bool:
+    """Tell whether a model in training differs from itself in evaluation, by its own settings or the adapter's."""
+    import torch
+
+    settings = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
+    return any(settings) or any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules())
+
+
 def stop_on_drift(step: int, logs: dict[str, Any], allowed: float) -> None:
     """Stop a run whose sampler no longer draws from the policy that is trained.
 

@@ -280,11 +280,14 @@ def _refusal(shape: Shape, config: RunConfig, least: Fit, fused: bool) -> str:
     """Say what the smallest plan needs and what to change."""
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     told = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
-    fixes = []
-    for text, changed in cheaper_settings(config)[:2]:
+    card, offers = least.card, []
+    for text, changed in cheaper_settings(config):
         found = parts(shape, step_of(changed, least.micro_batch_size, least.max_num_seqs, least.sampler, fused=fused))
-        fixes.append(f"{text} (needs {peak(found, sleeps=least.sleeps) / GIB:.2f} GiB)")
-    card = least.card
+        offers.append((peak(found, sleeps=least.sleeps), text))
+    # Those that would do, the cheapest first; then those that come nearest.
+    enough = [offer for offer in offers if offer[0] <= card.usable]
+    offers = [*enough, *sorted(set(offers) - set(enough))][:2]
+    fixes = [f"{text} (needs {needed / GIB:.2f} GiB)" for needed, text in offers]
     return (
         f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} "
         f"needs {least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used "

@@ -117,8 +117,12 @@ def check_parity(
                 else "the sampler serves another policy than the one that is trained"
             )
             + f": its log-probabilities differ by {found.difference:.2g} nats a token from the trainer's, expected at "
-            f"most {allowed:g}; a server must hold the same base in the same bits, and --sampling.backend transformers "
-            "needs no second one"
+            f"most {allowed:g}; "
+            + (
+                "a server must hold the same base in the same bits; --sampling.backend transformers needs no second one"
+                if sampler.is_other_engine
+                else "the kit's sampler does not decode this architecture as TRL reads it (absolute positions?)"
+            )
         )
     return found
 

@@ -178,11 +178,9 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     fast = on_gpu and uses_vllm(config)
     options: dict[str, Any] = {}
     if fast:
-        options = {
-            "fast_inference": True,
-            "gpu_memory_utilization": config.model.gpu_memory_share,
-            "max_lora_rank": config.lora.rank,
-        }
+        options = {"fast_inference": True, "max_lora_rank": config.lora.rank}
+        if config.model.gpu_memory_share is not None:  # gpu_fit works it out
+            options["gpu_memory_utilization"] = config.model.gpu_memory_share
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=base_model.source(config.model.name),

@@ -62,7 +62,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
         try:
             state = _optimizer_state(trainer, config.train.optimizer, device)
             trainer.model.train()
-            loss = stand_in.compute_loss(model, _inputs(trainer, rows, longest_prompt_tokens, device))
+            loss = stand_in.compute_loss(model, made_up_inputs(trainer, rows, longest_prompt_tokens, device))
             trainer.accelerator.backward(loss)
             del loss, state
         except RuntimeError as error:
@@ -80,7 +80,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
     return measured and {"rows": rows, "prompt_tokens": longest_prompt_tokens, **measured}
 
 
-def _inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
+def made_up_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
     """Return what TRL 1.14's `_generate_and_score_completions` would, for a micro-batch of rows at their longest."""
     import torch
 
@@ -92,7 +92,7 @@ def _inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]
         "completion_ids": torch.ones(rows, completion, dtype=torch.long, device=device),
         "completion_mask": torch.ones(rows, completion, dtype=torch.long, device=device),
         "advantages": torch.ones(rows, device=device),
-        "num_items_in_batch": torch.tensor(float(rows * completion), device=device),
+        "num_items_in_batch": torch.tensor(rows * completion, device=device),
     }
     if prompt > 1:
         inputs["prompt_mask"][0, 0] = 0

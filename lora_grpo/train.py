@@ -21,7 +21,7 @@ from lora_grpo.chunked_log_probs import ChunkedLogProbs
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
-from lora_grpo.drift import DriftMeter, correct, stop_on_drift
+from lora_grpo.drift import DriftMeter, correct, drops_out, stop_on_drift
 from lora_grpo.engine_samplers import SharedVllmSampler
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.grpo_arguments import grpo_arguments
@@ -204,6 +204,8 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     prompts = [render_row(policy.tokenizer, row) for row in rows]
     longest_prompt = max(map(len, sampler.encode(prompts)))
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
+    # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
+    comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
     parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature)
     trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
@@ -218,8 +220,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
-        # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
-        if not config.lora.dropout and config.sampling.top_p == 1:
+        if comparable:
             stop_on_drift(state.global_step, logs, tolerance(compute_dtype()))
 
     trainer.add_callback(

@@ -66,11 +66,11 @@ PRESETS = {
 
 def main() -> None:
     config, how = parse(sys.argv[1:], recipe="code_lora", description=__doc__, presets=PRESETS)
+    config, memory = fit_to_gpu(config)
     data = load_data(config)  # starts the sandbox too, and says how programs are shut in
     if how.dry_run:
         return dry_run(config, data)
 
-    config, memory = fit_to_gpu(config)
     run = open_run(config, how, "code_lora", data.record, memory)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")

@@ -74,11 +74,11 @@ PRESETS = {
 
 def main() -> None:
     config, how = parse(sys.argv[1:], recipe="gsm8k_lora", description=__doc__, presets=PRESETS)
+    config, memory = fit_to_gpu(config)
     data = load_data(config)
     if how.dry_run:
         return dry_run(config, data)
 
-    config, memory = fit_to_gpu(config)
     run = open_run(config, how, "gsm8k_lora", data.record, memory)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")

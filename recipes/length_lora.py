@@ -36,11 +36,11 @@ PRESETS = {
 
 def main() -> None:
     config, how = parse(sys.argv[1:], recipe="length_lora", description=__doc__, presets=PRESETS)
+    config, memory = fit_to_gpu(config)
     data = load_data(config)
     if how.dry_run:
         return dry_run(config, data)
 
-    config, memory = fit_to_gpu(config)
     run = open_run(config, how, "length_lora", data.record, memory)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")

@@ -1,0 +1,266 @@
+"""What is worked out from a card's memory, for every preset and for cards of every size."""
+
+import dataclasses
+import json
+import runpy
+
+import pytest
+from test_hardware import machine  # noqa: F401 (a fixture)
+from test_memory import LLAMA_ONE, QWEN25_HALF
+from test_structure import RECIPES
+
+from lora_grpo import starter
+from lora_grpo.command_line import parse, replace
+from lora_grpo.config import RunConfig
+from lora_grpo.config_check import check, micro_batches
+from lora_grpo.errors import UserError
+from lora_grpo.gpu_fit import USABLE_SHARE, Card, cheaper_settings, fit, fit_to_gpu, step_of
+from lora_grpo.hardware import preset_gigabytes
+from lora_grpo.memory import GIB, Shape, parts, peak
+
+SHAPES = {
+    "0.5B": Shape.of(QWEN25_HALF),
+    "1.5B": Shape.of({**QWEN25_HALF, "hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28,
+                      "intermediate_size": 8960}),
+    "3B": Shape.of({**QWEN25_HALF, "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36,
+                    "intermediate_size": 11008}),
+}  # fmt: skip
+SIZES = (8, 12, 16, 24)
+
+
+def presets_of(recipe):
+    """The GPU presets of a recipe: size in GB -> (configuration, shape of its model)."""
+    found = {}
+    for name, changes in runpy.run_path(str(recipe))["PRESETS"].items():
+        if size := preset_gigabytes(name):
+            config = replace(RunConfig(output_dir="out", preset=name), changes)
+            [shape] = [shape for model, shape in SHAPES.items() if f"-{model}-" in config.model.name]
+            found[size] = (config, shape)
+    return found
+
+
+PRESETS = {recipe.stem: presets_of(recipe) for recipe in RECIPES}
+
+
+def card(gigabytes, taken=0.3):
+    """A card as it reports itself: a little less than its name says, and some of it in use."""
+    total = int(0.96 * gigabytes * GIB)
+    return Card(f"Card with {gigabytes} GB", total, total - int(taken * GIB))
+
+
+@pytest.mark.parametrize("sampler", ["transformers", "vllm", "shared"])
+@pytest.mark.parametrize(("recipe", "size"), [(recipe, size) for recipe in PRESETS for size in PRESETS[recipe]])
+def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size, sampler):
+    config, shape = PRESETS[recipe][size]
+    check(config)
+    found = fit(shape, config, card(size), sampler=sampler)
+    assert found.needed <= USABLE_SHARE * card(size).free
+    sizes = micro_batches(config)
+    assert found.micro_batch_size in sizes
+    larger = [other for other in sizes if other > found.micro_batch_size]
+    if larger:
+        step = step_of(config, larger[-1], found.max_num_seqs, sampler, fused=False)
+        assert peak(parts(shape, step)) > card(size).usable
+    assert found.max_num_seqs == sizes[0]  # all of a step's completions at once
+    assert found.max_model_len == config.model.max_sequence_tokens
+    if sampler == "transformers":
+        assert found.gpu_memory_share is None
+    else:
+        asked = found.gpu_memory_share * (card(size).total if sampler == "vllm" else card(size).free)
+        names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
+        wanted = sum(found.parts[name] for name in names) + (found.parts["weights"] if sampler == "shared" else 0)
+        assert asked == pytest.approx(wanted, rel=0.1)
+        # vLLM starts only where that much is free beside what the trainer holds.
+        assert sum(found.phases["drawing"].values()) <= card(size).usable
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", PRESETS)
+def test_the_largest_preset_that_a_card_is_offered_fits_it(recipe, size):
+    largest = max(preset for preset in PRESETS[recipe] if preset <= size)
+    config, shape = PRESETS[recipe][largest]
+    assert fit(shape, config, card(size), sampler="vllm").fits
+    assert fit(shape, config, card(size), sampler="shared", fused=True).fits
+
+
+def test_what_the_presets_of_gsm8k_come_to():
+    """Not a promise; a change of the plan shows here."""
+    found = {
+        size: fit(shape, config, card(size), sampler="vllm").micro_batch_size
+        for size, (config, shape) in PRESETS["gsm8k_lora"].items()
+    }
+    assert found == {8: 16, 12: 16, 16: 32, 24: 32}
+
+
+CONFIG, SHAPE = PRESETS["gsm8k_lora"][24]
+
+
+def test_less_free_memory_means_smaller_numbers():
+    numbers = []
+    for taken in (0, 8, 12, 14, 15.5):
+        found = fit(SHAPE, CONFIG, card(24, taken), sampler="vllm")
+        assert found.fits
+        numbers.append((found.micro_batch_size, found.max_num_seqs))
+    assert numbers == sorted(numbers, reverse=True)
+    assert len({micro for micro, _ in numbers}) > 2
+    assert len({sequences for _, sequences in numbers}) > 1
+
+
+def test_an_engine_that_does_not_sleep_leaves_less_for_the_pass():
+    asleep, awake = (fit(SHAPE, CONFIG, card(16), sampler="vllm", sleeps=sleeps) for sleeps in (True, False))
+    assert awake.fits
+    assert awake.micro_batch_size * awake.max_num_seqs < asleep.micro_batch_size * asleep.max_num_seqs
+    engine = sum(awake.parts[name] for name in ("kv_cache", "vllm_weights", "vllm_adapter"))
+    training = {"weights", "adapter", "gradients", "optimizer", "activations", "one_layer", "context", "workspace"}
+    assert awake.needed == engine + sum(awake.parts[name] for name in (*training, "vllm_workspace"))
+
+
+def test_what_cannot_fit_is_refused_with_its_parts_and_three_settings():
+    asked = replace(CONFIG, {"model": {"bits": 16}, "train": {"gradient_checkpointing": False}})
+    with pytest.raises(UserError) as refused:
+        fit(SHAPE, asked, card(8), sampler="transformers")
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "Qwen/Qwen2.5-3B-Instruct does not fit on Card with 8 GB" in message
+    assert "with a micro-batch of 1 needs" in message
+    assert "(weights 5.75, adapter 0.22" in message
+    assert "of 6.64 that can be used (7.38 of 7.68 are free)" in message
+    assert "pass --train.gradient-checkpointing (needs " in message
+    assert "--model.bits 4 (needs " in message
+    assert message.endswith("or a smaller --model.name")
+
+
+def test_the_settings_that_are_offered_need_less_each():
+    asked = replace(
+        CONFIG, {"model": {"bits": 16}, "train": {"gradient_checkpointing": False, "optimizer": "adamw_torch"}}
+    )
+    before = peak(parts(SHAPE, step_of(asked, 1, 1, "transformers", fused=False)))
+    offered = cheaper_settings(asked)
+    assert [text for text, _ in offered] == [
+        "--train.gradient-checkpointing",
+        "--model.bits 4",
+        "--train.optimizer adamw_8bit",
+        "--sampling.max-completion-tokens 256 --model.max-sequence-tokens 768",
+        "--lora.rank 16",
+    ]
+    for text, changed in offered:
+        check(changed)
+        assert peak(parts(SHAPE, step_of(changed, 1, 1, "transformers", fused=False))) < before, text
+
+
+def test_what_the_user_names_is_taken_and_said_to_be_too_much(capsys):
+    named = replace(CONFIG, {"train": {"micro_batch_size": 64}})
+    found = fit(SHAPE, named, card(8), sampler="vllm")
+    assert found.micro_batch_size == 64
+    assert not found.fits
+    assert found.line().endswith("TOO LITTLE for what your settings ask")
+    assert sum(found.phases["drawing"].values()) <= card(8).usable  # what is left open still fits
+    small = fit(SHAPE, replace(CONFIG, {"train": {"micro_batch_size": 2}}), card(24), sampler="vllm")
+    assert small.micro_batch_size == 2
+    assert small.fits
+
+
+def test_a_named_share_is_filled_with_the_cache():
+    found = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.3}}), card(24), sampler="vllm")
+    assert found.gpu_memory_share == 0.3
+    names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
+    assert sum(found.parts[name] for name in names) == int(0.3 * card(24).total)
+    assert found.max_num_seqs == 64
+    tight = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.15}}), card(24), sampler="vllm")
+    assert 1 <= tight.max_num_seqs < 64
+    with pytest.raises(UserError) as refused:
+        fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(24), sampler="vllm")
+    assert "--model.gpu-memory-share 0.05 leaves vLLM 0.00 GiB for its cache" in str(refused.value)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_share_a_step(processes):
+    found = fit(SHAPE, CONFIG, card(24), sampler="vllm", world_size=processes)
+    assert 64 // processes % found.micro_batch_size == 0
+    assert found.max_num_seqs == 64 // processes
+
+
+# On a machine
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a model's configuration and nothing else."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN25_HALF))
+    return folder
+
+
+def asked(model, **changes):
+    settings = {"model": {"name": str(model), "engine": "peft"}, "train": {"gradient_checkpointing": True}}
+    return replace(replace(RunConfig(output_dir="out"), settings), changes)
+
+
+def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model, capsys):  # noqa: F811
+    config = asked(model)
+    assert fit_to_gpu(config) == (config, None)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, capsys):  # noqa: F811
+    machine(8188)
+    config, record = fit_to_gpu(asked(model))
+    assert config.train.micro_batch_size in micro_batches(config)
+    assert config.train.micro_batch_size > 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size}, 64 completions at once; planned ")
+    assert line.endswith(" of 7.5 free")
+    assert record["derived"] == ["train.micro_batch_size", "model.gpu_memory_share"]
+    assert record["gpu"] == "Card 0"
+    assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
+    assert set(record["planned_phases_gib"]) == {"drawing", "loss", "backward"}
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch):  # noqa: F811
+    machine(8188)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _, record = fit_to_gpu(asked(model))
+    assert record["free_gib"] == record["total_gib"]
+
+
+def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model, capsys):  # noqa: F811
+    machine(8188)
+    (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gemma3"}))
+    with pytest.raises(UserError, match="the memory of a gemma3 model cannot be planned"):
+        fit_to_gpu(asked(model))
+    named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
+    assert fit_to_gpu(named) == (named, None)
+    assert "memory: not planned: the memory of a gemma3 model" in capsys.readouterr().err
+    (model / "config.json").unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        fit_to_gpu(asked(model))
+
+
+def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path):  # noqa: F811
+    machine(8188)
+    (model / "model.safetensors").write_bytes(b"")
+    config, record = fit_to_gpu(asked(model))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"lora_grpo_run": 1, "config": config.to_dict(), "memory": record}))
+    presets = {"starter": {}}
+
+    def reread(*flags):
+        return parse(
+            ["--config", str(path), "--preset", "starter", *flags], recipe="x", description="", presets=presets
+        )[0]
+
+    assert reread().train.micro_batch_size is None
+    assert reread().model.gpu_memory_share is None
+    assert reread("--train.micro-batch-size", "4").train.micro_batch_size == 4
+    named = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=2))
+    settled, record = fit_to_gpu(named)
+    assert record["derived"] == ["model.gpu_memory_share"]
+    path.write_text(json.dumps({"lora_grpo_run": 1, "config": settled.to_dict(), "memory": record}))
+    assert reread().train.micro_batch_size == 2
+
+
+def test_the_embedded_model_can_be_planned():
+    config = json.loads((starter.model_path() / "config.json").read_text())
+    assert Shape.of(config).parameters > 1_000_000
