@@ -41,7 +41,10 @@ class DriftMeter:
 
 
 def correct(trainer: Any) -> None:
-    """Have TRL weigh every token by trainer over sampler probability, as it does for a vLLM of its own.
+    """Have TRL weigh completions by trainer over sampler probability, as it does for a vLLM of its own.
+
+    By its default a completion's weight is the product over its tokens, and one beyond 3 is left out
+    (`vllm_importance_sampling_mode`, `..._clip_max`).
 
     It does so where `use_vllm` is set, which as an argument would also start an engine that merges the adapter into
     the base for each hand-over. So it is set afterwards; the rollout function hands the adapter over.

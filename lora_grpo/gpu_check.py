@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import json_lines, pretended_card, starter, timed_command
+from lora_grpo import json_lines, pretended_card, ranks, starter, timed_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gpu_check_row import BACKENDS, ENGINES, Plan, Row, missing_packages, run_row
 from lora_grpo.gpu_check_table import write
@@ -36,6 +36,7 @@ _LEAST_SECONDS = 20
 _NO_TIME = {"status": "skipped", "reason": "the time is used up"}
 _QUESTION_TOKENS = 440
 """With the system prompt and the template near the 512 tokens that the presets leave a prompt."""
+_MEASURE_SECONDS = 120
 _MEASURE = "import json; from lora_grpo.gpu_limits import measure; print(json.dumps(measure()))"
 
 
@@ -71,10 +72,13 @@ def check_gpu(options: Options, recipe: Path) -> None:
         )
     if not 0 < options.minutes < math.inf:
         raise UserError(f"--minutes is {options.minutes:g}; expected more than 0")
-    if options.pretend_gb is not None and not 1 <= options.pretend_gb <= gpus[0].memory_gib:
+    # A card of 16 GB reports a little less.
+    if options.pretend_gb is not None and not 1 <= options.pretend_gb <= math.ceil(gpus[0].memory_gib):
         raise UserError(
-            f"--pretend-gb is {options.pretend_gb:g}; expected 1 to the {gpus[0].memory_gib:.0f} of {gpus[0].name}"
+            f"--pretend-gb is {options.pretend_gb:g}; expected 1 to the {gpus[0].memory_gib:.1f} of {gpus[0].name}"
         )
+    if ranks.world_size() > 1:
+        raise UserError(f"one process checks the card, and {ranks.world_size()} were started; start one")
     if options.output.is_file():
         raise UserError(f"--output {options.output} is a file; give a folder")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -110,6 +114,8 @@ def check_gpu(options: Options, recipe: Path) -> None:
     failed = [result["row"] for result in results if result["status"] == "failed"]
     if failed:
         raise RunError(f"{len(failed)} of {len(results)} rows failed ({', '.join(failed)}); their logs say why")
+    if not any(result["status"] == "ran" for result in results):
+        raise RunError("no row ran; the table says why")
 
 
 def all_rows() -> list[Row]:
@@ -170,7 +176,12 @@ def _because(result: dict[str, Any]) -> str:
 
 def _measured_limits() -> dict[str, Any]:
     """Measure in a process of its own, whose share of the card's memory ends with it."""
-    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=False, timeout=_MEASURE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"torch did not answer for {_MEASURE_SECONDS} s; does the GPU's driver hang?") from None
     if done.returncode:
         raise UserError(f"torch cannot use the GPU: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

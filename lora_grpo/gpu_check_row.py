@@ -151,16 +151,16 @@ def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
 
     config = record["config"]
     completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
-    length = steps[-1]["completions/mean_length"]
+    length = steps[-1].get("completions/mean_length", 0.0)
     found |= {
         "preset": config["preset"],
         "bits": config["model"]["bits"],
         "micro_batch_size": (record.get("memory") or {}).get("micro_batch_size", config["train"]["micro_batch_size"]),
         "completions_per_step": completions,
         "completion_tokens": length,
-        "prompt_tokens": round(steps[-1]["num_tokens"] / len(steps) / completions - length, 1),
+        "prompt_tokens": round(steps[-1].get("num_tokens", 0.0) / len(steps) / completions - length, 1),
         "grad_norm": [norm if _is_finite(norm := step.get("grad_norm")) else str(norm) for step in steps],
-        "clipped_ratio": steps[-1]["completions/clipped_ratio"],
+        "clipped_ratio": steps[-1].get("completions/clipped_ratio"),
         "step_seconds": middle("step_time"),
         "rollout_seconds": middle("time/rollouts"),
         "reward_seconds": middle("time/rewards"),

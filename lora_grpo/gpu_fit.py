@@ -121,7 +121,8 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     gpus, _ = nvidia_gpus()
     if not gpus:
         return config, None
-    derived = [name for name in DERIVED if _value(config, name) is None]
+    idle = ("model.gpu_memory_share",) if drawn_by(config) == "transformers" else ()
+    derived = [name for name in DERIVED if _value(config, name) is None and name not in idle]
     try:
         shape = Shape.of(base_model.read_config(config.model))
     except UserError as error:

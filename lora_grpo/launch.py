@@ -44,11 +44,11 @@ def start_ranks() -> None:
             "accelerate started one process where several were asked for, and their number cannot be read; "
             f"use torchrun: {_command('N', script)}"
         )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # --cpu
     if asked == 1:
         return
     print(f"accelerate started one process of {asked}; going on as {asked}, by torchrun", file=sys.stderr, flush=True)
     here = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
-    here["CUDA_VISIBLE_DEVICES"] = ""  # --cpu
     here.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVING_SECONDS))
     os.execve(sys.executable, [sys.executable, *ranks.launcher(asked), *script], here)
 

@@ -9,6 +9,7 @@ adapter is put back.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 MOVED = 5
 """The disturbance moves the trainer's log-probabilities by at least so many times the tolerance."""
+_MOST_MOVED = 0.75
+"""And by no more nats than this: two implementations of a model that is wrecked differ more than those of a policy."""
 _PROMPTS, _MAX_TOKENS = 8, 32
-_FIRST_NOISE, _DOUBLINGS = 1e-2, 8
+_FIRST_NOISE, _TRIALS = 1e-2, 14
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def check_parity(
-    trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: torch.dtype, temperature: float
+    trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: torch.dtype, temperature: float, max_tokens: int
 ) -> Parity | None:
     """See that the sampler draws from the trainer's policy, whatever the adapter is now.
 
@@ -66,6 +69,7 @@ def check_parity(
         prompts: rendered; the shortest few are asked.
         dtype: the activations'.
         temperature: of the draws, whose log-probabilities are compared; above 0.
+        max_tokens: longest completion of the run; the check's own are shorter still.
 
     Returns:
         What was measured; None for a sampler that returns no log-probabilities, which is the trained model's own
@@ -80,13 +84,14 @@ def check_parity(
     prompt_ids = sampler.encode(asked)
     allowed = tolerance(dtype)
     with torch.random.fork_rng(), _evaluating(trainer.model), _disturbing(trainer.model) as disturb:
-        for doubled in range(_DOUBLINGS):
-            disturb(_FIRST_NOISE * 2**doubled)
+        too_little, too_much, noise = 0.0, math.inf, _FIRST_NOISE
+        for _ in range(_TRIALS):
+            disturb(noise)
             sampler.refresh(adapter=True)
             groups = sampler.rollouts(
                 asked,
                 1,
-                max_tokens=_MAX_TOKENS,
+                max_tokens=min(_MAX_TOKENS, max_tokens),
                 temperature=temperature,
                 top_p=1.0,
                 seed=[completion_seed(0, "parity", place) for place in range(len(asked))],
@@ -98,9 +103,12 @@ def check_parity(
             after = trainer_log_probs(trainer, prompt_ids, completions, temperature)
             disturb(0)
             before = trainer_log_probs(trainer, prompt_ids, completions, temperature)
-            if (moved := _difference(before, after)) >= MOVED * allowed:
+            moved = _difference(before, after)
+            if MOVED * allowed <= moved <= _MOST_MOVED:
                 break
-        else:
+            too_little, too_much = (noise, too_much) if moved < MOVED * allowed else (too_little, noise)
+            noise = (too_little + too_much) / 2 if too_much < math.inf else 2 * noise
+        if moved < MOVED * allowed:
             raise RunError(
                 "sampler and trainer cannot be compared: noise in the adapter moves the log-probabilities by "
                 f"{moved:.2g} nats a token, expected {MOVED * allowed:g} or more; does the adapter reach the model "
@@ -109,15 +117,13 @@ def check_parity(
     sampler.rest()
     found = Parity(_difference(sampled, after), moved, allowed, sum(map(len, completions)))
     if found.difference > allowed:
-        stale = _difference(sampled, before) <= allowed
+        if _difference(sampled, before) <= allowed:
+            what = "the policy as it was before the adapter changed"
+        else:
+            what = "another policy than the one that is trained"
         raise RunError(
-            (
-                "the sampler serves the policy as it was before the adapter changed"
-                if stale
-                else "the sampler serves another policy than the one that is trained"
-            )
-            + f": its log-probabilities differ by {found.difference:.2g} nats a token from the trainer's, expected at "
-            f"most {allowed:g}; "
+            f"the sampler serves {what}: its log-probabilities differ by {found.difference:.2g} nats a token from the "
+            f"trainer's, expected at most {allowed:g}; "
             + (
                 "a server must hold the same base in the same bits; --sampling.backend transformers needs no second one"
                 if sampler.is_other_engine

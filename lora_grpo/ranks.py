@@ -42,8 +42,15 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Return which of the ranks this is, from 0."""
-    return int(os.environ.get("RANK", "0"))
+    """Return which of the ranks this is, from 0.
+
+    Raises:
+        UserError: `RANK`, which launchers set, is no number.
+    """
+    launched = os.environ.get("RANK", "0")
+    if not launched.isdecimal():
+        raise UserError(f"the environment has RANK={launched!r}; expected a process's number, or unset it")
+    return int(launched)
 
 
 def is_main() -> bool:

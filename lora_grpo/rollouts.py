@@ -72,7 +72,7 @@ class Sampler:
     serves_training = True
     """False where the engine draws training rollouts itself and this sampler serves evaluation alone."""
     is_other_engine = False
-    """True where the policy has a second implementation here, whose tokens TRL is to weigh by importance sampling."""
+    """True where the policy has a second implementation here: TRL corrects for it by importance sampling."""
     streams = False
     """True where `stream` yields a prompt's completions as soon as they have ended."""
     slots: int | None = None

@@ -206,7 +206,9 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
     # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
     comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
-    parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature)
+    parity = check_parity(
+        trainer, sampler, prompts, compute_dtype(), temperature, config.sampling.max_completion_tokens
+    )
     trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
@@ -243,6 +245,8 @@ def _prompt(tokenizer: Any, row: Row) -> Any:
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
     """Return TRL's `rollout_func`: one call draws all completions of a step from the adapter as it is now."""
 
+    import torch
+
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rendered = [prompt if isinstance(prompt, str) else render(policy.tokenizer, prompt) for prompt in prompts]
         group = config.sampling.num_generations
@@ -250,6 +254,8 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
             heads, group = rendered, 1
         sampler.refresh(adapter=True)
+        if torch.cuda.is_available():  # on a CPU a step is decoded together, so that its bits do not depend on memory
+            sampler.find_slots(max(map(len, sampler.encode(heads))), config.sampling.max_completion_tokens)
         # Numbered through all processes, so that two of them draw what one would.
         first = trainer.accelerator.process_index * len(rendered)
         drawn = sampler.rollouts(

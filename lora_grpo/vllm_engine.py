@@ -66,6 +66,8 @@ _CPU_ENGINE = {
 }
 _CPU_BATCH_TOKENS = 512
 """Read at once: the adapter's matrices are copied for each of them."""
+_GPU_BATCH_TOKENS = 4096
+"""The same on a GPU: a few prompts at once fill it."""
 _BYSTANDERS = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS")
 """Variables that vLLM sets for workers that it does not start here; programs that are graded would inherit them."""
 
@@ -156,11 +158,16 @@ class VllmEngine:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         on_cpu = not torch.cuda.is_available()
         self._sleeps = sleeps and not on_cpu
-        options: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": self._sleeps}
+        options: dict[str, Any] = {
+            "gpu_memory_utilization": gpu_memory_share,
+            "enable_sleep_mode": self._sleeps,
+            # vLLM's default, 8192 and more, is tried at the start and taken off the cache.
+            "max_num_batched_tokens": max(_GPU_BATCH_TOKENS, max_sequence_tokens),
+        }
         if on_cpu:
             options = {**_CPU_ENGINE, "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, max_sequence_tokens)}
         if most_at_once:
-            options["max_num_seqs"] = most_at_once
+            options["max_num_seqs"] = min(most_at_once, options.get("max_num_seqs", most_at_once))
         for key, value in ((_CPU_SETTINGS if on_cpu else {}) | _SETTINGS).items():
             os.environ.setdefault(key, value)
         name, revision = base_model.source(settings.name), settings.revision

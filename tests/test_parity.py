@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from lora_grpo import vllm_engine
+from lora_grpo import parity, vllm_engine
 from lora_grpo.command_line import replace
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.data import load_data
@@ -78,7 +78,7 @@ def prompts(parts):
 def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
     _, policy, trainer, sampler, _, _ = parts
     before, state = weights(policy.model, trainable=True), torch.get_rng_state()
-    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0)
+    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(torch.get_rng_state(), state)
@@ -121,8 +121,8 @@ def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
     before = weights(policy.model, trainable=True)
     with monkeypatch.context() as patched:
         patched.setattr(sampler, "refresh", lambda *, adapter: None)
-        with pytest.raises(RunError, match=r"as it was before the adapter changed.*sampling.backend transformers"):
-            check_parity(trainer, sampler, prompts, torch.float32, 1.0)
+        with pytest.raises(RunError, match="as it was before the adapter changed"):
+            check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -132,7 +132,7 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
     refresh = sampler.refresh
     monkeypatch.setattr(sampler, "refresh", lambda *, adapter: refresh(adapter=False))
     with pytest.raises(RunError, match="as it was before the adapter changed"):
-        check_parity(trainer, sampler, prompts, torch.float32, 1.0)
+        check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
 
 
 def test_another_base_is_found(parts, prompts):
@@ -143,7 +143,7 @@ def test_another_base_is_found(parts, prompts):
         norm.mul_(1.1)
     try:
         with pytest.raises(RunError, match="another policy than the one that is trained"):
-            check_parity(trainer, sampler, prompts, torch.float32, 1.0)
+            check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
     finally:
         with torch.no_grad():
             norm.div_(1.1)
@@ -155,7 +155,15 @@ def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts,
         if isinstance(getattr(layer, "scaling", None), dict):
             monkeypatch.setitem(layer.scaling, "default", 0.0)
     with pytest.raises(RunError, match="cannot be compared"):
-        check_parity(trainer, sampler, prompts, torch.float32, 1.0)
+        check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+
+
+def test_the_disturbance_is_held_between_its_bounds(parts, prompts, monkeypatch):
+    """As in 16 bits, where a quarter of a nat has to be moved and much more would wreck the model."""
+    _, _, trainer, sampler, _, _ = parts
+    monkeypatch.setattr(parity, "tolerance", lambda dtype: 0.05)
+    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    assert 0.25 <= found.moved <= 0.75
 
 
 def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):
@@ -183,12 +191,9 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
         assert all("sampling/importance_sampling_ratio/mean" in step for step in steps)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"sampling": {"top_p": 0.8}}, {"lora": {"dropout": 0.3}}], ids=["top_p", "dropout"]
-)
-def test_what_makes_log_probs_differ_by_design_does_not_stop_a_run(tmp_path, changes):
+def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):
     config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), {"train": {"max_steps": 1}})
-    config, data = replace(config, changes), copy.deepcopy(starter_data())
+    config, data = replace(config, {"sampling": {"top_p": 0.8}}), copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     trainer = make_trainer(run, policy, data.train, policy.sampler(config))

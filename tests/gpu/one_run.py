@@ -59,7 +59,7 @@ def compared_log_probs(trainer, sampler, prompts, max_tokens):
     drawn = sampler.rollouts(prompts, 1, max_tokens=max_tokens, temperature=1.0, top_p=1.0, seed=0)
     sampler.rest()
     prompt_ids, completions = sampler.encode(prompts), [rollout.token_ids for [rollout] in drawn]
-    full = trainer_log_probs(trainer, prompt_ids, completions)
+    full = trainer_log_probs(trainer, prompt_ids, completions, 1.0)
     device = next(trainer.model.parameters()).device
     width, keep = max(map(len, prompt_ids)), max(map(len, completions))
     rows, masks = [], []
