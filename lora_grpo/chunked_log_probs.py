@@ -18,7 +18,7 @@ class ChunkedLogProbs:
     package that the path does not use. Here the trainer takes it as soon as it is put together. Where the head is not
     the plain linear layer that the path multiplies with (an adapter lies on it), or the model does to its logits what
     the path does not know of, the whole logits are made as before, and that is said once. Unsloth replaces both paths
-    by one of its own, which makes no whole logits either.
+    on a GPU by one of its own, which makes no whole logits either, and is left alone.
 
     On a CPU it costs nothing (docs/memory.md), so every run takes it, also where the vocabulary is smaller than a tile.
     """
@@ -30,8 +30,7 @@ class ChunkedLogProbs:
         super().__init__(*args, **kwargs)
         from trl.models.utils import _ForwardRedirection
 
-        scorer: Any = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
-        if scorer.__module__ != "trl.trainer.grpo_trainer":  # Unsloth's
+        if "unsloth" in sys.modules:  # it replaces parts of either path, and on a GPU both
             return
         reason = self._why_whole()
         if reason:
