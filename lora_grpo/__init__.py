@@ -12,6 +12,7 @@ rewards             rewards, reward_registry (specs to functions), reward_files 
 the policy          base_model, policy (4-bit base + adapter)
 the GPU's memory    memory (of a step, by part), gpu_fit (what fits this card), probe (a trial pass), chunked_log_probs
 completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers, vllm_sampler
+several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
 at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
@@ -21,6 +22,8 @@ scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_o
                     tensor_files
 export_gguf.py      gguf_options, gguf_export, gguf_architecture, gguf_types, gguf_tokenizer, gguf_sentencepiece,
                     modelfile
+check_gpu.py        gpu_check, gpu_check_row, gpu_check_table; random_model, gpu_limits (what the card can do),
+                    card_memory, pretended_card, timed_command
 scripts/push.py     pushing, upload_files, whole_files, hub, hub_contents, hub_token, hub_failures; model_card,
                     card_schema, card_facts, card_figures, card_metadata, card_snippets
 what lasts          run_record (run.json), atomic (files that are whole or absent), folder_lock

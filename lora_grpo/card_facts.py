@@ -119,7 +119,7 @@ def gather(folder: Path, kind: str, files: tuple[UploadFile, ...], base: Base) -
     Raises:
         UserError: a record cannot be read.
     """
-    from lora_grpo.vllm_sampler import served_rank
+    from lora_grpo.vllm_engine import served_rank
 
     run = run_of(folder, kind)
     record = read_run(run) if run else None

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import atomic, ranks
 
 _PREFIX = "checkpoint-"
 
@@ -16,7 +16,7 @@ class AtomicCheckpoints:
     """Mixed in before a transformers Trainer: a checkpoint is built in a staging folder and renamed when it is whole.
 
     The Trainer itself writes a checkpoint's files one after another into their final folder, and a process killed in
-    between leaves one that looks resumable.
+    between leaves one that looks resumable. Every rank writes its random state; rank 0 writes the rest and renames.
     """
 
     keep_checkpoints: int
@@ -31,14 +31,17 @@ class AtomicCheckpoints:
         self._staging = folder / ".partial"
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            ranks.wait_for_all()
             if self.args.should_save:  # type: ignore[attr-defined]
                 name = f"{_PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
                 atomic.publish(self._staging / name, folder / name)
                 for _, old in _found(folder)[self.keep_checkpoints :]:
                     shutil.rmtree(old)
         finally:
-            shutil.rmtree(self._staging, ignore_errors=True)
+            if ranks.is_main():
+                shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = None
+        ranks.wait_for_all()  # or the next one might be begun in a folder that is being removed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """TRL writes a README.md at every checkpoint; the run has run.json instead."""

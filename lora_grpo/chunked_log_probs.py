@@ -30,7 +30,7 @@ class ChunkedLogProbs:
         super().__init__(*args, **kwargs)
         from trl.models.utils import _ForwardRedirection
 
-        scorer: Any = type(self)._get_per_token_logps_and_entropies  # type: ignore[attr-defined]
+        scorer: Any = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
         if scorer.__module__ != "trl.trainer.grpo_trainer":  # Unsloth's
             return
         reason = self._why_whole()
@@ -39,6 +39,26 @@ class ChunkedLogProbs:
             return
         self.use_liger_kernel = True
         self._forward_redirection = _ForwardRedirection()
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Score at most `batch_size` rows at once, as the path with whole logits does.
+
+        TRL's chunked path drops `batch_size`: the pass before the loss, which importance sampling and a KL penalty
+        ask for, would take all completions of a step through the layers together.
+        """
+        import torch
+
+        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        rows = len(args[0])
+        given = [value for value in kwargs.values() if value is not None and not isinstance(value, bool)]
+        if not self.use_liger_kernel or not batch_size or rows <= batch_size or given:  # images come by the sample
+            return score(model, *args, batch_size=batch_size, **kwargs)
+        ids, mask, *rest = args
+        slices = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
+        parts = [score(model, ids[part], mask[part], *rest, batch_size=batch_size, **kwargs) for part in slices]
+        return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
 
     def _why_whole(self) -> str:
         """Return why the chunked path would not compute what the model does; nothing where it would."""

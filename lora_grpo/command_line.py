@@ -20,10 +20,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from lora_grpo import ranks
 from lora_grpo.config import Invocation, RunConfig, flag
 from lora_grpo.config_check import check
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.hardware import choose_preset
+from lora_grpo.launch import start_ranks
 from lora_grpo.policy import check_model
 from lora_grpo.run_record import close_run
 
@@ -128,22 +130,48 @@ def run_command(main: Callable[[], None]) -> int:
     Returns:
         0, 2 for a mistake of the user's, 1 for a failed run, 128 + signal for an interrupted one.
     """
-    with contextlib.suppress(ValueError):  # signals can be set in the main thread alone
-        signal.signal(signal.SIGTERM, _terminate)
+    _on_sigterm(_terminate)
     try:
-        main()
-    except (UserError, RunError) as error:
+        start_ranks()
+        with ranks.only_main_speaks():
+            main()
+    except BaseException as error:
+        # A launcher sends it to the ranks that are left when one has failed: they are at their ends already.
+        _on_sigterm(signal.SIG_IGN)
+        code = _end(error)
+        if code is None:
+            raise
+        return code
+    finally:
+        _on_sigterm(signal.SIG_DFL)
+    ranks.leave()
+    return 0
+
+
+def _end(error: BaseException) -> int | None:
+    """Say how the command ends, in run.json too, and return its exit code; None where the error is the kit's own."""
+    if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
+        ranks.tell(str(error))
+        ranks.let_main_speak()
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except (Interrupted, KeyboardInterrupt) as stop:
-        again = close_run("interrupted")
-        print((str(stop) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
-        return 128 + (stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
-    except BaseException as error:
-        close_run("failed", repr(error))
-        raise
-    return 0
+    elsewhere = ranks.told()  # where another rank failed and said so, what is left of it here is a broken connection
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        again = close_run("failed" if elsewhere else "interrupted", elsewhere)
+        if ranks.is_main() and not elsewhere:
+            print((str(error) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
+        return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
+    close_run("failed", elsewhere or repr(error))
+    if elsewhere:
+        return RunError.exit_code
+    ranks.tell(repr(error))
+    return None
+
+
+def _on_sigterm(handler: Any) -> None:
+    with contextlib.suppress(ValueError):  # signals can be set in the main thread alone
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _terminate(signal_number: int, frame: object) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import atomic, ranks
 from lora_grpo.rewards import RewardFunction, completion_text
 
 _SHOWN = 16
@@ -46,7 +46,7 @@ class CompletionLog:
 
     def write(self, step: int) -> None:
         """Write what was noted during `step`, and get ready for the next one."""
-        if self._lines:
+        if self._lines and ranks.is_main():
             for line in self._lines:
                 scores = line["rewards"]
                 line["reward"] = sum(self.weights[name] * (value or 0.0) for name, value in scores.items())

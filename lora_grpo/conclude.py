@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import atomic, ranks
 from lora_grpo.comparison import compare, shifts
 from lora_grpo.evaluation_report import Page, measure
 from lora_grpo.results import Result
@@ -15,6 +15,8 @@ from lora_grpo.run_record import Run
 
 def conclude(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:
     """Write the report, close run.json, and print the table, the reward's change and what to do next."""
+    if not ranks.is_main():
+        return
     settings, seed = run.config.eval, run.config.seed
     ks = settings.k if settings.num_samples else ()
     table = compare(before, after, ks, seed)

@@ -95,6 +95,14 @@ class SamplingConfig:
     """Softmax temperature of training rollouts."""
     top_p: float = 1.0
     """Nucleus probability of training rollouts; 1 keeps the whole distribution, which GRPO's gradient assumes."""
+    backend: Literal["auto", "vllm", "transformers"] = "auto"
+    """What draws completions: `vllm` (the adapter beside a base that is loaded once) or `transformers` (the kit's own
+    sampler). `auto`: vllm where it and a GPU are there, else transformers, which is faster on a CPU."""
+    server_url: str | None = None
+    """A vLLM server that draws them, on this or another machine, e.g. http://gpu2:8000; docs/scaling.md."""
+    server_folder: str | None = None
+    """Folder that this machine and the server's have under one path, for each step's adapter; None takes a temporary
+    one, for a server on this machine."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 
+from lora_grpo import ranks
 from lora_grpo.config import RunConfig, flag
 from lora_grpo.errors import UserError
 from lora_grpo.grpo_fields import check_name, parse_grpo_overrides
@@ -42,7 +43,7 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     Raises:
         UserError: a count is not positive, or completions per step cannot be cut into micro-batches.
     """
-    world_size = _world_size() if world_size is None else world_size
+    world_size = ranks.world_size() if world_size is None else world_size
     sizes = micro_batches(config, world_size)
     group, prompts = config.sampling.num_generations, config.train.prompts_per_step
     micro = config.train.micro_batch_size
@@ -66,7 +67,7 @@ def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]
     Raises:
         UserError: a count is not positive, or the processes cannot share a step equally.
     """
-    world_size = _world_size() if world_size is None else world_size
+    world_size = ranks.world_size() if world_size is None else world_size
     group, prompts = config.sampling.num_generations, config.train.prompts_per_step
     if group < 2:
         raise UserError(
@@ -84,13 +85,6 @@ def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]
     return [size for size in range(each, 0, -1) if each % size == 0]
 
 
-def _world_size() -> int:
-    launched = os.environ.get("WORLD_SIZE", "1")
-    if not launched.isdecimal() or int(launched) < 1:
-        raise UserError(f"the environment has WORLD_SIZE={launched!r}; expected a number of processes, or unset it")
-    return int(launched)
-
-
 def check(config: RunConfig) -> None:
     """Refuse every configuration that cannot run, before anything heavy is imported.
 
@@ -98,6 +92,7 @@ def check(config: RunConfig) -> None:
         UserError: names the flag, what it got, what was expected and the fix.
     """
     batch_shape(config)
+    _check_ranks(config)
     get_task(config.data.task)
     get_task(config.data.held_out_task)
     check_style(config.data.prompt_style)
@@ -115,6 +110,17 @@ def check(config: RunConfig) -> None:
         )
     if config.data.prompt_style == "hashes" and config.data.runs_programs:
         raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
+    if config.lora.dora and (config.sampling.backend == "vllm" or config.sampling.server_url):
+        raise UserError("--lora.dora is not served by vLLM; pass --sampling.backend transformers")
+    if (url := config.sampling.server_url) is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"--sampling.server-url {url} is no address; expected one such as http://gpu2:8000")
+        if config.sampling.backend == "transformers":
+            raise UserError("--sampling.server-url is a vLLM server; leave --sampling.backend transformers out")
+        if config.model.engine == "unsloth":
+            raise UserError("--sampling.server-url goes with --model.engine peft; Unsloth draws its own rollouts")
+    elif config.sampling.server_folder is not None:
+        raise UserError("--sampling.server-folder is given without --sampling.server-url")
     overrides = parse_grpo_overrides(config.grpo)
     check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
     check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")
@@ -185,6 +191,29 @@ def check(config: RunConfig) -> None:
             f"--data.train-limit {config.data.train_limit} is fewer than --train.prompts-per-step "
             f"{config.train.prompts_per_step}; lower the second"
         )
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """Refuse several processes where each does not hold the whole model: each samples by itself."""
+    if ranks.world_size() > 1 and config.model.engine == "unsloth":
+        raise UserError(
+            f"--model.engine unsloth trains in one process, and {ranks.world_size()} were started; pass --model.engine "
+            "peft, or start one"
+        )
+    sharded = [name for name in ("FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG") if _is_on(f"ACCELERATE_USE_{name}")]
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
+    if _is_on("ACCELERATE_USE_DEEPSPEED") and stage not in ("0", "1", "2"):
+        sharded.append(f"DeepSpeed ZeRO-{stage}")
+    sharded += sorted({"fsdp", "deepspeed", "parallelism_config"} & parse_grpo_overrides(config.grpo).keys())
+    if sharded:
+        raise UserError(
+            f"{sharded[0]} spreads the model over processes, and here each samples from a whole one; launch without it "
+            "(docs/scaling.md says what to do with a model too large for one GPU)"
+        )
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes")
 
 
 def _at_least(low: int, name: str, value: int | None) -> None:

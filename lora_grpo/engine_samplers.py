@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_grpo.rollouts import Draw, Sampler
+from lora_grpo.rollouts import Draw, Drawn, Sampler
+from lora_grpo.vllm_engine import token_log_probs
 
 
 class GenerateSampler(Sampler):
@@ -17,13 +18,14 @@ class GenerateSampler(Sampler):
 
     serves_training = False
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> Drawn:
         import torch
 
         rows = [ids for ids in prompts for _ in range(draw.num_samples)]
         size = self.slots or len(rows)
         torch.manual_seed(draw.seed if isinstance(draw.seed, int) else draw.seed[0])
-        return [ids for start in range(0, len(rows), size) for ids in self._generate(rows[start : start + size], draw)]
+        batches = (self._generate(rows[start : start + size], draw) for start in range(0, len(rows), size))
+        return Drawn([ids for batch in batches for ids in batch])
 
     def _generate(self, rows: list[list[int]], draw: Draw) -> list[list[int]]:
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
@@ -67,7 +69,7 @@ class SharedVllmSampler(Sampler):
         """Return vLLM's own default; it fits the batch to its memory itself, so `slots` stays None."""
         return 256
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> Drawn:
         from vllm import SamplingParams
 
         if isinstance(draw.seed, int):
@@ -85,10 +87,12 @@ class SharedVllmSampler(Sampler):
                 top_p=draw.top_p,
                 seed=seed % 2**31,
                 stop_token_ids=self.eos_token_ids,
+                logprobs=0,  # of the token that was drawn, and no other
             )
             for seed in seeds
         ]
         results = self.model.fast_generate(
             [{"prompt_token_ids": ids} for ids in requests], each, use_tqdm=False, lora_request=self._request
         )
-        return [list(output.token_ids) for result in results for output in result.outputs]
+        outputs = [output for result in results for output in result.outputs]
+        return Drawn([list(output.token_ids) for output in outputs], [token_log_probs(output) for output in outputs])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from lora_grpo import atomic, json_lines
+from lora_grpo import atomic, json_lines, ranks
 from lora_grpo.errors import RunError
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render_row
 from lora_grpo.results import BASE, GREEDY, Result, drawn, task_id
-from lora_grpo.rollouts import Rollout, Sampler
+from lora_grpo.rollouts import Rollout, Sampler, completion_seed
 from lora_grpo.run_record import Run
 from lora_grpo.tasks import Row, grade_all
 
@@ -82,7 +80,9 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     if config.eval.num_samples:
         asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
-    return draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
+    results = draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
+    sampler.rest()
+    return results
 
 
 def draw_and_grade(
@@ -92,7 +92,8 @@ def draw_and_grade(
 
     The random numbers of a completion depend on the seed, its row's id and its number alone: two models are asked with
     the same ones, and so are the rows of a smaller evaluation. A sampler that decodes all of a call together gets the
-    same rows together after a kill as without one, so that rounding, too, is the same.
+    same rows together after a kill as without one, so that rounding, too, is the same. Several ranks share the work,
+    each with a file of its own beside `path`, which rank 0 gathers into it.
 
     Args:
         path: the file of samples.
@@ -110,14 +111,14 @@ def draw_and_grade(
         RunError: the file of samples does not fit these rows.
     """
     units = list(_units(rows, asked, sampler.streams))
-    kept = _kept(path, units)
+    kept = ranks.from_main(lambda: _kept(path, units))
     total = sum(len(unit.keys) for unit in units)
     if len(kept) == total:
         return kept
     if kept:
         print(f"{path}: {len(kept)} of {total} samples are there already", file=sys.stderr)
     finished = {(sample["task_id"], sample["draw"]) for sample in kept}
-    todo = [unit for unit in units if unit.keys[0] not in finished]
+    todo = [unit for unit in units if unit.keys[0] not in finished][ranks.rank() :: ranks.world_size()]
     if sampler.streams:  # everything at once: the engine sees to what runs together
         todo = [
             _Unit(draws, tuple(unit.rows[0] for unit in same))
@@ -127,8 +128,13 @@ def draw_and_grade(
     longest_prompt = max(map(len, sampler.encode(list(prompts.values()))))
     sampler.find_slots(longest_prompt, max(draws.max_tokens for draws in asked))
     samples, passed = kept, sum(sample["passed"] for sample in kept)
-    progress = Progress(total, f"evaluating {title}")
-    with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
+    own, mine = path, total
+    if ranks.world_size() > 1:
+        own = path.with_name(f"{path.name}.rank{ranks.rank()}")
+        mine = len(kept) + sum(len(unit.keys) for unit in todo)
+        title += f" (share of 1 of {ranks.world_size()} processes)"
+    progress = Progress(mine, f"evaluating {title}")
+    with contextlib.closing(progress), own.open("a", encoding="utf-8") as file:
         for unit in todo:
             for part in _drawn(sampler, unit, prompts, seed):
                 verdicts = grade_all(
@@ -148,7 +154,7 @@ def draw_and_grade(
                 passed += sum(sample["passed"] for sample in new)
                 progress.show(len(samples), f"{passed / len(samples):.1%} pass")
     sampler.slots = None  # training decodes a step's completions together
-    return _kept(path, units)
+    return ranks.from_main(lambda: _kept(path, units))
 
 
 def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) -> list[Result] | None:
@@ -156,12 +162,6 @@ def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) ->
     keys = [key for unit in _units(rows, asked, streams=False) for key in unit.keys]
     found = _found(path)
     return [found[key] for key in keys] if found.keys() == set(keys) else None
-
-
-def completion_seed(seed: int, row_id: str, draw: str | int) -> int:
-    """Return the seed of one completion's random numbers."""
-    digest = hashlib.sha256(json.dumps([seed, row_id, draw]).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def _drawn(
@@ -194,8 +194,13 @@ def _units(rows: Sequence[Row], asked: Sequence[Draws], streams: bool) -> Iterat
             yield _Unit(draws, tuple(ordered[start : start + size]))
 
 
+def _shares(path: Path) -> list[Path]:
+    """Return the files of the ranks that shared the work; a kill leaves them, and any number of ranks goes on."""
+    return sorted(path.parent.glob(f"{path.name}.rank*"))
+
+
 def _found(path: Path) -> dict[tuple[str, str | int], Result]:
-    found = json_lines.read_finished(path)
+    found = [sample for file in (path, *_shares(path)) for sample in json_lines.read_finished(file)]
     needed = {"task_id", "draw", "passed"}
     if not all(isinstance(sample, dict) and needed <= sample.keys() for sample in found):
         raise RunError(f"{path} has a line that is no sample; delete it and run the command again")
@@ -204,13 +209,16 @@ def _found(path: Path) -> dict[tuple[str, str | int], Result]:
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     """Return the samples of finished units, in the units' order, and rewrite the file where it holds anything else."""
-    if not path.exists():
+    shares = _shares(path)
+    if not path.exists() and not shares:
         return []
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
         raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     text = json_lines.dump(kept)
-    if path.read_text(encoding="utf-8", errors="replace") != text:
+    if shares or path.read_text(encoding="utf-8", errors="replace") != text:
         atomic.write_text(path, text)
+    for share in shares:
+        share.unlink()
     return kept

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from lora_grpo import ranks
 from lora_grpo.errors import UserError
 
 
@@ -37,7 +38,13 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
 
 @contextlib.contextmanager
 def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
-    """Hold the folder for the length of a block; see `claim`."""
+    """Hold the folder for the length of a block; see `claim`. What does so is one process's work.
+
+    Raises:
+        UserError: as `claim`, or a launcher started several processes.
+    """
+    if ranks.world_size() > 1:
+        raise UserError(f"training alone is shared by processes, and {ranks.world_size()} were started; start one")
     claim(folder, flag)
     try:
         yield

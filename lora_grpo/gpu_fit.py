@@ -6,18 +6,17 @@ Before any weight is loaded: a run that cannot fit is refused with its parts, an
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, ranks
+from lora_grpo.backends import choose_engine, drawn_by
 from lora_grpo.config import RunConfig, flag
 from lora_grpo.config_check import batch_shape, micro_batches
 from lora_grpo.errors import UserError
-from lora_grpo.hardware import Gpu, choose_engine, nvidia_gpus
+from lora_grpo.hardware import Gpu, nvidia_gpus
 from lora_grpo.memory import GIB, Sampler, Shape, Step, parts, peak, phases
 
 DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
@@ -122,7 +121,8 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     gpus, _ = nvidia_gpus()
     if not gpus:
         return config, None
-    derived = [name for name in DERIVED if _value(config, name) is None]
+    idle = ("model.gpu_memory_share",) if drawn_by(config) == "transformers" else ()
+    derived = [name for name in DERIVED if _value(config, name) is None and name not in idle]
     try:
         shape = Shape.of(base_model.read_config(config.model))
     except UserError as error:
@@ -131,10 +131,10 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         print(f"memory: not planned: {error}", file=sys.stderr)
         return config, None
     card = Card.of(gpus[0])
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if ranks.world_size() > 1:
         # Processes that start at different times find different amounts free, and have to come to the same numbers.
         card = dataclasses.replace(card, free=card.total)
-    found = fit(shape, config, card, sampler=sampler_of(config), fused=_fused(config))
+    found = fit(shape, config, card, sampler=drawn_by(config), fused=choose_engine(config) == "unsloth")
     print(found.line(), file=sys.stderr)
     settled = dataclasses.replace(
         config,
@@ -142,15 +142,6 @@ def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         model=dataclasses.replace(config.model, gpu_memory_share=found.gpu_memory_share),
     )
     return settled, {"derived": derived, **found.record()}
-
-
-def sampler_of(config: RunConfig) -> Sampler:
-    """Return what will draw the training completions on a GPU."""
-    return "shared" if _fused(config) and importlib.util.find_spec("vllm") is not None else "transformers"
-
-
-def _fused(config: RunConfig) -> bool:
-    return choose_engine(config.model.engine) == "unsloth"
 
 
 def fit(

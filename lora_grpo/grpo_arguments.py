@@ -47,6 +47,8 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "scale_rewards": "group",
         "importance_sampling_level": "token",
         "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 3.0,
         "vllm_mode": "colocate",
         "mask_truncated_completions": False,
         "reward_weights": reward_weights,
@@ -57,6 +59,9 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "fp16": on_gpu and dtype == torch.float16,
         "use_cpu": not on_gpu,
         "dataloader_pin_memory": on_gpu,
+        # Without it DDP cuts its buckets anew after the first step, also after that of a resumed run; more than two
+        # ranks then add their gradients up in another order than an unbroken run did.
+        "ddp_find_unused_parameters": True,
         "seed": config.seed,
         "save_strategy": "steps",
         "save_steps": settings.checkpoint_steps,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -64,18 +63,11 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} names none of the {len(found)} that are there"
 
 
-def choose_engine(asked: str) -> str:
-    """Return `unsloth` or `peft` for what `--model.engine` asks, without importing either."""
-    if asked == "auto":
-        return "unsloth" if nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
-    return asked
-
-
 def use_one_gpu() -> None:
     """Show CUDA the GPU that the preset was chosen for, and no other; to be called before torch is imported.
 
-    Transformers' Trainer would otherwise take every GPU it sees into one process and multiply the batch. A launcher of
-    several processes (`WORLD_SIZE`) gives each its own.
+    Transformers' Trainer would otherwise take every GPU it sees into one process and multiply the batch. Of several
+    processes (`WORLD_SIZE`) each takes its own; see `ranks.join`.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if "WORLD_SIZE" not in os.environ:

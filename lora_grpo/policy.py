@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model
+from lora_grpo import base_model, ranks, vllm_engine
+from lora_grpo.backends import choose_engine, uses_vllm
 from lora_grpo.config import RunConfig
+from lora_grpo.config_check import batch_shape
 from lora_grpo.engine_samplers import GenerateSampler, SharedVllmSampler
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.hardware import choose_engine, preset_gigabytes, use_one_gpu
+from lora_grpo.hardware import preset_gigabytes, use_one_gpu
 from lora_grpo.merged_copy import MergedCopySampler, merges
 from lora_grpo.optional import require
 from lora_grpo.rollouts import Sampler
+from lora_grpo.vllm_engine import VllmEngine
+from lora_grpo.vllm_rollouts import FLAG, HotSwapSampler, adapter_rank
+from lora_grpo.vllm_server import VllmServer, find_base
 
 
 @dataclass
@@ -32,17 +37,40 @@ class Policy:
     record: dict[str, Any]
     """What run.json says of it: base model, commit or fingerprint, engine, precision, device."""
 
-    def sampler(self) -> Sampler:
+    def sampler(self, config: RunConfig) -> Sampler:
         """Return what draws completions from this policy.
 
-        On a CPU an unpacked copy. On a GPU the model itself; with Unsloth its shared vLLM engine, or its `generate`.
+        vLLM, where it is asked for or there is a GPU for it: with Unsloth the engine that shares the model's weights.
+        Otherwise on a CPU an unpacked copy, on a GPU the model itself, with Unsloth by its `generate`.
+
+        Raises:
+            UserError: vLLM is asked for and cannot serve this policy.
+            RunError: vLLM does not start.
         """
         parts = (self.model, self.tokenizer, self.eos_token_ids)
         if getattr(self.model, "vllm_engine", None) is not None:
             return SharedVllmSampler(*parts)
+        if uses_vllm(config):
+            return HotSwapSampler(*parts, self._engine(config))
         if next(self.model.parameters()).device.type == "cpu" and merges(self.model):
             return MergedCopySampler(*parts)
         return GenerateSampler(*parts) if self.engine == "unsloth" else Sampler(*parts)
+
+    def _engine(self, config: RunConfig) -> VllmEngine | VllmServer:
+        rank, longest = adapter_rank(self.model), config.model.max_sequence_tokens
+        if config.sampling.server_url:
+            return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
+        return VllmEngine(
+            config.model,
+            rank=rank,
+            max_sequence_tokens=longest,
+            gpu_memory_share=config.model.gpu_memory_share or 0.5,  # of a GPU's alone, where it is settled
+            seed=config.seed,
+            flag=FLAG,
+            model=self.model,
+            most_at_once=batch_shape(config).completions_per_step,
+            sleeps=True,
+        )
 
 
 def check_model(config: RunConfig) -> None:
@@ -57,6 +85,11 @@ def check_model(config: RunConfig) -> None:
             "--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
             "(on a CPU: `make engines`), or pass --model.engine peft"
         )
+    if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_engine.available():
+        raise UserError(
+            "--sampling.backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), "
+            "or pass --sampling.backend transformers"
+        )
 
 
 def load_policy(config: RunConfig) -> Policy:
@@ -65,13 +98,16 @@ def load_policy(config: RunConfig) -> Policy:
     Raises:
         UserError: the model cannot be found or read, or the engine is not installed.
     """
+    if config.sampling.server_url:
+        find_base(config.sampling.server_url, config.model.max_sequence_tokens)
     base_model.wait_without_spinning()
     use_one_gpu()
-    engine = choose_engine(config.model.engine)
+    engine = choose_engine(config)
     if engine == "unsloth":
         _import_unsloth()
 
     base_model.prepare_torch(config.seed)
+    ranks.join()
     import torch
 
     if preset_gigabytes(config.preset) and not torch.cuda.is_available():
@@ -139,7 +175,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel
 
     on_gpu = torch.cuda.is_available()
-    fast = on_gpu and importlib.util.find_spec("vllm") is not None
+    fast = on_gpu and uses_vllm(config)
     options: dict[str, Any] = {}
     if fast:
         options = {"fast_inference": True, "max_lora_rank": config.lora.rank}

@@ -54,26 +54,28 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
     stand_in = copy.copy(trainer)
     stand_in._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
     stand_in.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    told = None
+    told, held = None, []
     with _undone(trainer.model, device), _asleep(trainer.model):
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         try:
-            state = _optimizer_state(trainer, config.train.optimizer, device)
+            held.append(_optimizer_state(trainer, config.train.optimizer, device))
             trainer.model.train()
-            loss = stand_in.compute_loss(model, made_up_inputs(trainer, rows, longest_prompt_tokens, device))
-            trainer.accelerator.backward(loss)
-            del loss, state
+            held.append(stand_in.compute_loss(model, made_up_inputs(trainer, rows, longest_prompt_tokens, device)))
+            trainer.accelerator.backward(held[-1])
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
             told = " ".join(str(error).split())
         measured = _measured(device)
-    # Out here the error, and the frames that held the batch, are gone.
-    gc.collect()
+        # The error, and the frames that held the batch, are gone. An engine may only wake when the memory is free.
+        held.clear()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # gradients, too, are gone now
         torch.cuda.reset_peak_memory_stats(device)
     if told is not None:
         raise RunError(_refusal(config, rows, asked, measured, told))

@@ -9,9 +9,11 @@ uninterrupted one would have drawn.
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.decoding_slots import Rows, begin, can_join, to_begin
@@ -32,6 +34,9 @@ class Rollout:
     """The decoded completion, special tokens left out."""
     truncated: bool
     """True when the completion hit its length limit before it ended."""
+    log_probs: list[float] | None = field(default=None, compare=False)
+    """Of each token, in nats, under the distribution it was drawn from: at its temperature, within its nucleus. None
+    where the engine was not asked for them, and for greedy decoding."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,16 @@ class Draw:
     seed: int | Sequence[int]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What `Sampler._decode` returns of R completions."""
+
+    token_ids: list[list[int]]
+    """(R, T) with each row as long as its completion."""
+    log_probs: list[list[float]] | None = None
+    """(R, T), see `Rollout.log_probs`."""
+
+
 class Sampler:
     """Samples from a causal language model with a key-value cache.
 
@@ -56,6 +71,8 @@ class Sampler:
 
     serves_training = True
     """False where the engine draws training rollouts itself and this sampler serves evaluation alone."""
+    is_other_engine = False
+    """True where the policy has a second implementation here: TRL corrects for it by importance sampling."""
     streams = False
     """True where `stream` yields a prompt's completions as soon as they have ended."""
     slots: int | None = None
@@ -67,6 +84,9 @@ class Sampler:
     def refresh(self, *, adapter: bool) -> None:
         """Sample from the policy as it is now, or from its base where `adapter` is False."""
         (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
+
+    def rest(self) -> None:
+        """Lend memory that only sampling needs to training; `refresh` takes it back."""
 
     def close(self) -> None:
         """Free what the sampler holds; nothing can be drawn after it."""
@@ -139,15 +159,17 @@ class Sampler:
         flat = self._read(drawn)
         return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
 
-    def _read(self, drawn: list[list[int]]) -> list[Rollout]:
+    def _read(self, drawn: Drawn) -> list[Rollout]:
         """Return sampled ids as rollouts."""
         ends = set(self.eos_token_ids)
-        texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(drawn.token_ids, skip_special_tokens=True)
+        log_probs: Sequence[list[float] | None] = drawn.log_probs or [None] * len(texts)
         return [
-            Rollout(ids, text, truncated=not ids or ids[-1] not in ends) for ids, text in zip(drawn, texts, strict=True)
+            Rollout(ids, text, truncated=not ids or ids[-1] not in ends, log_probs=each)
+            for ids, text, each in zip(drawn.token_ids, texts, log_probs, strict=True)
         ]
 
-    def _decode_in_memory(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
+    def _decode_in_memory(self, prompts: list[list[int]], draw: Draw) -> Drawn:
         """Decode, and where memory runs out, anew with half the slots."""
         import torch
 
@@ -178,8 +200,8 @@ class Sampler:
         finally:
             self.model.train(was_training)
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> list[list[int]]:
-        """Return the sampled ids of R = B·G completions, `slots` of them decoded at once."""
+    def _decode(self, prompts: list[list[int]], draw: Draw) -> Drawn:
+        """Draw R = B·G completions, `slots` of them decoded at once."""
         import torch
 
         device = next(self.model.parameters()).device
@@ -190,6 +212,7 @@ class Sampler:
         uniform = uniform_numbers(draw, total, device)
         ends = torch.tensor(self.eos_token_ids, device=device)
         drawn = torch.full((total, draw.max_tokens), pad, device=device)
+        log_probs = torch.zeros((total, draw.max_tokens), device=device)
         lengths = torch.full((total,), draw.max_tokens, device=device)
         begun = 0
         rows: Rows | None = None
@@ -198,15 +221,32 @@ class Sampler:
                 more = begin(self.model, pad, prompts, range(begun, begun + new), draw.num_samples)
                 rows, begun = rows.joined(more) if rows else more, begun + new
             assert rows  # where none ran, some began
-            tokens = pick(rows.logits.float(), draw.temperature, draw.top_p, uniform[rows.places, rows.steps])
+            tokens, each = pick(rows.logits.float(), draw.temperature, draw.top_p, uniform[rows.places, rows.steps])
             drawn[rows.places, rows.steps] = tokens
+            log_probs[rows.places, rows.steps] = each
             rows.steps = rows.steps + 1
             ended = torch.isin(tokens, ends) | (rows.steps == draw.max_tokens)
             lengths[rows.places[ended]] = rows.steps[ended]
             rows.go_on(self.model, tokens, (~ended).nonzero().squeeze(1))
             if joining:
                 rows.trim()
-        return [ids[:length] for ids, length in zip(drawn.tolist(), lengths.tolist(), strict=True)]
+        ids, each_log_probs = (
+            [row[:length] for row, length in zip(table.tolist(), lengths.tolist(), strict=True)]
+            for table in (drawn, log_probs)
+        )
+        return Drawn(ids, each_log_probs if draw.temperature else None)
+
+
+def completion_seed(seed: int, drawn_for: str, number: str | int) -> int:
+    """Return the seed of one completion's random numbers, below 2**31.
+
+    Args:
+        seed: the run's.
+        drawn_for: a held-out row's id, or a training step.
+        number: of the completion among those drawn for it.
+    """
+    digest = hashlib.sha256(json.dumps([seed, drawn_for, number]).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def uniform_numbers(draw: Draw, total: int, device: Any) -> torch.Tensor:
@@ -220,7 +260,9 @@ def uniform_numbers(draw: Draw, total: int, device: Any) -> torch.Tensor:
     return torch.stack([torch.rand(draw.max_tokens, generator=own) for own in each]).to(device)
 
 
-def pick(logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor) -> torch.Tensor:
+def pick(
+    logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row by inverting the cumulative distribution at a given uniform number.
 
     Args:
@@ -230,12 +272,12 @@ def pick(logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.
         uniform: (R,) numbers in [0, 1).
 
     Returns:
-        (R,) token ids.
+        (R,) token ids, and (R,) the logarithm of the probability that each had.
     """
     import torch
 
     if temperature == 0:
-        return logits.argmax(dim=-1)
+        return logits.argmax(dim=-1), logits.new_zeros(len(logits))
     probabilities = torch.softmax(logits / temperature, dim=-1)
     if top_p < 1:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
@@ -243,4 +285,5 @@ def pick(logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.
         probabilities = probabilities.masked_fill(outside.gather(-1, order.argsort(dim=-1)), 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)
     threshold = uniform.double()[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    return tokens.squeeze(1), (probabilities.gather(-1, tokens) / cumulative[:, -1:]).log().float().squeeze(1)

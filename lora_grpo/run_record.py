@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import __version__, atomic, ranks
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.folder_lock import claim
@@ -36,6 +36,8 @@ _MAY_CHANGE = (
     "train.checkpoint_steps",
     "train.keep_checkpoints",
     "train.report_to",
+    "sampling.server_url",
+    "sampling.server_folder",
     "sandbox.workers",
 )
 """Settings a resumed run may have other values of: they change no step, or (as the micro-batch) its rounding."""
@@ -79,7 +81,7 @@ class Run:
             UserError: a resumed run's base model is no longer the one it began with.
         """
         if "policy" not in self.record:
-            for name in _ENTRIES:
+            for name in _ENTRIES if ranks.is_main() else ():
                 _delete(self.folder / name)
         else:
             for name in ("base_model", "revision", "fingerprint", "engine", "bits"):
@@ -89,7 +91,8 @@ class Run:
                         f"{policy_record[name]!r}; restore it, or give another --output-dir"
                     )
         self.begun = True
-        self.update(status="running", policy=policy_record, seed=self.config.seed)
+        self.update(status="running", policy=policy_record, seed=self.config.seed, processes=ranks.world_size())
+        ranks.wait_for_all()
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
         """Close run.json with what came out, and return it."""
@@ -99,7 +102,8 @@ class Run:
     def update(self, **entries: Any) -> None:
         """Add entries to run.json and write it."""
         self.record.update(entries)
-        atomic.write_json(self.folder / "run.json", self.record)
+        if ranks.is_main():
+            atomic.write_json(self.folder / "run.json", self.record)
 
 
 def open_run(
@@ -137,7 +141,8 @@ def open_run(
     foreign = [name for name in held if not name.startswith(".")]
     if not is_run and foreign:
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); give an empty or new --output-dir")
-    claim(folder)
+    if ranks.is_main():
+        claim(folder)
 
     if how.resume and not is_run:
         print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
@@ -185,7 +190,10 @@ def close_run(status: str, error: str | None = None) -> str | None:
     if run.begun:
         if run.record["status"] != "complete":
             run.update(status=status, ended=now(), error=error)
-        return shlex.join([sys.executable, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
+        launcher = ranks.launcher(ranks.world_size()) if ranks.world_size() > 1 else []
+        return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
+    if not ranks.is_main():
+        return None
     with contextlib.suppress(OSError):  # not empty: there was something before
         run.checkpoints.rmdir()
     if not (run.folder / "run.json").exists():
@@ -221,7 +229,7 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of every package that takes part and is installed."""
-    found = {"python": platform.python_version(), "lora_grpo": metadata.version("lora-grpo")}
+    found = {"python": platform.python_version(), "lora_grpo": __version__}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)

@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import Any
 
+from lora_grpo import ranks
+
 
 class StopOnSignal:
     """While it is entered, the first SIGINT or SIGTERM asks for a checkpoint and a stop, the second ends at once."""
@@ -27,6 +29,9 @@ class StopOnSignal:
         print("stopping after this step; once more stops at once", file=sys.stderr)
 
     def obey(self, state: Any, control: Any, num_iterations: int) -> None:
-        """Ask the trainer to save and stop, between two uses of the same rollouts never: that could not be resumed."""
-        if self.caught and state.global_step % num_iterations == 0:
+        """Ask the trainer to save and stop, between two uses of the same rollouts never: that could not be resumed.
+
+        A signal may reach the ranks in different steps; they stop after the same one.
+        """
+        if ranks.highest(self.caught) and state.global_step % num_iterations == 0:
             control.should_save = control.should_training_stop = True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import base_model, vllm_sampler
+from lora_grpo import base_model, vllm_engine
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.hardware import nvidia_gpus
@@ -16,6 +16,7 @@ from lora_grpo.prompts import render_row
 from lora_grpo.rollouts import Sampler
 from lora_grpo.subjects import Subject, context_tokens
 from lora_grpo.tasks import Row
+from lora_grpo.vllm_sampler import VllmSampler
 
 
 def choose_backend(asked: str) -> str:
@@ -27,8 +28,8 @@ def choose_backend(asked: str) -> str:
         UserError: vLLM is asked for and is not installed.
     """
     if asked == "auto":
-        return "vllm" if vllm_sampler.available() and nvidia_gpus()[0] else "transformers"
-    if asked == "vllm" and not vllm_sampler.available():
+        return "vllm" if vllm_engine.available() and nvidia_gpus()[0] else "transformers"
+    if asked == "vllm" and not vllm_engine.available():
         raise UserError(
             "--backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), or pass "
             "--backend transformers"
@@ -83,7 +84,7 @@ def load_sampler(subject: Subject, backend: str, tokenizer: Any, sequence_tokens
     base_model.prepare_torch(seed)
     ends = base_model.end_tokens(_generation_config(subject), tokenizer, subject.base_name)
     if backend == "vllm":
-        return vllm_sampler.VllmSampler(
+        return VllmSampler(
             subject.base, tokenizer, ends, adapter=subject.adapter, max_sequence_tokens=sequence_tokens, seed=seed
         )
     import torch

@@ -14,22 +14,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic
+from lora_grpo import atomic, ranks
+from lora_grpo.base_model import compute_dtype
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
 from lora_grpo.chunked_log_probs import ChunkedLogProbs
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
+from lora_grpo.drift import DriftMeter, correct, drops_out, stop_on_drift
 from lora_grpo.engine_samplers import SharedVllmSampler
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
+from lora_grpo.parity import check_parity, tolerance
 from lora_grpo.policy import Policy
+from lora_grpo.probe import probe
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import render, render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
-from lora_grpo.rollouts import Sampler
+from lora_grpo.rollouts import Sampler, completion_seed
 from lora_grpo.run_record import Run
+from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
 
@@ -52,18 +57,21 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
         UserError: a checkpoint has more steps than the run is asked for.
     """
     config = run.config
-    if run.adapter.is_dir() and run.record.get("trained_steps") == config.train.max_steps:
+    if ranks.from_main(run.adapter.is_dir) and run.record.get("trained_steps") == config.train.max_steps:
         _load_adapter(policy, run.adapter)
         return
     policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
-    found = newest_complete(run.checkpoints)
+    found = ranks.from_main(lambda: newest_complete(run.checkpoints))
     done = found[1] if found else 0
     if done > config.train.max_steps:
         raise UserError(
             f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
             "--output-dir"
         )
-    _forget_after(run, done)
+    if ranks.is_main():
+        _forget_after(run, done)
+    ranks.wait_for_all()
+    run.update(parity=trainer.parity)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
         trainer.completion_log.resumed_at(done)
@@ -72,7 +80,8 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
         _load_adapter(policy, found[0])
     else:
         _train(run, trainer, str(found[0]) if found else None)
-    save_adapter(policy, run.adapter)
+    if ranks.is_main():
+        save_adapter(policy, run.adapter)
     run.update(trained_steps=config.train.max_steps)
 
 
@@ -110,15 +119,15 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
             ) from error
         finally:
             trainer.progress.close()
-    steps = trainer.state.global_step
+    steps, stopped_by = trainer.state.global_step, ranks.highest(stop.caught)
     on_gpu = torch.cuda.is_available()
     run.update(
         seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),
         peak_memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 2),
         peak_gpu_memory_gib=round(torch.cuda.max_memory_allocated() / 1024**3, 2) if on_gpu else None,
     )
-    if stop.caught:
-        raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stop.caught)
+    if stopped_by:
+        raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stopped_by)
 
 
 def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> Any:
@@ -132,6 +141,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
     Raises:
         UserError: a reward cannot be loaded, a column holds values of several types, or TRL refuses a setting.
+        RunError: the sampler does not draw from the policy that is trained.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned with TRL
     # transformers has no argument for it; without it the events would land among the checkpoints.
@@ -162,7 +172,9 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         dataset = Dataset.from_list(columns).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
         raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
-    trainer_class = types.new_class("Trainer", (AtomicCheckpoints, ChunkedLogProbs, GRPOTrainer))
+    trainer_class = types.new_class(
+        "Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, ChunkedLogProbs, GRPOTrainer)
+    )
     try:
         trainer = trainer_class(
             model=policy.model,
@@ -187,19 +199,35 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
+    if sampler.is_other_engine:
+        correct(trainer)
+    prompts = [render_row(policy.tokenizer, row) for row in rows]
+    longest_prompt = max(map(len, sampler.encode(prompts)))
+    temperature = config.sampling.temperature if sampler.serves_training else 1.0
+    # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
+    comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
+    parity = check_parity(
+        trainer, sampler, prompts, compute_dtype(), temperature, config.sampling.max_completion_tokens
+    )
+    trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
         if "loss" not in logs:
             return
         if "reward" in logs and logs["reward"] is None:
             raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
-        with run.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        add_training_time(logs)
+        if ranks.is_main():
+            with run.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
+        if comparable:
+            stop_on_drift(state.global_step, logs, tolerance(compute_dtype()))
 
     trainer.add_callback(
         _callback(
+            on_train_begin=lambda: run.update(longest_first=probe(trainer, config, longest_prompt)),
             on_log=on_log,
             on_step_end=lambda state, control: log.write(state.global_step),
         )
@@ -217,6 +245,8 @@ def _prompt(tokenizer: Any, row: Row) -> Any:
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
     """Return TRL's `rollout_func`: one call draws all completions of a step from the adapter as it is now."""
 
+    import torch
+
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rendered = [prompt if isinstance(prompt, str) else render(policy.tokenizer, prompt) for prompt in prompts]
         group = config.sampling.num_generations
@@ -224,21 +254,28 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
             heads, group = rendered, 1
         sampler.refresh(adapter=True)
-        step = trainer.state.global_step
+        if torch.cuda.is_available():  # on a CPU a step is decoded together, so that its bits do not depend on memory
+            sampler.find_slots(max(map(len, sampler.encode(heads))), config.sampling.max_completion_tokens)
+        # Numbered through all processes, so that two of them draw what one would.
+        first = trainer.accelerator.process_index * len(rendered)
         drawn = sampler.rollouts(
             heads,
             group,
             max_tokens=config.sampling.max_completion_tokens,
             temperature=config.sampling.temperature,
             top_p=config.sampling.top_p,
-            seed=(config.seed * 1_000_003 + step) * 1_009 + trainer.accelerator.process_index,
+            seed=[
+                completion_seed(config.seed, f"step {trainer.state.global_step}", first + place)
+                for place in range(len(rendered))
+            ],
         )
+        sampler.rest()
         prompt_ids = sampler.encode(heads)
+        completions = [*itertools.chain(*drawn)]
         return {
             "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],
-            "completion_ids": [rollout.token_ids for rollout in itertools.chain(*drawn)],
-            # The copy is the policy to within float32 rounding, so there is no mismatch to correct for.
-            "logprobs": None,
+            "completion_ids": [rollout.token_ids for rollout in completions],
+            "logprobs": [rollout.log_probs for rollout in completions],
         }
 
     return rollout
@@ -258,7 +295,8 @@ def _one_line(error: Exception) -> str:
 def _forget_after(run: Run, step: int) -> None:
     """Drop what came after the checkpoint that the run goes on from; those steps and the adapter come again."""
     shutil.rmtree(run.adapter, ignore_errors=True)
-    (run.evaluation / "trained.samples.jsonl").unlink(missing_ok=True)
+    for samples in run.evaluation.glob("trained.samples.jsonl*"):
+        samples.unlink()
     run.checkpoints.mkdir(exist_ok=True)
     run.completions.mkdir(exist_ok=True)
     for leftover in (*run.checkpoints.glob(".*"), *run.completions.glob(".*")):
@@ -280,11 +318,16 @@ def _forget_after(run: Run, step: int) -> None:
 def _callback(
     on_log: Callable[[Any, dict[str, Any]], None] | None = None,
     on_step_end: Callable[[Any, Any], None] | None = None,
+    on_train_begin: Callable[[], None] | None = None,
 ) -> Any:
-    """Make a TrainerCallback of functions of (state, logs) and (state, control)."""
+    """Make a TrainerCallback of functions of (state, logs), of (state, control) and of nothing."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if on_train_begin:
+                on_train_begin()
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if on_log and logs:
                 on_log(state, logs)

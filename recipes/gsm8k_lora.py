@@ -83,7 +83,7 @@ def main() -> None:
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
-    sampler = policy.sampler()
+    sampler = policy.sampler(config)
     trainer = make_trainer(run, policy, train_rows, sampler)
     run.begin(policy.record)
 

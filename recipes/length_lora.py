@@ -44,7 +44,7 @@ def main() -> None:
     run = open_run(config, how, "length_lora", data.record, memory)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
-    trainer = make_trainer(run, policy, rows, policy.sampler())
+    trainer = make_trainer(run, policy, rows, policy.sampler(config))
     run.begin(policy.record)
     train(run, policy, trainer)
     curve = run.finish(reward_curve(run))

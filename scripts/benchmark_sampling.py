@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import vllm_sampler
+from lora_grpo import vllm_engine
+from lora_grpo.vllm_sampler import VllmSampler
 
 SAMPLES = 4
 OPTIONS = {"max_tokens": 200, "temperature": 1.2, "top_p": 1.0}
@@ -103,7 +104,7 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
         "static": lambda seed: sampled(batches, None, seed),
         "generate": generated,
     }
-    if vllm_sampler.available():
+    if vllm_engine.available():
         sides |= vllm_sides(prompts, tokenizer)
     return sides, passes
 
@@ -120,7 +121,7 @@ def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], 
         adapter = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False, lora_alpha=1)
         get_peft_model(load_base(settings), adapter).save_pretrained(folder)
         ends = [tokenizer.eos_token_id]
-        sampler = vllm_sampler.VllmSampler(
+        sampler = VllmSampler(
             settings, tokenizer, ends, adapter=Path(folder), max_sequence_tokens=OPTIONS["max_tokens"] + 200
         )
 

@@ -168,7 +168,38 @@ def test_a_run_takes_tiles_and_ends_in_the_same_bits_twice(tmp_path, capsys, mon
     monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: taken.append(1) or chunked(*a, **k))
     first, _ = run_tiny(tmp_path / "a", train={"max_steps": 1})
     second, _ = run_tiny(tmp_path / "b", train={"max_steps": 1})
-    assert len(taken) == 2 * (1 + 2)  # the comparison, and two micro-batches
+    assert len(taken) == 2 * (1 + 1 + 2)  # the comparison, the trial pass, and two micro-batches
     assert told(capsys) == []
     adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (first, second)]
     assert adapters[0] == adapters[1]
+
+
+def test_the_pass_before_the_loss_takes_a_micro_batch_at_once(tmp_path, monkeypatch):
+    """A KL penalty asks the base about all 8 completions of a step; TRL's chunked path would read them together."""
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
+
+    rows, forward = [], Qwen2Model.forward
+
+    def counted(self, input_ids=None, **given):
+        if given.get("use_cache") is False and not torch.is_grad_enabled():
+            rows.append(len(input_ids))
+        return forward(self, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(Qwen2Model, "forward", counted)
+    run_tiny(tmp_path / "out", train={"beta": 0.04, "max_steps": 1, "micro_batch_size": 2})
+    assert rows.count(2) == 4 and max(rows[-4:]) == 2
+
+
+def test_slices_say_what_the_whole_does(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path)
+    ids = torch.randint(1, 300, (5, 12), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = mask[4, 9:] = 0
+    with torch.no_grad():
+        asked = (trainer.model, ids, mask, 6)
+        whole = trainer._get_per_token_logps_and_entropies(*asked, compute_entropy=True)
+        sliced = trainer._get_per_token_logps_and_entropies(*asked, batch_size=2, compute_entropy=True)
+    assert sliced[2] is None
+    for one, other in zip(whole[:2], sliced[:2], strict=True):
+        assert one.shape == (5, 6)
+        torch.testing.assert_close(one, other)

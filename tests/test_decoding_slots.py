@@ -111,7 +111,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
     drawn = torch.full((total, max_tokens), pad)
     lengths = torch.full((total,), max_tokens)
     for step in range(max_tokens):
-        token = pick(logits.float(), temperature, top_p, torch.rand(total, generator=generator)[rows])
+        token, _ = pick(logits.float(), temperature, top_p, torch.rand(total, generator=generator)[rows])
         drawn[rows, step] = token
         ended = torch.isin(token, ends)
         lengths[rows[ended]] = step + 1
@@ -389,7 +389,12 @@ def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
         asked.append(
             [(len(request["prompt_token_ids"]), how.n, how.seed) for request, how in zip(requests, each, strict=True)]
         )
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(7, how.seed % 9))] * how.n) for how in each]
+        ids = [(7, how.seed % 9) for how in each]
+        told = [[{token: SimpleNamespace(logprob=-token / 2)} for token in drawn] for drawn in ids]
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn, logprobs=each_told)] * how.n)
+            for how, drawn, each_told in zip(each, ids, told, strict=True)
+        ]
 
     model = SimpleNamespace(fast_generate=fast_generate, training=False, eval=lambda: None, train=lambda mode: None)
     sampler = SharedVllmSampler(model, tokenizer, [tokenizer.eos_token_id])
@@ -398,6 +403,7 @@ def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
     drawn = sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 2**31 + 4])
     assert asked == [[(first, 1, 1), (first, 1, 2), (second, 1, 3), (second, 1, 4)]]
     assert [rollout.token_ids for group in drawn for rollout in group] == [[7, 1], [7, 2], [7, 3], [7, 4]]
+    assert [rollout.log_probs for rollout in drawn[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
     assert len(sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=5)[1]) == 2
     assert asked[1] == [(first, 2, 5), (second, 2, 5 + 7919)]
     assert sampler.find_slots(100, 100) == 256 and sampler.slots is None

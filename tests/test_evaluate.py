@@ -7,8 +7,9 @@ from lora_grpo.command_line import replace
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
-from lora_grpo.evaluate import completion_seed, evaluate
+from lora_grpo.evaluate import evaluate
 from lora_grpo.policy import load_policy
+from lora_grpo.rollouts import completion_seed
 from lora_grpo.run_record import open_run
 
 SETTINGS = {
@@ -25,7 +26,7 @@ def parts(tmp_path_factory):
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     run.begin(policy.record)
-    return run, policy.sampler(), data.eval
+    return run, policy.sampler(config), data.eval
 
 
 class Counting:
@@ -83,6 +84,21 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_unit
     assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
     assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
     assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is drawn twice
+
+
+def test_the_shares_of_several_processes_that_were_killed_are_gathered(parts, small_units):
+    run, sampler, rows = parts
+    whole = evaluate(run, sampler, rows, "units")
+    lines = (run.evaluation / "units.samples.jsonl").read_text().splitlines(keepends=True)
+    path = run.evaluation / "shared.samples.jsonl"
+    path.write_text("".join(lines[:6]))
+    path.with_name(f"{path.name}.rank0").write_text("".join(lines[10:16]))
+    path.with_name(f"{path.name}.rank2").write_text("".join(lines[6:10] + lines[16:19]) + '{"task_id": "sta')
+    counting = Counting(sampler)
+    assert evaluate(run, counting, rows, "shared") == whole
+    assert counting.completions == 40 - 16  # the last three are of a unit that is not whole
+    assert path.read_text() == "".join(lines)
+    assert list(run.evaluation.glob("shared.samples.jsonl.*")) == []
 
 
 @pytest.mark.parametrize("kept", [5, 26])

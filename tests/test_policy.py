@@ -54,7 +54,7 @@ def test_dora_and_targets_reach_peft():
     assert any("lora_magnitude_vector" in name for name in names)
     assert all("q_proj" in name or "v_proj" in name for name in names)
     # The merged copy does not know DoRA: rollouts come from the model itself.
-    assert policy.sampler().model is policy.model
+    assert policy.sampler(config(dora=True)).model is policy.model
 
 
 @pytest.mark.parametrize(

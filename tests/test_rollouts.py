@@ -126,16 +126,16 @@ CASES += [(0.999, 0.8, 1), (0.999, 0.5, 0), (0.6, 0.51, 0), (0.7, 0.51, 1)]
 @pytest.mark.parametrize(("uniform", "top_p", "token"), CASES)
 def test_pick_inverts_the_cumulative_distribution(uniform, top_p, token):
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
-    assert pick(logits, 1.0, top_p, torch.tensor([uniform])).tolist() == [token]
+    assert pick(logits, 1.0, top_p, torch.tensor([uniform]))[0].tolist() == [token]
 
 
 def test_pick_takes_temperature_and_greedy():
     logits = torch.tensor([[1.0, 2.0, 1.5]])
-    assert pick(logits, 0.0, 1.0, torch.tensor([0.99])).tolist() == [1]
+    assert pick(logits, 0.0, 1.0, torch.tensor([0.99]))[0].tolist() == [1]
     cold = torch.softmax(logits / 0.1, dim=-1)
-    assert pick(logits, 0.1, 1.0, (cold[:, :1] + 1e-3).squeeze(1)).tolist() == [1]
+    assert pick(logits, 0.1, 1.0, (cold[:, :1] + 1e-3).squeeze(1))[0].tolist() == [1]
 
 
 def test_pick_never_takes_what_has_no_probability():
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
-    assert [pick(logits, 1.0, 1.0, torch.tensor([u])).item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]
+    assert [pick(logits, 1.0, 1.0, torch.tensor([u]))[0].item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]

@@ -47,7 +47,7 @@ def run_tiny(folder, how=None, **changes):
     data = load_data(config) if "data" in changes else copy.deepcopy(starter_data())
     run = open_run(config, how or Invocation(), "test", data.record)
     policy = load_policy(config)
-    trainer = make_trainer(run, policy, data.train, policy.sampler())
+    trainer = make_trainer(run, policy, data.train, policy.sampler(config))
     run.begin(policy.record)
     train(run, policy, trainer)
     return run, policy
@@ -155,7 +155,7 @@ def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     data = copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
-    sampler = policy.sampler()
+    sampler = policy.sampler(config)
     assert sampler.model is policy.model
     trainer = make_trainer(run, policy, data.train, sampler)
     run.begin(policy.record)

@@ -6,18 +6,19 @@ import os
 import pytest
 import torch
 
-from lora_grpo import base_model, vllm_sampler
+from lora_grpo import base_model, vllm_engine
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.merged_copy import MergedCopySampler
 from lora_grpo.prompts import add_prompts, render_row
 from lora_grpo.rollouts import Sampler
 from lora_grpo.tasks import get_task
-from lora_grpo.vllm_sampler import VllmSampler, served_rank
+from lora_grpo.vllm_engine import served_rank
+from lora_grpo.vllm_sampler import VllmSampler
 
 pytestmark = [
     pytest.mark.engines,
-    pytest.mark.skipif(not vllm_sampler.available(), reason="vllm is not installed: make engines"),
+    pytest.mark.skipif(not vllm_engine.available(), reason="vllm is not installed: make engines"),
 ]
 
 GREEDY = {"max_tokens": 48, "temperature": 0.0, "top_p": 1.0, "seed": 0}
@@ -169,7 +170,7 @@ def test_a_stream_closed_early_keeps_what_it_yielded_and_drops_the_rest(sampler,
         next(sampler.stream(prompts[:1], 1, **SAMPLED))
     stream.close()
     assert len(kept) == 3 and kept == {place: expected[place] for place in kept}
-    assert not sampler._engine.has_unfinished_requests()
+    assert not sampler.engine._engine.has_unfinished_requests()
     assert sampler.rollouts(prompts[:20], 2, **SAMPLED) == expected
 
 
@@ -197,12 +198,12 @@ def test_nothing_of_the_engine_is_left_to_other_processes(sampler):
 @PLAIN
 def test_an_adapter_that_is_left_out_is_noticed(pair, monkeypatch, adapter):
     sampler = pair[0]
-    add = sampler._engine.add_request
-    assert sampler._load(adapter)
-    monkeypatch.setattr(sampler._engine, "add_request", lambda *asked, lora_request: add(*asked))
+    add = sampler.engine._engine.add_request
+    assert sampler._load(sampler.engine, adapter)
+    monkeypatch.setattr(sampler.engine._engine, "add_request", lambda *asked, lora_request: add(*asked))
     monkeypatch.setattr(sampler, "close", lambda: None)
     with pytest.raises(RunError, match=r"leaves the adapter in .* out"):
-        sampler._load(adapter)
+        sampler._load(sampler.engine, adapter)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""The recipe on a GPU, with every engine and backend that is installed."""
+
+import math
+
+import pytest
+from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
+
+from lora_grpo import pretended_card
+from lora_grpo.gpu_check import check
+from lora_grpo.gpu_check_row import Plan, Row
+from lora_grpo.random_model import QWEN
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(("engine", "backend"), COMBINATIONS)
+def test_the_embedded_model_trains(tmp_path, engine, backend):
+    skip_without(engine, backend)
+    record, steps = run_recipe(
+        tmp_path / "run",
+        *("--preset", "starter", "--model.engine", engine, "--sampling.backend", backend),
+        *("--train.max-steps", "5", "--data.eval-limit", "16", "--eval.num-samples", "0"),
+    )
+    assert record["status"] == "complete" and record["policy"]["device"] != "cpu"
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+    assert all(math.isfinite(step["grad_norm"]) for step in steps) and any(step["grad_norm"] > 0 for step in steps)
+    # It solves a third of its problems as it is: completions of another model, or of none, would earn next to nothing.
+    assert all(step["reward"] > 0.8 for step in steps)
+    if backend == "vllm" and engine == "peft":
+        assert record["parity"]["difference"] <= record["parity"]["tolerance"]
+
+
+@pytest.mark.parametrize(("engine", "backend"), COMBINATIONS)
+def test_a_model_of_half_a_billion_parameters_trains_within_the_planned_memory(tmp_path, engine, backend):
+    skip_without(engine, backend)
+    shorter = ("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576")
+    row = Row("0.5B", QWEN["0.5B"], engine, backend)
+    [result] = check([row], Plan(RECIPE, tmp_path / "out", 900, shorter, coin=COIN))
+    assert result["status"] == "ran", result["reason"]
+    assert result["completion_tokens"] == 64
+    assert result["card_peak_gib"] <= 1.1 * result["planned_gib"]
+
+
+def test_the_same_within_the_memory_of_a_smaller_card(tmp_path, card):
+    skip_without()
+    if card.free_gib < 7:
+        pytest.skip(f"{card.free_gib:.1f} GiB are free")
+    shorter = ("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576")
+    row = Row("0.5B", QWEN["0.5B"], "peft", "transformers")
+    plan = Plan(RECIPE, tmp_path / "out", 900, shorter, pretend_gib=6.0, coin=COIN)
+    [result] = check([row], plan)
+    assert result["status"] == "ran", result["reason"]
+    assert result["memory_plan"]["total_gib"] == 6 and result["card_peak_gib"] < 6
+
+
+def test_too_large_a_micro_batch_is_told_in_one_line_with_a_smaller_one(tmp_path, short):
+    skip_without()
+    command = [*short, "--model.engine", "peft", "--sampling.backend", "transformers", "--output-dir", tmp_path / "run"]
+    with pretended_card.rest_held(3.0):
+        done = run_script(RECIPE, *command, "--preset", "8gb", "--train.micro-batch-size", "64")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+    assert "memory" in done.stderr and "--train.micro-batch-size" in done.stderr, last
