@@ -319,13 +319,13 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes between the last layer and the log-probabilities, forward and backward.
 
     Chunked: tiles of up to 2048 tokens and 8192 vocabulary entries, five in float32 and one in 16 bits, or three of
-    those and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, their gradient,
-    and it again in 16 bits. Both: the last norm.
+    those and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, as accelerate
+    hands them over, and three matrices more on the way back. Both: the last norm.
     """
     completions = step.micro_batch_size * step.completion_tokens
     norm = 10 * step.tokens * shape.hidden
     if not step.chunked:
-        return norm + 10 * completions * shape.vocabulary
+        return norm + 16 * completions * shape.vocabulary
     rows = min(completions, _TOKEN_CHUNK)
     tile = rows * _VOCABULARY_CHUNK
     head = 14 * tile + 4 * shape.hidden * (rows + _VOCABULARY_CHUNK)

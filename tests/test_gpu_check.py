@@ -320,7 +320,7 @@ def test_a_torch_that_sees_no_gpu_is_told_from_a_machine_without_one(card, tmp_p
     [
         ({"minutes": 0}, "--minutes is 0; expected more than 0"),
         ({"minutes": float("nan")}, "--minutes is nan"),
-        ({"pretend_gb": 24}, "--pretend-gb is 24; expected 1 to the 16 of Card"),
+        ({"pretend_gb": 24}, "--pretend-gb is 24; expected 1 to the 16.0 of Card"),
         ({"pretend_gb": 0.5}, "--pretend-gb is 0.5"),
     ],
 )

@@ -233,8 +233,8 @@ def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden):
     assert held.largest < tokens * shape.vocabulary
 
 
-def test_whole_logits_take_ten_bytes_an_entry():
-    """The logits as accelerate hands them over, in float32, their gradient, and it again in bfloat16."""
+def test_whole_logits_take_sixteen_bytes_an_entry():
+    """The logits as accelerate hands them over, in float32, and the gradients of the two ways to the loss."""
     from trl.trainer.utils import selective_log_softmax
 
     with FakeTensorMode():
@@ -243,7 +243,7 @@ def test_whole_logits_take_ten_bytes_an_entry():
         with TensorMemory() as held:
             logps = selective_log_softmax((states @ head.t()).float(), torch.zeros(16, 32, dtype=torch.long))
             logps.backward(torch.ones_like(logps))
-    assert held.peak == pytest.approx(10 * 512 * 50_000, rel=0.25)
+    assert held.peak == pytest.approx(16 * 512 * 50_000, rel=0.02)
 
 
 STEP = Step(8, prompt_tokens=512, completion_tokens=512, sequences=64, rank=32, optimizer="adamw_8bit")

@@ -119,7 +119,7 @@ MAY_IMPORT = {
     },
     "gpu_check": {
         "errors", "gpu_check_row", "gpu_check_table", "gpu_limits", "hardware", "json_lines", "pretended_card",
-        "random_model", "run_record", "starter", "timed_command",
+        "random_model", "run_record", "starter", "timed_command", "ranks",
     },
     # scripts/export_gguf.py.
     "gguf_types": {"errors", "tensor_files"},
