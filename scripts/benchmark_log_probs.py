@@ -44,7 +44,7 @@ def main() -> None:
         data = load_data(config)
         run = open_run(config, Invocation(), "gsm8k_lora", data.record)
         policy = load_policy(config)
-        trainer = make_trainer(run, policy, data.train, policy.sampler())
+        trainer = make_trainer(run, policy, data.train, policy.sampler(config))
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         trainer.model.train()
         inputs = made_up_inputs(trainer, trainer.args.per_device_train_batch_size, 60, "cpu")

@@ -194,6 +194,7 @@ def model(tmp_path):
 
 def asked(model, **changes):
     settings = {"model": {"name": str(model), "engine": "peft"}, "train": {"gradient_checkpointing": True}}
+    settings["sampling"] = {"backend": "transformers"}
     return replace(replace(RunConfig(output_dir="out"), settings), changes)
 
 
@@ -211,7 +212,7 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, caps
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size}, 64 completions at once; planned ")
     assert line.endswith(" of 7.5 free")
-    assert record["derived"] == ["train.micro_batch_size", "model.gpu_memory_share"]
+    assert record["derived"] == ["train.micro_batch_size"]
     assert record["gpu"] == "Card 0"
     assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
     assert set(record["planned_phases_gib"]) == {"drawing", "loss", "backward"}
@@ -256,7 +257,7 @@ def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path
     assert reread("--train.micro-batch-size", "4").train.micro_batch_size == 4
     named = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=2))
     settled, record = fit_to_gpu(named)
-    assert record["derived"] == ["model.gpu_memory_share"]
+    assert record["derived"] == []
     path.write_text(json.dumps({"lora_grpo_run": 1, "config": settled.to_dict(), "memory": record}))
     assert reread().train.micro_batch_size == 2
 
