@@ -17,8 +17,8 @@ class ChunkedLogProbs:
     TRL 1.14 has this path (`_chunked_logps`) in plain PyTorch, and hides it behind `use_liger_kernel`, which asks for a
     package that the path does not use. Here the trainer takes it as soon as it is put together. Where the head is not
     the plain linear layer that the path multiplies with (an adapter lies on it), or the model does to its logits what
-    the path does not know of, the whole logits are made as before, and that is said once. On a GPU Unsloth replaces
-    both paths by one of its own, which makes no whole logits either.
+    the path does not know of, the whole logits are made as before, and that is said once. Unsloth replaces both paths
+    on a GPU by one of its own, which makes no whole logits either, and is left alone.
 
     On a CPU it costs nothing (docs/memory.md), so every run takes it, also where the vocabulary is smaller than a tile.
     """
@@ -30,8 +30,7 @@ class ChunkedLogProbs:
         super().__init__(*args, **kwargs)
         from trl.models.utils import _ForwardRedirection
 
-        scorer: Any = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
-        if scorer.__module__ != "trl.trainer.grpo_trainer":  # Unsloth's
+        if "unsloth" in sys.modules:  # it replaces parts of either path, and on a GPU both
             return
         reason = self._why_whole()
         if reason:
@@ -63,12 +62,7 @@ class ChunkedLogProbs:
     def _why_whole(self) -> str:
         """Return why the chunked path would not compute what the model does; nothing where it would."""
         import torch
-        from trl.trainer import grpo_trainer
 
-        tiles = grpo_trainer._ChunkedLogProbFunction
-        if not (isinstance(tiles, type) and issubclass(tiles, torch.autograd.Function)):
-            # Unsloth 2026.10.9's CPU backend: with the arguments and results of TRL 1.15.
-            return "Unsloth has replaced TRL's tiles by those of another version"
         head = self.model.get_output_embeddings()
         if type(head) is not torch.nn.Linear:
             return f"the output head is no plain linear layer but {type(head).__name__}"

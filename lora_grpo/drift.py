@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from lora_grpo.errors import RunError
+from lora_grpo.errors import RunError, UserError
 
 METRIC = "sampling/sampling_logp_difference/mean"
 """TRL's name: mean absolute difference of log-probabilities, sampler against trainer, in nats a token."""
@@ -48,7 +48,14 @@ def correct(trainer: Any) -> None:
 
     It does so where `use_vllm` is set, which as an argument would also start an engine that merges the adapter into
     the base for each hand-over. So it is set afterwards; the rollout function hands the adapter over.
+
+    Raises:
+        UserError: TRL would have refused it.
     """
+    if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
+        raise UserError(
+            "--grpo loss_type=vespo weighs tokens; with vLLM pass vllm_importance_sampling_mode=token_truncate too"
+        )
     trainer.use_vllm = True
     trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
     trainer._last_loaded_step = -1

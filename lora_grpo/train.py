@@ -57,7 +57,7 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
         UserError: a checkpoint has more steps than the run is asked for.
     """
     config = run.config
-    if ranks.from_main(run.adapter.is_dir) and run.record.get("trained_steps") == config.train.max_steps:
+    if _is_trained(run):
         _load_adapter(policy, run.adapter)
         return
     policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
@@ -83,6 +83,11 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     if ranks.is_main():
         save_adapter(policy, run.adapter)
     run.update(trained_steps=config.train.max_steps)
+
+
+def _is_trained(run: Run) -> bool:
+    """Tell whether the run has had all its steps, and the adapter that they made."""
+    return ranks.from_main(run.adapter.is_dir) and run.record.get("trained_steps") == run.config.train.max_steps
 
 
 def save_adapter(policy: Policy, path: Path) -> None:
@@ -206,10 +211,10 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
     # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
     comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
-    parity = check_parity(
-        trainer, sampler, prompts, compute_dtype(), temperature, config.sampling.max_completion_tokens
-    )
-    trainer.parity = parity.record() if parity else "not needed: the trained model generates"
+    if not _is_trained(run):
+        longest = config.sampling.max_completion_tokens
+        parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature, longest)
+        trainer.parity = parity.record() if parity else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
         if "loss" not in logs:

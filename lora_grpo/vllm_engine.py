@@ -207,6 +207,14 @@ class VllmEngine:
                 raise RunError(
                     f"vLLM cannot serve {settings.name}: {_reason(error)}; use {flag} transformers"
                 ) from error
+        ranks.wait_for_all()  # they read one copy
+        self._forget_unpacked()
+
+    def _forget_unpacked(self) -> None:
+        """Delete the unpacked weights, which the engine has read."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _unpack(self, model: Any) -> str:
         """Write the base's weights in the precision of the activations to a folder, and return it."""
@@ -361,8 +369,7 @@ class VllmEngine:
 
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._forget_unpacked()
 
 
 def token_log_probs(completion: Any) -> list[float]:

@@ -20,7 +20,7 @@ _AT_ONCE = 256
 """Requests under way; the server decodes them together as its memory allows."""
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank RANK --max-loras 1 "
-    "--logprobs-mode processed_logprobs"
+    "--logprobs-mode processed_logprobs (and --quantization bitsandbytes for a base in 4 bits)"
 )
 
 
@@ -45,7 +45,7 @@ class VllmServer:
         from requests.adapters import HTTPAdapter
         from urllib3.util.retry import Retry
 
-        self.url, self.longest, self.most_at_once, self.busy = url.rstrip("/"), max_sequence_tokens, _AT_ONCE, False
+        self.url, self.longest, self.most_at_once, self.busy = _address(url), max_sequence_tokens, _AT_ONCE, False
         self._run, self._number = uuid.uuid4().hex[:8], 0
         self._served: str | None = None
         self._session = requests.Session()
@@ -181,11 +181,11 @@ def find_base(url: str, max_sequence_tokens: int) -> str:
 
     try:
         # Once, without a retry: a server that is not there is told at once.
-        answer = requests.get(f"{url.rstrip('/')}/v1/models", timeout=10)
+        answer = requests.get(f"{_address(url)}/v1/models", timeout=10)
         answer.raise_for_status()
-        [base] = [model for model in answer.json()["data"] if not model.get("parent")]
+        base = next(model for model in answer.json()["data"] if not model.get("parent"))
         name, context = str(base["id"]), base["max_model_len"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
             f"--sampling.server-url {url} is no vLLM server ({_reason(error)}); start one there with `{_START}`"
         ) from None
@@ -195,6 +195,11 @@ def find_base(url: str, max_sequence_tokens: int) -> str:
             f"start it with --max-model-len {max_sequence_tokens}"
         )
     return name
+
+
+def _address(url: str) -> str:
+    """Return where the server's paths begin; OpenAI's clients are given it with `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _message(answer: Any) -> str:
