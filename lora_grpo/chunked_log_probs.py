@@ -62,12 +62,7 @@ class ChunkedLogProbs:
     def _why_whole(self) -> str:
         """Return why the chunked path would not compute what the model does; nothing where it would."""
         import torch
-        from trl.trainer import grpo_trainer
 
-        tiles = grpo_trainer._ChunkedLogProbFunction
-        if not (isinstance(tiles, type) and issubclass(tiles, torch.autograd.Function)):
-            # Unsloth 2026.10.9's CPU backend: with the arguments and results of TRL 1.15.
-            return "Unsloth has replaced TRL's tiles by those of another version"
         head = self.model.get_output_embeddings()
         if type(head) is not torch.nn.Linear:
             return f"the output head is no plain linear layer but {type(head).__name__}"
