@@ -53,17 +53,17 @@ def test_the_code_recipe_gains_30_points_in_half_its_steps(tmp_path):
 @pytest.mark.engines
 @pytest.mark.skipif(not vllm_engine.available(), reason="vllm is not installed: make engines")
 def test_rollouts_by_vllm_teach_as_much_as_the_kits_own(tmp_path):
-    """16 of the default run's 60 steps on each backend, from one seed; n = 100 problems x 4 samples.
+    """12 of the default run's 60 steps on each backend, from one seed; n = 60 problems x 4 samples.
 
     Completions are drawn by other random numbers, so the runs are two draws of one training: the 95 % intervals of what
-    they end at must overlap, and each must have gained 15 points.
+    they end at must overlap, and each must have gained 10 points.
     """
     ended = {}
     for backend in ("transformers", "vllm"):
-        asked = ("--sampling.backend", backend, "--train.max-steps", "16", "--data.eval-limit", "100")
+        asked = ("--sampling.backend", backend, "--train.max-steps", "12", "--data.eval-limit", "60")
         report = trained("gsm8k_lora", tmp_path / backend, *asked)
         [row] = [row for row in report["table"] if row["metric"] == "pass@1"]
-        assert row["difference"] >= 0.15 and row["p_value"] < 0.01
+        assert row["difference"] >= 0.10 and row["p_value"] < 0.01
         ended[backend] = row["after_interval"]
     one, other = ended.values()
     assert one[0] <= other[1] and other[0] <= one[1]

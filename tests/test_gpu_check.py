@@ -353,11 +353,11 @@ def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, 
 
 
 @pytest.mark.engines
-def test_rows_of_other_engines_and_backends_really_run(tmp_path):
+def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     for package in ("unsloth", "vllm"):
         pytest.importorskip(package, reason=f"{package} is not installed: make engines")
     wide = Sizes(64, 128, 2, 2, 1, vocab_size=4096, max_position_embeddings=1024)  # heads that vLLM's CPU build takes
-    rows = [Row("tiny", wide, *each) for each in (("peft", "vllm"), ("unsloth", "transformers"), ("unsloth", "vllm"))]
-    results = check(rows, Plan(RECIPE, tmp_path / "out", 900, ON_CPU, coin=COIN))
-    assert [(result["status"], result["reason"]) for result in results] == [("ran", None)] * 3
-    assert results[0]["parity"]["difference"] < results[0]["parity"]["tolerance"]
+    # The one combination that no other test trains by.
+    [result] = check([Row("tiny", wide, "unsloth", "vllm")], Plan(RECIPE, tmp_path / "out", 900, ON_CPU, coin=COIN))
+    assert (result["status"], result["reason"]) == ("ran", None)
+    assert result["parity"]["difference"] < result["parity"]["tolerance"]
