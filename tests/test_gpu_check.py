@@ -12,7 +12,7 @@ import pytest
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gpu_check import Options, all_rows, check, check_gpu
-from lora_grpo.gpu_check_row import Plan, Row
+from lora_grpo.gpu_check_row import Plan, Row, missing_packages
 from lora_grpo.gpu_limits import Limits
 from lora_grpo.random_model import Sizes
 
@@ -32,7 +32,11 @@ def row(engine="peft", backend="transformers"):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Return a function that makes a plan with a script in the recipe's place; models are not built."""
+    """Return a function that makes a plan with a script in the recipe's place; models are not built.
+
+    No engine is needed for it, so all of them are there.
+    """
+    monkeypatch.setattr("lora_grpo.gpu_check.missing_packages", lambda row: None)
     monkeypatch.setattr("lora_grpo.random_model._BUILD", "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()")
 
     def make(script, **settings):
@@ -161,6 +165,7 @@ def test_the_kit_says_that_it_does_not_fit_in_the_words_that_are_looked_for(tmp_
 
 
 def test_packages_that_are_missing_are_named(stand_in, monkeypatch):
+    monkeypatch.setattr("lora_grpo.gpu_check.missing_packages", missing_packages)
     found = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("vllm", "unsloth") else found(name))
     plan = stand_in(finishes())
@@ -223,12 +228,14 @@ def test_a_model_is_built_once_and_deleted_after_its_last_row(stand_in, monkeypa
 INTERRUPTED = """
 import sys
 from pathlib import Path
+import lora_grpo.gpu_check
 import lora_grpo.random_model
 from lora_grpo.command_line import run_command
 from lora_grpo.gpu_check import check
-from lora_grpo.gpu_check_row import Plan, Row
+from lora_grpo.gpu_check_row import Plan, Row, missing_packages
 from lora_grpo.random_model import Sizes
 lora_grpo.random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
+lora_grpo.gpu_check.missing_packages = lambda row: None
 rows = [Row("tiny", Sizes(32, 64, 2, 4, 2), engine, "transformers") for engine in ("peft", "unsloth")]
 plan = Plan(Path(sys.argv[1]), Path(sys.argv[2]), 60.0)
 sys.exit(run_command(lambda: print(check(rows, plan))))
