@@ -9,11 +9,13 @@ what is asked for   config, config_check, command_line, script_flags, grpo_field
 rows and prompts    tasks/, prompts, data, json_lines, json_objects, starter/ (the embedded model and its problems)
 running programs    sandbox/ (what a model wrote, against unit tests it never meets)
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
-the policy          base_model, policy (4-bit base + adapter)
+the policy          base_model, policy (4-bit base + adapter), backends (who trains, who draws)
 the GPU's memory    memory (of a step, by part), gpu_fit (what fits this card), probe (a trial pass), chunked_log_probs
-completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers, vllm_sampler
+completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers; vllm_engine, vllm_server,
+                    vllm_sampler (evaluation), vllm_rollouts (the adapter handed over at every step)
+one policy          parity (sampler against trainer, before a run), drift (at each step)
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
-training            train, grpo_arguments, checkpoints, stop_signal, completion_log, progress
+training            train, grpo_arguments, checkpoints, stop_signal, completion_log, step_phases, progress
 at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
                     (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
