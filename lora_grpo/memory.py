@@ -28,7 +28,8 @@ Sampler = Literal["transformers", "vllm", "shared"]
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose every parameter is counted here."""
 PICK_BYTES = 64
-"""Per sequence and vocabulary entry, that the kit's own sampler needs; as in lora_grpo.slot_memory."""
+"""Per sequence and vocabulary entry, that the kit's own sampler needs: the logits twice, probabilities, their sort with
+its work space, two sums in double."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 """Tokens and vocabulary entries that TRL 1.14's chunked log-probabilities hold at a time."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.decoding_slots import BEGUN_SHARE, can_join
+from lora_grpo.memory import PICK_BYTES
 
 MOST_ON_GPU = 256
 """Chosen, not measured: vLLM's default for such cards."""
@@ -15,8 +16,6 @@ _GPU_SHARE = 0.8
 """Of the memory that is free; the rest is for the allocator's gaps and for work space of the libraries."""
 _CPU_SHARE = 0.25
 """Of all memory: what is free differs between two runs, and weights and other programs are there too."""
-_PICK_BYTES = 64
-"""Per row and vocabulary entry: the logits twice, probabilities, their sort with its work space, two sums in double."""
 
 
 def slots_that_fit(model: Any, longest_prompt: int, max_tokens: int) -> int:
@@ -61,7 +60,7 @@ def bytes_a_row(model: Any, longest_prompt: int, max_tokens: int) -> int:
 
     # One layer more, and half as much: the cache is copied layer by layer when it grows.
     cached = (longest_prompt + max_tokens) * (config.num_hidden_layers + 2) * 2 * key_heads * head_width * size
-    picking = config.vocab_size * _PICK_BYTES
+    picking = config.vocab_size * PICK_BYTES
     # In a layer: the residual, its norm, queries to outputs; the feed-forward part's gate, inner values and product.
     reading = longest_prompt * ((8 * width + 6 * inner) * size + 4 * longest_prompt)
     begun = BEGUN_SHARE if can_join(model.config) else 1

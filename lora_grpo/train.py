@@ -259,8 +259,9 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
             heads, group = rendered, 1
         sampler.refresh(adapter=True)
+        prompt_ids = sampler.encode(heads)
         if torch.cuda.is_available():  # on a CPU a step is decoded together, so that its bits do not depend on memory
-            sampler.find_slots(max(map(len, sampler.encode(heads))), config.sampling.max_completion_tokens)
+            sampler.find_slots(max(map(len, prompt_ids)), config.sampling.max_completion_tokens)
         # Numbered through all processes, so that two of them draw what one would.
         first = trainer.accelerator.process_index * len(rendered)
         drawn = sampler.rollouts(
@@ -275,7 +276,6 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
             ],
         )
         sampler.rest()
-        prompt_ids = sampler.encode(heads)
         completions = [*itertools.chain(*drawn)]
         return {
             "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],

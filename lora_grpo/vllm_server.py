@@ -45,7 +45,7 @@ class VllmServer:
         from requests.adapters import HTTPAdapter
         from urllib3.util.retry import Retry
 
-        self.url, self.longest, self.most_at_once, self.busy = _address(url), max_sequence_tokens, _AT_ONCE, False
+        self.url, self.longest, self.most_at_once = _address(url), max_sequence_tokens, _AT_ONCE
         self._run, self._number = uuid.uuid4().hex[:8], 0
         self._served: str | None = None
         self._session = requests.Session()

@@ -303,4 +303,4 @@ def test_a_model_that_is_not_counted_is_refused(config, told):
 def test_the_kits_sampler_is_planned_as_it_measures_itself():
     from lora_grpo import slot_memory
 
-    assert memory.PICK_BYTES == slot_memory._PICK_BYTES
+    assert memory.PICK_BYTES == slot_memory.PICK_BYTES

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from warm_process import wait_for
 
 from lora_grpo import ranks
 from lora_grpo.config import RunConfig
@@ -41,11 +42,6 @@ def start(warm, tmp_path):
 
 def said(folder):
     return [path.read_text() for path in sorted(folder.glob("said.*"))]
-
-
-def wait_for(process, condition):
-    while not condition():
-        assert process.wait(0.01) is None, process.said()
 
 
 def children(pid):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from warm_process import finish, wait_for
 
 from lora_grpo.tasks import get_task
 
@@ -23,17 +24,6 @@ TINY = shlex.split(
 )
 SAME = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json")
 SAME += ("evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl")
-
-
-def wait_for(process, condition):
-    while not condition():
-        assert process.wait(0.01) is None, process.said()
-
-
-def finish(process):
-    done = process.end()
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def lines(folder, name="metrics.jsonl"):

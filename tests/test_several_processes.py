@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from warm_process import finish, wait_for
 
 from lora_grpo import vllm_engine
 from lora_grpo.tasks import get_task
@@ -26,17 +27,6 @@ ROUNDING = {"abs": 1e-5, "rel": 1e-4}
 def lines(folder):
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for(process, condition):
-    while not condition():
-        assert process.wait(0.01) is None, process.said()
-
-
-def finish(process):
-    done = process.end()
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def kept(folder):

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "data": {"config", "errors", "prompts", "sandbox", "tasks"},
     # The model.
     "decoding_slots": set(),
-    "slot_memory": {"decoding_slots"},
+    "slot_memory": {"decoding_slots", "memory"},
     "rollouts": {"decoding_slots", "errors", "slot_memory"},
     "merged_copy": {"rollouts"},
     "vllm_engine": {"base_model", "config", "errors", "merged_copy", "optional", "ranks", "rollouts"},

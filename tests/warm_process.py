@@ -182,5 +182,18 @@ def fork_command(request: tuple[list[str], str, dict[str, str]], reply_end: int,
     os._exit(int(code))
 
 
+def wait_for(process, condition):
+    """Wait until something is so, while a started command still runs."""
+    while not condition():
+        assert process.wait(0.01) is None, process.said()
+
+
+def finish(process):
+    """Wait for a started command to end well, and return what it said."""
+    done = process.end()
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 if __name__ == "__main__":
     serve()
