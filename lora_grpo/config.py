@@ -139,6 +139,23 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class WatchConfig:
+    stop_on: tuple[Literal["nan", "drift", "collapse", "zero_variance", "entropy", "truncated", "hacking"], ...] = (
+        "nan",
+        "drift",
+        "collapse",
+    )
+    """Watches that end the run when they fire; the others warn. What each looks at: lora_grpo/health.py."""
+    rows: int = 64
+    """Training rows, at most a tenth, that are kept out of training and asked again and again; 0 leaves that out."""
+    every_steps: int = 20
+    """Steps between asking them."""
+    early_stopping: int = 0
+    """Stop when so many passes over these rows brought no higher reward, and keep the adapter of the best one; 0 trains
+    to the end."""
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     num_samples: int = 4
     """Samples per held-out row for pass@1 and pass@k; 0 leaves sampled evaluation out."""
@@ -167,6 +184,7 @@ class RunConfig:
     strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format, pattern:REGEX, longer_is_better,
     near_length:200; TRL's as trl:NAME; yours as my_file.py:function."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     grpo: tuple[str, ...] = ()

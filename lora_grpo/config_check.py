@@ -133,11 +133,17 @@ def check(config: RunConfig) -> None:
             f"--train.max-steps {config.train.max_steps} is not a multiple of num_iterations={iterations}; "
             "the last rollouts would be used less often than the others"
         )
-    if iterations > 1 and config.train.checkpoint_steps % iterations:
-        raise UserError(
-            f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
-            f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
-        )
+    for name, steps in (
+        ("--train.checkpoint-steps", config.train.checkpoint_steps),
+        ("--watch.every-steps", config.watch.every_steps),
+    ):
+        if iterations > 1 and steps % iterations:
+            raise UserError(
+                f"{name} {steps} is not a multiple of num_iterations={iterations}; a checkpoint between two uses of "
+                "the same rollouts could not be resumed exactly"
+            )
+    if config.watch.early_stopping and not config.watch.rows:
+        raise UserError("--watch.early-stopping goes by held-out rows; leave --watch.rows 0 out")
     for name, value, low in (
         ("model.max_sequence_tokens", config.model.max_sequence_tokens, 2),
         ("lora.rank", config.lora.rank, 1),
@@ -148,6 +154,9 @@ def check(config: RunConfig) -> None:
         ("train.checkpoint_steps", config.train.checkpoint_steps, 1),
         ("train.keep_checkpoints", config.train.keep_checkpoints, 1),
         ("train.completions_steps", config.train.completions_steps, 1),
+        ("watch.rows", config.watch.rows, 0),
+        ("watch.every_steps", config.watch.every_steps, 1),
+        ("watch.early_stopping", config.watch.early_stopping, 0),
         ("eval.num_samples", config.eval.num_samples, 0),
         ("data.few_shot", config.data.few_shot, 0),
         ("data.train_limit", config.data.train_limit, 1),

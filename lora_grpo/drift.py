@@ -1,11 +1,11 @@
-"""Sampler and trainer are two implementations of one policy: how far apart they are at each step, and what is done."""
+"""Sampler and trainer are two implementations of one policy: how far apart they are, and TRL's correction for it."""
 
 from __future__ import annotations
 
 import types
 from typing import Any
 
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import UserError
 
 METRIC = "sampling/sampling_logp_difference/mean"
 """TRL's name: mean absolute difference of log-probabilities, sampler against trainer, in nats a token."""
@@ -67,23 +67,3 @@ def drops_out(model: Any) -> bool:
 
     settings = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
     return any(settings) or any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules())
-
-
-def stop_on_drift(step: int, logs: dict[str, Any], allowed: float) -> None:
-    """Stop a run whose sampler no longer draws from the policy that is trained.
-
-    Args:
-        step: that the rollouts were drawn for.
-        logs: TRL's metrics of the step.
-        allowed: mean absolute difference in nats a token, `parity.tolerance`.
-
-    Raises:
-        RunError: it is further away than rounding explains.
-    """
-    apart = logs.get(METRIC)
-    if apart is not None and apart > allowed:
-        raise RunError(
-            f"in step {step} the log-probabilities of sampler and trainer are {apart:.2g} nats a token apart, expected "
-            f"at most {allowed:g}: the rollouts come from another policy than the one that is trained; go on with "
-            "--resume, and if it happens again begin anew with --sampling.backend transformers"
-        )

@@ -134,6 +134,18 @@ def from_main(make: Callable[[], T]) -> T:
     return made[0]  # type: ignore[return-value]
 
 
+def from_all(value: T) -> list[T]:
+    """Return every rank's value, on every rank, in the order of ranks."""
+    if not _group:
+        return [value]
+    wait_for_all()
+    import torch
+
+    values: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(values, value, group=_group[0])
+    return values
+
+
 def highest(value: int) -> int:
     """Return the largest of the ranks' values, on every rank."""
     if not _group:

@@ -25,7 +25,18 @@ from lora_grpo.reward_registry import parse_reward_specs
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 _ENTRIES = (
-    *("adapter", "checkpoints", "completions", "evaluation", "merged", ".merged.partial", "gguf", "tensorboard"),
+    *(
+        "adapter",
+        "best",
+        "checkpoints",
+        "completions",
+        "held_out",
+        "evaluation",
+        "merged",
+        ".merged.partial",
+        "gguf",
+        "tensorboard",
+    ),
     *("metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
@@ -39,6 +50,8 @@ _MAY_CHANGE = (
     "sampling.server_url",
     "sampling.server_folder",
     "sandbox.workers",
+    "watch.stop_on",
+    "watch.early_stopping",
 )
 """Settings a resumed run may have other values of: they change no step, or (as the micro-batch) its rounding."""
 
@@ -65,6 +78,15 @@ class Run:
     @property
     def completions(self) -> Path:
         return self.folder / "completions"
+
+    @property
+    def best(self) -> Path:
+        """The adapter of the step that earned most on the held-out rows."""
+        return self.folder / "best"
+
+    @property
+    def held_out(self) -> Path:
+        return self.folder / "held_out"
 
     @property
     def evaluation(self) -> Path:

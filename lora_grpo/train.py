@@ -11,21 +11,23 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from lora_grpo import atomic, ranks
+from lora_grpo import atomic, ranks, watch
+from lora_grpo.adapter_files import load_adapter, save_adapter
 from lora_grpo.base_model import compute_dtype
 from lora_grpo.checkpoints import AtomicCheckpoints, newest_complete
 from lora_grpo.chunked_log_probs import ChunkedLogProbs
 from lora_grpo.completion_log import CompletionLog
 from lora_grpo.config import RunConfig
 from lora_grpo.data import prompt_order
-from lora_grpo.drift import DriftMeter, correct, drops_out, stop_on_drift
+from lora_grpo.drift import DriftMeter, correct, drops_out
 from lora_grpo.engine_samplers import SharedVllmSampler
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.grpo_arguments import grpo_arguments
 from lora_grpo.grpo_fields import UNREAD_FIELDS, parse_grpo_overrides
+from lora_grpo.health import Health
+from lora_grpo.held_out import HeldOut
 from lora_grpo.parity import check_parity, tolerance
 from lora_grpo.policy import Policy
 from lora_grpo.probe import probe
@@ -37,6 +39,7 @@ from lora_grpo.run_record import Run
 from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
+from lora_grpo.watch import Watch
 
 
 def train(run: Run, policy: Policy, trainer: Any) -> None:
@@ -58,7 +61,7 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     """
     config = run.config
     if _is_trained(run):
-        _load_adapter(policy, run.adapter)
+        load_adapter(policy.model, run.adapter)
         return
     policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
     found = ranks.from_main(lambda: newest_complete(run.checkpoints))
@@ -68,6 +71,7 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
             f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
             "--output-dir"
         )
+    watch.forget_after(run, done)
     if ranks.is_main():
         _forget_after(run, done)
     ranks.wait_for_all()
@@ -75,34 +79,30 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
         trainer.completion_log.resumed_at(done)
-    if found and done >= config.train.max_steps:
+    if found and (done >= config.train.max_steps or _stopped_early(run) == done):
         # Killed between the last checkpoint and the adapter.
-        _load_adapter(policy, found[0])
+        load_adapter(policy.model, found[0])
     else:
         _train(run, trainer, str(found[0]) if found else None)
+    steps = _stopped_early(run) or config.train.max_steps
+    if _stopped_early(run) and "best" in run.record:
+        load_adapter(policy.model, run.best)
+        steps = run.record["best"]["step"]
     if ranks.is_main():
-        save_adapter(policy, run.adapter)
-    run.update(trained_steps=config.train.max_steps)
+        save_adapter(policy.model, policy.tokenizer, run.adapter)
+    run.update(trained_steps=steps)
 
 
 def _is_trained(run: Run) -> bool:
     """Tell whether the run has had all its steps, and the adapter that they made."""
-    return ranks.from_main(run.adapter.is_dir) and run.record.get("trained_steps") == run.config.train.max_steps
+    ended = bool(_stopped_early(run)) or run.record.get("trained_steps") == run.config.train.max_steps
+    return ranks.from_main(run.adapter.is_dir) and ended
 
 
-def save_adapter(policy: Policy, path: Path) -> None:
-    """Write the adapter, its configuration and the tokenizer, all or nothing."""
-    with atomic.new_folder(path) as folder:
-        policy.model.save_pretrained(folder, selected_adapters=["default"])
-        policy.tokenizer.save_pretrained(folder)
-        # PEFT writes this set in the order of string hashes, which differs between two runs.
-        # PEFT's card is a form to fill in, with the base's path on this machine.
-        (folder / "README.md").unlink(missing_ok=True)
-        (folder / "adapter_model.safetensors").chmod(0o644)
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        if isinstance(settings["target_modules"], list):
-            settings["target_modules"].sort()
-        atomic.write_json(folder / "adapter_config.json", settings)
+def _stopped_early(run: Run) -> int | None:
+    """Return the step after which early stopping ended the training, where it did and is still asked for."""
+    stopped: int | None = run.record.get("stopped_early")
+    return stopped if run.config.watch.early_stopping else None
 
 
 def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
@@ -135,7 +135,7 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
         raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stopped_by)
 
 
-def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> Any:
+def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, watched: Sequence[Row] = ()) -> Any:
     """Put TRL's trainer together. Nothing is trained or written yet: what TRL refuses, it refuses before a run begins.
 
     Args:
@@ -143,6 +143,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy: model, tokenizer and adapter.
         rows: training rows with `prompt`; asked in a seeded order.
         sampler: draws the rollouts, where the engine does not do so itself.
+        watched: rows that are not trained on, of `held_out.hold_out`.
 
     Raises:
         UserError: a reward cannot be loaded, a column holds values of several types, or TRL refuses a setting.
@@ -159,8 +160,9 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
     config = run.config
     rewards = resolve(parse_reward_specs(config.rewards))
-    log = CompletionLog(run.completions, config.train.completions_steps, {r.name: r.weight for r in rewards})
-    arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
+    weights = {reward.name: reward.weight for reward in rewards}
+    log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
+    arguments = grpo_arguments(config, run.checkpoints, [*weights.values()])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
     unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
     if unread:
@@ -203,14 +205,20 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     if "ref" in policy.model.peft_config:
         policy.model.delete_adapter("ref")
         policy.model.set_adapter("default")
+    # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
+    comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
+    full_marks = sum(max(0.0, weight) for weight in weights.values())
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
+    trainer.watch = Watch(
+        run,
+        Health(full_marks, tolerance(compute_dtype()) if comparable else None),
+        HeldOut(run.held_out, config, watched, rewards, sampler) if watched else None,
+    )
     if sampler.is_other_engine:
         correct(trainer)
     prompts = [render_row(policy.tokenizer, row) for row in rows]
     longest_prompt = max(map(len, sampler.encode(prompts)))
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
-    # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
-    comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
     if not _is_trained(run):
         longest = config.sampling.max_completion_tokens
         parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature, longest)
@@ -227,14 +235,22 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if "reward" in logs:
             trainer.progress.step(state.global_step, logs)
-        if comparable:
-            stop_on_drift(state.global_step, logs, tolerance(compute_dtype()))
+        trainer.watch.after_log(state.global_step, logs)
+
+    def on_train_begin() -> None:
+        run.update(longest_first=probe(trainer, config, longest_prompt))
+        trainer.watch.begin(trainer)
+
+    def on_step_end(state: Any, control: Any) -> None:
+        log.write(state.global_step)
+        trainer.watch.after_step(trainer, control)
 
     trainer.add_callback(
         _callback(
-            on_train_begin=lambda: run.update(longest_first=probe(trainer, config, longest_prompt)),
+            on_train_begin=on_train_begin,
             on_log=on_log,
-            on_step_end=lambda state, control: log.write(state.global_step),
+            on_step_end=on_step_end,
+            on_save=lambda: trainer.watch.save_best(trainer),
         )
     )
     # Its only use is to print every log as a dictionary.
@@ -286,13 +302,6 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
     return rollout
 
 
-def _load_adapter(policy: Policy, path: Path) -> None:
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    set_peft_model_state_dict(policy.model, load_file(path / "adapter_model.safetensors"))
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -324,8 +333,9 @@ def _callback(
     on_log: Callable[[Any, dict[str, Any]], None] | None = None,
     on_step_end: Callable[[Any, Any], None] | None = None,
     on_train_begin: Callable[[], None] | None = None,
+    on_save: Callable[[], None] | None = None,
 ) -> Any:
-    """Make a TrainerCallback of functions of (state, logs), of (state, control) and of nothing."""
+    """Make a TrainerCallback of functions of (state, logs), of (state, control) and, twice, of nothing."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):
@@ -340,5 +350,9 @@ def _callback(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if on_step_end:
                 on_step_end(state, control)
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if on_save:
+                on_save()
 
     return Callback()

@@ -18,6 +18,7 @@ from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.evaluate import evaluate
 from lora_grpo.gpu_fit import fit_to_gpu
+from lora_grpo.held_out import hold_out
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
 from lora_grpo.train import make_trainer, train
@@ -74,9 +75,10 @@ def main() -> None:
     run = open_run(config, how, "code_lora", data.record, memory)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
+    train_rows, watched_rows = hold_out(train_rows, config)
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
     sampler = policy.sampler(config)
-    trainer = make_trainer(run, policy, train_rows, sampler)
+    trainer = make_trainer(run, policy, train_rows, sampler, watched_rows)
     run.begin(policy.record)
 
     before = evaluate(run, sampler, eval_rows, "base")

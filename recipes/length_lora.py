@@ -14,6 +14,7 @@ from lora_grpo.conclude import reward_curve
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.dry_run import dry_run
 from lora_grpo.gpu_fit import fit_to_gpu
+from lora_grpo.held_out import hold_out
 from lora_grpo.policy import load_policy
 from lora_grpo.run_record import open_run
 from lora_grpo.train import make_trainer, train
@@ -44,7 +45,8 @@ def main() -> None:
     run = open_run(config, how, "length_lora", data.record, memory)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
-    trainer = make_trainer(run, policy, rows, policy.sampler(config))
+    rows, watched_rows = hold_out(rows, config)
+    trainer = make_trainer(run, policy, rows, policy.sampler(config), watched_rows)
     run.begin(policy.record)
     train(run, policy, trainer)
     curve = run.finish(reward_curve(run))

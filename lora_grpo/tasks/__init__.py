@@ -20,7 +20,10 @@ Row = dict[str, Any]
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 """The tasks whose answers are programs, decided by running their tests; their prompt style is `code`."""
 
-TASK_NAMES = ("gsm8k", "prompts", "starter", *CODE_TASKS)
+NO_RIGHT_ANSWER = "prompts"
+"""The task whose verdicts say nothing."""
+
+TASK_NAMES = ("gsm8k", NO_RIGHT_ANSWER, "starter", *CODE_TASKS)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,214 @@
+"""Watches a run by its metrics: what goes wrong while a GPU is paid for, and what to do about it.
+
+| watch           | fires where                                                                                        |
+|-----------------|----------------------------------------------------------------------------------------------------|
+| `nan`           | loss, reward, KL or entropy is no number; or the gradient's norm for 3 steps                       |
+| `drift`         | sampler and trainer are further apart than rounding explains                                       |
+| `collapse`      | the reward lost half of what it was at its best, by more than 4 standard errors                    |
+| `zero_variance` | in more than 4 of 5 groups all completions earn the same                                           |
+| `entropy`       | below a twentieth of what it was at the start, while a quarter of the full marks is still missing  |
+| `truncated`     | more than 9 of 10 completions hit their length limit                                               |
+| `hacking`       | the training reward is up, and held-out answers that were right are wrong now (p < 0.01)           |
+
+All but `nan`, `drift` and `hacking` look at the mean of the last `WINDOW` steps. Each fires once, and again only when
+it has been quiet for as many steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_grpo.drift import METRIC as DRIFT
+from lora_grpo.passk import mcnemar_exact
+
+WATCHES = ("nan", "drift", "collapse", "zero_variance", "entropy", "truncated", "hacking")
+WINDOW = 10
+"""Steps whose mean is looked at."""
+_STANDARD_ERRORS = 4.0
+_MOSTLY_EQUAL, _MOSTLY_TRUNCATED = 0.8, 0.9
+_ENTROPY_LEFT = 0.05
+_NEARLY_FULL = 0.75
+"""Share of the full marks above which a model that is certain is simply right."""
+_HACKED_P = 0.01
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One watch that fired."""
+
+    step: int
+    watch: str
+    message: str
+    """What was seen, and what to change."""
+
+
+@dataclass
+class Health:
+    """The state of all watches of a run.
+
+    Args:
+        full_marks: the most that a completion can earn: the sum of the positive scales of the rewards.
+        allowed_drift: mean absolute difference of log-probabilities in nats a token; None where they do not compare.
+    """
+
+    full_marks: float
+    allowed_drift: float | None = None
+    _steps: list[Mapping[str, float]] = field(default_factory=list)
+    _best: list[float] = field(default_factory=list)
+    """Rewards of the best `WINDOW` steps among those before the last `WINDOW`."""
+    _passes: list[tuple[int, Mapping[str, bool]]] = field(default_factory=list)
+    _quiet_until: dict[str, int] = field(default_factory=dict)
+
+    def step(self, number: int, metrics: Mapping[str, Any]) -> list[Alarm]:
+        """Look at one step's metrics and return what is wrong with it.
+
+        Args:
+            number: of the step.
+            metrics: TRL's, as in metrics.jsonl. Steps that use the same rollouts again have no `reward`.
+        """
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        self._steps.append({**numbers, "step": number})
+        rewarded = [step for step in self._steps if "reward" in step]
+        found = {"nan": self._not_a_number(), "drift": self._drift(number)}
+        if "reward" in metrics and len(rewarded) >= WINDOW:
+            found |= {
+                "collapse": self._collapse([step["reward"] for step in rewarded]),
+                "zero_variance": self._zero_variance(rewarded[-WINDOW:]),
+                "entropy": self._entropy(rewarded),
+                "truncated": _truncated(rewarded[-WINDOW:]),
+            }
+        return self._new(number, found)
+
+    def held_out(self, number: int, passed: Mapping[str, bool]) -> list[Alarm]:
+        """Look at the verdicts of the held-out rows after a step, and return whether they are being sold for reward.
+
+        Args:
+            number: of the step; 0 is before the first.
+            passed: whether each row's completion is right, by its id; every time the same rows with the same random
+                numbers.
+        """
+        self._passes.append((number, passed))
+        return self._new(number, {"hacking": self._hacking(number, passed)})
+
+    def _new(self, number: int, found: Mapping[str, str | None]) -> list[Alarm]:
+        """Return the alarms that were not given lately."""
+        alarms = []
+        for watch, message in found.items():
+            if message is None:
+                continue
+            if number > self._quiet_until.get(watch, -1):
+                alarms.append(Alarm(number, watch, message))
+            self._quiet_until[watch] = number + WINDOW
+        return alarms
+
+    def _not_a_number(self) -> str | None:
+        names = [
+            name for name in ("loss", "reward", "kl", "entropy") if not math.isfinite(self._steps[-1].get(name, 0))
+        ]
+        if not names:
+            # One or two steps of it are how float16 finds its scale.
+            norms = [step.get("grad_norm", 0.0) for step in self._steps[-3:]]
+            if len(norms) < 3 or any(map(math.isfinite, norms)):
+                return None
+            names = ["grad_norm"]
+        return (
+            f"{' and '.join(names)} is no number: the adapter is, or soon will be, spoiled; lower "
+            "--train.learning-rate or --train.max-grad-norm, and look at rewards of your own for divisions by zero"
+        )
+
+    def _drift(self, number: int) -> str | None:
+        apart = self._steps[-1].get(DRIFT)
+        if apart is None or self.allowed_drift is None or apart <= self.allowed_drift:
+            return None
+        return (
+            f"the log-probabilities of sampler and trainer are {apart:.2g} nats a token apart, expected at most "
+            f"{self.allowed_drift:g}: the rollouts come from another policy than the one that is trained; go on with "
+            "--resume, and if it happens again begin anew with --sampling.backend transformers"
+        )
+
+    def _collapse(self, rewards: Sequence[float]) -> str | None:
+        """Compare the last `WINDOW` steps with the best that came before them."""
+        if len(rewards) < 2 * WINDOW:
+            return None
+        before, now = list(rewards[-2 * WINDOW : -WINDOW]), rewards[-WINDOW:]
+        if not self._best or sum(before) > sum(self._best):
+            self._best = before
+        then, last = statistics.fmean(self._best), statistics.fmean(now)
+        error = math.sqrt((statistics.variance(self._best) + statistics.variance(now)) / WINDOW)
+        # Rewards may be negative: half of the way is then counted from where the run began.
+        floor = min(0.0, statistics.fmean(rewards[:WINDOW]))
+        if then - last <= _STANDARD_ERRORS * error or last - floor >= (then - floor) / 2:
+            return None
+        return (
+            f"the reward of the last {WINDOW} steps is {last:.2f}, after {then:.2f} at its best: the policy has "
+            "collapsed; take best/, or begin anew with a lower --train.learning-rate or a --train.beta above 0"
+        )
+
+    def _zero_variance(self, window: Sequence[Mapping[str, float]]) -> str | None:
+        share = _mean(window, "frac_reward_zero_std")
+        if share is None or share <= _MOSTLY_EQUAL:
+            return None
+        reward = statistics.fmean(step["reward"] for step in window)
+        seen = f"in {share:.0%} of the last {WINDOW} steps' groups all completions earned the same: they teach nothing"
+        if reward >= _NEARLY_FULL * self.full_marks:
+            return (
+                f"{seen}. Nearly all have full marks ({reward:.2f} of {self.full_marks:g}): the rows are learned; "
+                "harder ones (--data.train) or the end of this run"
+            )
+        return (
+            f"{seen}. Pass --data.filter-solved, a higher --sampling.temperature, a larger --sampling.num-generations "
+            "or a reward with more than two values"
+        )
+
+    def _entropy(self, rewarded: Sequence[Mapping[str, float]]) -> str | None:
+        start, last = _mean(rewarded[:WINDOW], "entropy"), _mean(rewarded[-WINDOW:], "entropy")
+        if not start or last is None or last >= _ENTROPY_LEFT * start:
+            return None
+        reward = statistics.fmean(step["reward"] for step in rewarded[-WINDOW:])
+        if reward >= _NEARLY_FULL * self.full_marks:
+            return None
+        return (
+            f"the entropy fell from {start:.3g} to {last:.2g} nats a token at a reward of {reward:.2f} of "
+            f"{self.full_marks:g}: the model no longer tries anything else; begin anew with a lower "
+            "--train.learning-rate, --grpo epsilon_high=0.28, or a --train.beta above 0"
+        )
+
+    def _hacking(self, number: int, passed: Mapping[str, bool]) -> str | None:
+        if not passed:
+            return None
+        rows = list(passed)
+        # The earliest of the best: from there on more of the reward was gained.
+        when, best = max(self._passes, key=lambda each: (sum(each[1].values()), -each[0]))
+        before, after = [best[row] for row in rows], [passed[row] for row in rows]
+        if sum(after) >= sum(before) or mcnemar_exact(before, after) >= _HACKED_P:
+            return None
+        rewarded = [step for step in self._steps if "reward" in step]
+        until = sum(step["step"] <= when for step in rewarded) or WINDOW
+        then, now = ([step["reward"] for step in part[-WINDOW:]] for part in (rewarded[:until], rewarded))
+        if not now or statistics.fmean(now) <= statistics.fmean(then):
+            return None
+        return (
+            f"the training reward rose from {statistics.fmean(then):.2f} to {statistics.fmean(now):.2f} since step "
+            f"{when}, while right held-out answers fell from {sum(before)} to {sum(after)} of {len(rows)}: what is "
+            "paid is not what is wanted. Read completions/, lower the scales of rewards that are not the verdict, and "
+            "take best/ instead of the last adapter"
+        )
+
+
+def _truncated(window: Sequence[Mapping[str, float]]) -> str | None:
+    share = _mean(window, "completions/clipped_ratio")
+    if share is None or share <= _MOSTLY_TRUNCATED:
+        return None
+    return (
+        f"{share:.0%} of the completions of the last {WINDOW} steps were cut off: answers at their ends are never "
+        "seen; raise --sampling.max-completion-tokens, or ask for shorter answers"
+    )
+
+
+def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [step[name] for step in steps if name in step]
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,130 @@
+"""Rows that are kept out of training and asked again and again while it goes on.
+
+They are taken from the training rows, not from those of the evaluation: what chooses the best adapter, or the moment to
+stop, must not also be what the run is measured by at its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lora_grpo import atomic, json_lines, ranks
+from lora_grpo.completion_lines import completion_lines
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.prompts import render_row
+from lora_grpo.reward_registry import Reward
+from lora_grpo.rollouts import Sampler, completion_seed
+from lora_grpo.scoring import score
+from lora_grpo.tasks import Row
+
+LEAST = 16
+"""Fewer rows say too little to be kept out."""
+_MOST_SHARE = 10
+"""At most a tenth of the training rows is kept out."""
+
+
+def hold_out(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
+    """Part the training rows into those that are trained on and those that are watched; the seed decides.
+
+    Args:
+        rows: R training rows.
+        config: `watch.rows` of them are watched, at most a tenth.
+
+    Returns:
+        The rows to train on and the rows to watch, each in their order; none to watch where fewer than 16 would be.
+
+    Raises:
+        UserError: early stopping is asked for and there are too few rows.
+    """
+    number = min(config.watch.rows, len(rows) // _MOST_SHARE)
+    if number < LEAST:
+        if config.watch.rows:
+            told = f"no training row is held out for the watch: a tenth of {len(rows)} is fewer than {LEAST}"
+            if config.watch.early_stopping:
+                raise UserError(f"{told}, and --watch.early-stopping goes by them; give more rows or leave it out")
+            print(f"{told}; no best adapter is kept", file=sys.stderr)
+        return list(rows), []
+    chosen = set(np.random.default_rng(config.seed).choice(len(rows), size=number, replace=False).tolist())
+    return (
+        [row for place, row in enumerate(rows) if place not in chosen],
+        [row for place, row in enumerate(rows) if place in chosen],
+    )
+
+
+class HeldOut:
+    """Asks the watched rows, one completion each, as training asks its own.
+
+    The random numbers of a row's completion are the same every time: what differs between two passes is the policy.
+
+    Args:
+        folder: gets `step-00020.jsonl`, one line a row.
+        config: of the run; its sampling settings are used.
+        rows: R rows with `prompt`.
+        rewards: of the run.
+        sampler: draws from the policy as it is.
+    """
+
+    def __init__(
+        self, folder: Path, config: RunConfig, rows: Sequence[Row], rewards: Sequence[Reward], sampler: Sampler
+    ) -> None:
+        self.folder, self.config, self.rows, self.rewards, self.sampler = folder, config, rows, rewards, sampler
+
+    def ask(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
+        """Draw, score and write the completions after a step, and return their R lines on every rank.
+
+        Args:
+            step: number of the step; 0 before the first.
+            trainer_state: what rewards may look at.
+
+        Raises:
+            RewardError: a reward function failed.
+        """
+        import torch
+
+        sampling, mine = self.config.sampling, self.rows[ranks.rank() :: ranks.world_size()]
+        prompts = [render_row(self.sampler.tokenizer, row) for row in mine]
+        on_gpu = torch.cuda.is_available()
+        lines = []
+        # Some engines draw from torch's own generator, whose numbers belong to training.
+        with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
+            self.sampler.refresh(adapter=True)
+            if prompts:
+                if on_gpu:
+                    longest = max(map(len, self.sampler.encode(prompts)))
+                    self.sampler.find_slots(longest, sampling.max_completion_tokens)
+                drawn = self.sampler.rollouts(
+                    prompts,
+                    1,
+                    max_tokens=sampling.max_completion_tokens,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    seed=[completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in mine],
+                )
+                texts, ids = ([getattr(each[0], name) for each in drawn] for name in ("text", "token_ids"))
+                earned = score(self.rewards, mine, texts, ids, trainer_state)
+                weights = {reward.name: reward.weight for reward in self.rewards}
+                lines = completion_lines(mine, texts, ids, earned, weights, self.sampler.eos_token_ids)
+            self.sampler.rest()
+        shares = ranks.from_all(lines)
+        places = {row["id"]: place for place, row in enumerate(self.rows)}
+        lines = sorted((line for share in shares for line in share), key=lambda line: places[line["id"]])
+        if ranks.is_main():
+            self.folder.mkdir(exist_ok=True)
+            text = json_lines.dump({"step": step, **line} for line in lines)
+            atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
+        return lines
+
+    def earlier(self) -> dict[int, list[dict[str, Any]]]:
+        """Return the lines of the passes that are there already, by step."""
+
+        def read() -> dict[int, list[dict[str, Any]]]:
+            paths = sorted(self.folder.glob("step-*.jsonl"))
+            return {int(path.stem.removeprefix("step-")): json_lines.read_finished(path) for path in paths}
+
+        return ranks.from_main(read)
