@@ -58,8 +58,8 @@ class Health:
     full_marks: float
     allowed_drift: float | None = None
     _steps: list[Mapping[str, float]] = field(default_factory=list)
-    _best: list[float] = field(default_factory=list)
-    """Rewards of the best `WINDOW` steps among those before the last `WINDOW`."""
+    _best: tuple[float, float] | None = None
+    """Mean reward of the base, or of the best `WINDOW` steps before the last `WINDOW`, and its squared error."""
     _passes: list[tuple[int, Mapping[str, bool]]] = field(default_factory=list)
     _quiet_until: dict[str, int] = field(default_factory=dict)
 
@@ -83,14 +83,17 @@ class Health:
             }
         return self._new(number, found)
 
-    def held_out(self, number: int, passed: Mapping[str, bool]) -> list[Alarm]:
-        """Look at the verdicts of the held-out rows after a step, and return whether they are being sold for reward.
+    def held_out(self, number: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
+        """Look at the held-out rows after a step, and return whether right answers are being sold for reward.
 
         Args:
             number: of the step; 0 is before the first.
-            passed: whether each row's completion is right, by its id; every time the same rows with the same random
-                numbers.
+            rewards: what each row's completion earned.
+            passed: whether it is right, by the row's id; every time the same rows with the same random numbers. Empty
+                where nothing is right or wrong.
         """
+        if not number and len(rewards) > 1:
+            self._best = _estimate(rewards)
         self._passes.append((number, passed))
         return self._new(number, {"hacking": self._hacking(number, passed)})
 
@@ -132,13 +135,14 @@ class Health:
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
         """Compare the last `WINDOW` steps with the best that came before them."""
-        if len(rewards) < 2 * WINDOW:
+        before, now = rewards[-2 * WINDOW : -WINDOW], rewards[-WINDOW:]
+        if len(before) == WINDOW and (self._best is None or statistics.fmean(before) > self._best[0]):
+            self._best = _estimate(before)
+        if self._best is None:
             return None
-        before, now = list(rewards[-2 * WINDOW : -WINDOW]), rewards[-WINDOW:]
-        if not self._best or sum(before) > sum(self._best):
-            self._best = before
-        then, last = statistics.fmean(self._best), statistics.fmean(now)
-        error = math.sqrt((statistics.variance(self._best) + statistics.variance(now)) / WINDOW)
+        then, then_error = self._best
+        last, last_error = _estimate(now)
+        error = math.sqrt(then_error + last_error)
         # Rewards may be negative: half of the way is then counted from where the run began.
         floor = min(0.0, statistics.fmean(rewards[:WINDOW]))
         if then - last <= _STANDARD_ERRORS * error or last - floor >= (then - floor) / 2:
@@ -197,6 +201,11 @@ class Health:
             "paid is not what is wanted. Read completions/, lower the scales of rewards that are not the verdict, and "
             "take best/ instead of the last adapter"
         )
+
+
+def _estimate(rewards: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its squared standard error."""
+    return statistics.fmean(rewards), statistics.variance(rewards) / len(rewards)
 
 
 def _truncated(window: Sequence[Mapping[str, float]]) -> str | None:

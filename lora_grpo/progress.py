@@ -20,6 +20,7 @@ class Progress:
 
     def __init__(self, total: int, title: str = "GRPO") -> None:
         self.total, self.title = total, title
+        self._held_out = ""
         self._started: tuple[float, int] | None = None
         self._next = 0
         self._bar: Any = None
@@ -34,14 +35,22 @@ class Progress:
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
+                TextColumn("[dim]{task.fields[phase]}"),
             )
             self._bar = RichProgress(*columns, console=Console(stderr=True))
             self._bar.start()
-            self._task = self._bar.add_task(title, total=total, note="")
+            self._task = self._bar.add_task(title, total=total, note="", phase="")
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
-        """Show that `done` steps are done, with the reward of the last one."""
-        self.show(done, f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}")
+        """Show that `done` steps are done, with the reward of the last one and that of the last held-out pass."""
+        if "held_out/reward" in logs:
+            self._held_out = f", held out {logs['held_out/reward']:.2f}"
+        self.show(done, f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}{self._held_out}")
+
+    def phase(self, name: str) -> None:
+        """Show what a step is at, on a terminal."""
+        if self._bar:
+            self._bar.update(self._task, phase=name)
 
     def show(self, done: int, note: str) -> None:
         """Show that `done` of the total are done, with a note."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,7 +12,11 @@ class StepPhases:
     `rollouts/tokens_per_second`, of this process's completions.
     """
 
+    on_phase: Callable[[str], None] | None = None
+    """Is told when a phase begins."""
+
     def _generate(self, prompts: list[Any]) -> Any:
+        self._begin("rollouts")
         started = time.perf_counter()
         found = super()._generate(prompts)  # type: ignore[misc]
         seconds = time.perf_counter() - started
@@ -20,10 +25,16 @@ class StepPhases:
         return found
 
     def _calculate_rewards(self, *args: Any) -> Any:
+        self._begin("rewards")
         started = time.perf_counter()
         found = super()._calculate_rewards(*args)  # type: ignore[misc]
         self._note("time/rewards", time.perf_counter() - started)
+        self._begin("training")
         return found
+
+    def _begin(self, phase: str) -> None:
+        if self.on_phase:
+            self.on_phase(phase)
 
     def _note(self, name: str, value: float) -> None:
         self._metrics["train" if self.model.training else "eval"][name].append(value)  # type: ignore[attr-defined]

@@ -209,6 +209,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
     full_marks = sum(max(0.0, weight) for weight in weights.values())
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
+    trainer.on_phase = trainer.progress.phase
     trainer.watch = Watch(
         run,
         Health(full_marks, tolerance(compute_dtype()) if comparable else None),

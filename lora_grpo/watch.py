@@ -56,6 +56,7 @@ class Watch:
         step = trainer.state.global_step
         if not self.held_out or step % self.settings.every_steps:
             return
+        trainer.on_phase("held out")
         started = time.perf_counter()
         lines = self.held_out.ask(step, trainer.state)
         self._alarm(self._look_at(step, lines))
@@ -97,7 +98,7 @@ class Watch:
             self._best, self._passes_since_best = (reward, step), 0
         else:
             self._passes_since_best += 1
-        return self.health.held_out(step, _passed(lines))
+        return self.health.held_out(step, [line["reward"] for line in lines], _passed(lines))
 
     def _alarm(self, alarms: Sequence[Alarm]) -> None:
         """Write alarms down, say them, and stop the run if one of them is to."""

@@ -60,6 +60,24 @@ def test_a_step_shows_the_reward(capsys):
     assert capsys.readouterr().err == "GRPO 1/1  reward 1.23 ± 0.50\n"
 
 
+def test_the_last_held_out_reward_stays_beside_it(capsys):
+    progress, logs = Progress(2), {"reward": 1.0, "reward_std": 0.5}
+    progress.step(1, {**logs, "held_out/reward": 0.75})
+    progress.step(2, logs)
+    assert [line.count("held out 0.75") for line in capsys.readouterr().err.splitlines()] == [1, 1]
+
+
+def test_a_terminal_shows_the_phase_and_a_file_does_not(capsys, monkeypatch):
+    Progress(2).phase("rollouts")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    progress = Progress(2)
+    progress.phase("rollouts")
+    progress.close()
+    assert "rollouts" in capsys.readouterr().err
+
+
 def test_closing_twice_does_no_harm():
     progress = Progress(3)
     progress.close()

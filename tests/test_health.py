@@ -1,0 +1,174 @@
+"""Each watch fires on a run that fails that way, and none over the default run on five seeds."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.drift import METRIC as DRIFT
+from lora_grpo.health import WATCHES, WINDOW, Health
+
+FULL = 4.0
+RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"
+"""The watched metrics of the default run on seeds 0 to 4, as `python tests/record_default_runs.py` wrote them."""
+
+
+def fine(number, **changes):
+    """A step of a run that learns, with the noise that real ones have."""
+    noise = random.Random(number)
+    return {
+        "loss": noise.gauss(0, 0.1),
+        "grad_norm": 0.1,
+        "reward": min(FULL, 2 + 0.03 * number) + noise.gauss(0, 0.1),
+        "frac_reward_zero_std": noise.choice([0.0, 0.125, 0.25]),
+        "entropy": 0.2 * 0.98**number,
+        "completions/clipped_ratio": 0.02,
+        DRIFT: 1e-6,
+        **changes,
+    }
+
+
+def alarms(*steps, health=None):
+    health = health or Health(FULL, allowed_drift=1e-4)
+    return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
+
+
+def told(*steps, **kwargs):
+    return [(alarm.watch, alarm.step) for alarm in alarms(*steps, **kwargs)]
+
+
+def test_a_run_that_learns_is_left_alone():
+    assert told(*(fine(number) for number in range(1, 301))) == []
+
+
+@pytest.mark.parametrize("name", ["loss", "reward", "kl", "entropy"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_told_at_once(name, value):
+    (alarm,) = alarms(fine(1), fine(2, **{name: value}))
+    assert (alarm.watch, alarm.step) == ("nan", 2) and name in alarm.message
+
+
+def test_a_gradient_that_is_no_number_is_told_when_it_stays_so():
+    bad = {"grad_norm": float("inf")}
+    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4)) == []
+    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4, **bad)) == [("nan", 4)]
+
+
+def test_a_sampler_apart_from_the_trainer_is_told():
+    (alarm,) = alarms(fine(1), fine(2, **{DRIFT: 2e-4}))
+    assert (alarm.watch, alarm.step) == ("drift", 2) and "expected at most 0.0001" in alarm.message
+    assert told(fine(1, **{DRIFT: 2e-4}), health=Health(FULL, allowed_drift=None)) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_a_reward_that_falls_by_half_is_a_collapse(scale):
+    steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
+    steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 45)]
+    ((watch, step),) = told(*steps, health=Health(scale * FULL))
+    assert watch == "collapse" and 30 + WINDOW / 2 < step <= 30 + WINDOW
+
+
+def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
+    health = Health(FULL)
+    assert health.held_out(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
+    ((watch, step),) = told(
+        *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 20)), health=health
+    )
+    assert (watch, step) == ("collapse", WINDOW)
+
+
+def test_a_reward_that_falls_by_a_third_or_is_noisy_is_no_collapse():
+    steps = [fine(number, reward=3.0 if number <= 30 else 2.0) for number in range(1, 61)]
+    assert told(*steps) == []
+    rarely = [fine(n, entropy=0.2, reward=float(random.Random(n).random() < 0.15)) for n in range(1, 301)]
+    assert told(*rarely) == []
+
+
+def test_a_penalty_that_gets_worse_is_a_collapse():
+    steps = [fine(number, reward=-1 + 0.02 * min(number, 40)) for number in range(1, 51)]
+    assert told(*steps) == []
+    ((watch, step),) = told(*steps, *(fine(number, reward=-2.0) for number in range(51, 61)))
+    assert watch == "collapse" and 50 < step <= 60
+
+
+def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
+    (alarm,) = alarms(*(fine(number, reward=0.1, frac_reward_zero_std=0.875) for number in range(1, 30)))
+    assert (alarm.watch, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-solved" in alarm.message
+    (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
+    assert learned.watch == "zero_variance" and "the rows are learned" in learned.message
+
+
+def test_an_alarm_comes_again_only_after_quiet_steps():
+    cut = {"completions/clipped_ratio": 0.95}
+    steps = [fine(number, **({} if 30 < number <= 60 else cut)) for number in range(1, 91)]
+    assert told(*steps) == [("truncated", 10), ("truncated", 70)]
+
+
+def test_entropy_that_is_gone_is_told_unless_the_answers_are_right():
+    gone = [fine(number, reward=2.0, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
+    ((watch, step),) = told(*gone)
+    assert watch == "entropy" and 20 < step <= 20 + WINDOW
+    right = [fine(number, reward=3.9, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
+    assert told(*right) == []
+
+
+def test_completions_that_are_all_cut_off_are_told():
+    (alarm,) = alarms(*(fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(1, 30)))
+    assert (alarm.watch, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
+
+
+def test_reward_up_and_held_out_answers_down_is_hacking():
+    health = Health(FULL)
+    rows = [f"row {place}" for place in range(64)]
+    assert health.held_out(0, [], {row: place < 40 for place, row in enumerate(rows)}) == []
+    for number in range(1, 21):
+        assert health.step(number, fine(number)) == []
+    assert health.held_out(20, [], {row: place < 38 for place, row in enumerate(rows)}) == []
+    for number in range(21, 41):
+        assert health.step(number, fine(number)) == []
+    (alarm,) = health.held_out(40, [], {row: place < 20 for place, row in enumerate(rows)})
+    assert alarm.watch == "hacking" and "from 40 to 20 of 64" in alarm.message and "since step 0" in alarm.message
+
+
+def test_answers_and_reward_that_fall_together_are_no_hacking():
+    health = Health(FULL)
+    rows = [f"row {place}" for place in range(64)]
+    health.held_out(0, [], {row: place < 40 for place, row in enumerate(rows)})
+    for number in range(1, 21):
+        health.step(number, fine(number, reward=3.0 - 0.02 * number))
+    assert health.held_out(20, [], {row: place < 20 for place, row in enumerate(rows)}) == []
+
+
+def test_steps_that_use_rollouts_again_do_not_count_twice():
+    again = {"loss": 0.0, "grad_norm": 0.1}
+    steps = [step for n in range(1, 30) for step in (fine(n, **{"completions/clipped_ratio": 0.95}), again)]
+    ((watch, step),) = told(*steps)
+    assert watch == "truncated" and step == 2 * WINDOW - 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_default_run_is_left_alone(seed):
+    lines = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
+    health, told = Health(FULL, allowed_drift=1e-4), []
+    mine = [line for line in lines if line["seed"] == seed]
+    for line in mine:
+        if "passed" in line:
+            told += health.held_out(line["step"], line["rewards"], line["passed"])
+        else:
+            told += health.step(line["step"], line)
+    assert told == []
+    # What would be an alarm is one here too: the recording holds what each watch looks at.
+    assert sum("passed" in line for line in mine) == 4 and sum("loss" in line for line in mine) == 60
+    needed = {"loss", "grad_norm", "reward", "frac_reward_zero_std", "entropy", "completions/clipped_ratio", DRIFT}
+    assert all(needed <= line.keys() for line in mine if "loss" in line)
+
+
+def test_every_watch_can_be_asked_to_stop_a_run():
+    import typing
+
+    from lora_grpo.config import WatchConfig
+
+    (names, _) = typing.get_args(typing.get_type_hints(WatchConfig)["stop_on"])
+    assert typing.get_args(names) == WATCHES
