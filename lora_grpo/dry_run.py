@@ -12,6 +12,7 @@ from lora_grpo.data import Data, fit_to_context
 from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
 from lora_grpo.tasks import get_task
+from lora_grpo.training_set import as_asked, score
 
 
 def dry_run(config: RunConfig, data: Data) -> None:
@@ -29,20 +30,13 @@ def dry_run(config: RunConfig, data: Data) -> None:
     gold = get_task(config.data.task).gold_completion(row)
     print(f"--- prompt of {row['id']}\n{render_row(tokenizer, row)}")
     print(f"--- gold answer\n{gold}\n--- its rewards")
-    columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    token_ids = tokenizer(gold, add_special_tokens=False)["input_ids"]
+    rewards = resolve(parse_reward_specs(config.rewards))
+    (values,) = score(
+        rewards, as_asked(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
+    )
     total = 0.0
-    for reward in resolve(parse_reward_specs(config.rewards)):
-        answer = [{"role": "assistant", "content": gold}]
-        value = reward.function(
-            prompts=[row["prompt"]],
-            completions=[answer],
-            completion_ids=[token_ids],
-            trainer_state=None,
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, number: None,
-            **columns,
-        )[0]
+    for reward in rewards:
+        value = values[reward.name]
         total += reward.weight * (value or 0.0)
         print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, times {reward.weight:g}'}")
     shape = batch_shape(config)

@@ -76,11 +76,13 @@ MAY_IMPORT = {
     "step_phases": set(),
     "drift": {"errors"},
     "parity": {"errors", "rollouts"},
+    "training_set": {"errors", "prompts", "reward_guard", "reward_registry", "tasks"},
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
         "atomic", "base_model", "checkpoints", "chunked_log_probs", "completion_log", "config", "data", "drift",
         "engine_samplers", "errors", "grpo_arguments", "grpo_fields", "parity", "policy", "probe", "progress",
         "prompts", "ranks", "reward_registry", "rollouts", "run_record", "step_phases", "stop_signal", "tasks",
+        "training_set",
     },
     "results": {"tasks"},
     "evaluate": {
@@ -152,7 +154,7 @@ MAY_IMPORT = {
         "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "json_objects",
         "merge", "merge_divergence", "merge_report", "subjects",
     },
-    "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks"},
+    "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks", "training_set"},
     # scripts/push.py.
     "upload_files": {"atomic", "errors"},
     "whole_files": {"atomic", "errors", "tensor_files", "upload_files"},
