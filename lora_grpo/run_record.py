@@ -25,7 +25,17 @@ from lora_grpo.reward_registry import parse_reward_specs
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 _ENTRIES = (
-    *("adapter", "checkpoints", "completions", "evaluation", "merged", ".merged.partial", "gguf", "tensorboard"),
+    *(
+        "adapter",
+        "checkpoints",
+        "completions",
+        "evaluation",
+        "filter",
+        "merged",
+        ".merged.partial",
+        "gguf",
+        "tensorboard",
+    ),
     *("metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
@@ -69,6 +79,11 @@ class Run:
     @property
     def evaluation(self) -> Path:
         return self.folder / "evaluation"
+
+    @property
+    def filter(self) -> Path:
+        """Samples of the training rows that say how difficult they are; there only where the run filters them."""
+        return self.folder / "filter"
 
     @property
     def metrics(self) -> Path:
@@ -265,7 +280,8 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
             f"--train.max-steps {asked} cannot follow {steps}: {run.config.train.lr_scheduler} is laid out over "
             "the whole run; give another --output-dir"
         )
-    before, after = _flat(run.record["config"]), _flat(json.loads(json.dumps(run.config.to_dict())))
+    default, after = (_flat(json.loads(json.dumps(one.to_dict()))) for one in (RunConfig(), run.config))
+    before = default | _flat(run.record["config"])  # a setting that is younger than the run had its default
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
             raise UserError(

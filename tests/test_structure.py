@@ -89,6 +89,9 @@ MAY_IMPORT = {
         "atomic", "errors", "json_lines", "progress", "prompts", "ranks", "results", "rollouts", "run_record", "tasks",
     },
     "comparison": {"errors", "passk", "results"},
+    "difficulty": {
+        "comparison", "data", "errors", "evaluate", "results", "rollouts", "run_record", "tasks", "training_set",
+    },
     "evaluation_report": {"comparison", "results"},
     "conclude": {"atomic", "comparison", "evaluation_report", "ranks", "results", "run_record"},
     # scripts/evaluate.py.
@@ -155,6 +158,12 @@ MAY_IMPORT = {
         "merge", "merge_divergence", "merge_report", "subjects",
     },
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks", "training_set"},
+    "preview_verdict": {"config", "evaluation_report", "passk", "tasks"},
+    "preview_page": {"config", "evaluation_report", "preview_verdict"},
+    "preview": {
+        "config", "data", "policy", "preview_page", "preview_verdict", "prompts", "reward_registry", "rollouts",
+        "tasks", "training_set",
+    },
     # scripts/push.py.
     "upload_files": {"atomic", "errors"},
     "whole_files": {"atomic", "errors", "tensor_files", "upload_files"},

@@ -20,6 +20,9 @@ Row = dict[str, Any]
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 """The tasks whose answers are programs, decided by running their tests; their prompt style is `code`."""
 
+UNGRADED_TASKS = ("prompts",)
+"""The tasks without right answers: what passes says only that something was said."""
+
 TASK_NAMES = ("gsm8k", "prompts", "starter", *CODE_TASKS)
 
 
