@@ -105,8 +105,8 @@ def check(config: RunConfig) -> None:
             )
     if config.data.filter_solved and config.data.task in UNGRADED_TASKS:
         raise UserError(
-            f"--data.filter-solved keeps rows that are solved sometimes, and --data.task {config.data.task} has no right "
-            "answers; leave it out, or pass another task such as gsm8k"
+            f"--data.filter-solved keeps rows that are solved sometimes, and --data.task {config.data.task} has no "
+            "right answers; leave it out, or pass a task that has, such as gsm8k"
         )
     if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
         raise UserError(

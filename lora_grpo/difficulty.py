@@ -65,8 +65,8 @@ def keep_middling(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row])
     if len(kept) < config.train.prompts_per_step:
         other = "easier" if never > always else "harder"
         raise RunError(
-            f"{said}: too few for a step of --train.prompts-per-step {config.train.prompts_per_step}; give {other} rows "
-            "with --data.train, raise --sampling.num-generations or --sampling.temperature, or leave "
+            f"{said}: too few for --train.prompts-per-step {config.train.prompts_per_step}; give {other} rows with "
+            "--data.train, raise --sampling.num-generations or --sampling.temperature, or leave "
             "--data.filter-solved out (any of them with --overwrite)"
         )
     print(f"filter: {said}", file=sys.stderr)

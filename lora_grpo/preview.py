@@ -7,8 +7,8 @@ import sys
 from lora_grpo.config import RunConfig
 from lora_grpo.data import Data, fit_to_context, prompt_order
 from lora_grpo.policy import load_policy
+from lora_grpo.preview_groups import Answer, Group
 from lora_grpo.preview_page import show
-from lora_grpo.preview_verdict import Answer, Group
 from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
 from lora_grpo.rollouts import Sampler, completion_seed

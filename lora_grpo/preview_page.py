@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation_report import printable
-from lora_grpo.preview_verdict import Answer, Group, judge, measure
+from lora_grpo.preview_groups import Answer, Group, measure
+from lora_grpo.preview_verdict import judge
 
 _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8

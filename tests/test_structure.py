@@ -158,10 +158,11 @@ MAY_IMPORT = {
         "merge", "merge_divergence", "merge_report", "subjects",
     },
     "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks", "training_set"},
-    "preview_verdict": {"config", "evaluation_report", "passk", "tasks"},
-    "preview_page": {"config", "evaluation_report", "preview_verdict"},
+    "preview_groups": {"evaluation_report", "passk", "tasks"},
+    "preview_verdict": {"config", "preview_groups", "tasks"},
+    "preview_page": {"config", "evaluation_report", "preview_groups", "preview_verdict"},
     "preview": {
-        "config", "data", "policy", "preview_page", "preview_verdict", "prompts", "reward_registry", "rollouts",
+        "config", "data", "policy", "preview_groups", "preview_page", "prompts", "reward_registry", "rollouts",
         "tasks", "training_set",
     },
     # scripts/push.py.
