@@ -8,15 +8,18 @@
 what is asked for   config, config_check, command_line, script_flags, grpo_fields, hardware, errors, optional
 rows and prompts    tasks/, prompts, data, json_lines, json_objects, starter/ (the embedded model and its problems)
 running programs    sandbox/ (what a model wrote, against unit tests it never meets)
-rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard
+rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard;
+                    training_set (rows as TRL is given them, and rewards called as it calls them)
 the policy          base_model, policy (4-bit base + adapter), backends (who trains, who draws)
 the GPU's memory    memory (of a step, by part), gpu_fit (what fits this card), probe (a trial pass), chunked_log_probs
 completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers; vllm_engine, vllm_server,
                     vllm_sampler (evaluation), vllm_rollouts (the adapter handed over at every step)
 one policy          parity (sampler against trainer, before a run), drift (at each step)
+before a run        dry_run; preview (a few groups of the base), preview_groups, preview_verdict, preview_page;
+                    difficulty (rows that the base solves sometimes)
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, step_phases, progress
-at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
+at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
                     (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
 scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_outputs, tied_embeddings, frozen_base,

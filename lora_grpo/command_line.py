@@ -83,8 +83,18 @@ def parse(
     check_model(config)
     if parsed.how.resume and parsed.how.overwrite:
         raise UserError("--resume goes on with a run and --overwrite deletes it; pass one of them")
+    _check_preview(parsed.how)
     print(reason, file=sys.stderr)
     return config, parsed.how
+
+
+def _check_preview(how: Invocation) -> None:
+    """Refuse a preview that is asked for something else besides, or of several processes."""
+    others = [entry.name for entry in dataclasses.fields(how) if getattr(how, entry.name) and entry.name != "preview"]
+    if how.preview and others:
+        raise UserError(f"--preview writes nothing and goes with no {flag(others[0])}; pass one of them")
+    if how.preview and ranks.world_size() > 1:
+        raise UserError(f"--preview samples in one process, and {ranks.world_size()} were started; start one")
 
 
 def replace(config: Any, changes: Overrides) -> Any:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.results import outcome
-from lora_grpo.tasks import NO_RIGHT_ANSWER, Row, Verdict, grade_all
+from lora_grpo.tasks import UNGRADED_TASKS, Row, Verdict, grade_all
 
 
 def completion_lines(
     rows: Sequence[Row],
     completions: Sequence[str],
     token_ids: Sequence[Sequence[int]],
-    rewards: Mapping[str, Sequence[float | None]],
+    rewards: Sequence[Mapping[str, float | None]],
     weights: Mapping[str, float],
     eos_token_ids: Sequence[int],
 ) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def completion_lines(
         rows: B rows of one task, the one that each completion answers.
         completions: B texts.
         token_ids: B completions in tokens, with the end-of-sequence token where there was one.
-        rewards: B values of each reward by its name, before scaling; None where a row cannot be graded.
+        rewards: B times each reward's value by name, before its scale; None where it cannot grade the row.
         weights: scale of each reward by name.
         eos_token_ids: the tokens that end a completion.
 
@@ -33,8 +33,7 @@ def completion_lines(
     """
     verdicts = _verdicts(rows, completions)
     lines = []
-    for place, (row, completion, ids, verdict) in enumerate(zip(rows, completions, token_ids, verdicts, strict=True)):
-        earned = {name: values[place] for name, values in rewards.items()}
+    for row, completion, ids, earned, verdict in zip(rows, completions, token_ids, rewards, verdicts, strict=True):
         lines.append(
             {
                 "id": row["id"],
@@ -46,7 +45,7 @@ def completion_lines(
                 "status": outcome(verdict)["status"] if verdict else None,
                 "num_tokens": len(ids),
                 "truncated": not ids or ids[-1] not in eos_token_ids,
-                "rewards": earned,
+                "rewards": dict(earned),
                 "reward": sum(weights[name] * (value or 0.0) for name, value in earned.items()),
             }
         )
@@ -55,7 +54,7 @@ def completion_lines(
 
 def _verdicts(rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict | None]:
     gradable = [
-        place for place, row in enumerate(rows) if row["task"] != NO_RIGHT_ANSWER and row.get("answer") is not None
+        place for place, row in enumerate(rows) if row["task"] not in UNGRADED_TASKS and row.get("answer") is not None
     ]
     found: list[Verdict | None] = [None] * len(rows)
     if gradable:

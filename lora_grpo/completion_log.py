@@ -49,7 +49,10 @@ class CompletionLog:
     def write(self, step: int) -> None:
         """Write what was noted during `step`, and get ready for the next one."""
         if self._rewards:
-            lines = completion_lines(*self._batch, self._rewards, self.weights, self.eos_token_ids)
+            rows, texts, token_ids = self._batch
+            values = zip(*self._rewards.values(), strict=True)
+            rewards = [dict(zip(self._rewards, each, strict=True)) for each in values]
+            lines = completion_lines(rows, texts, token_ids, rewards, self.weights, self.eos_token_ids)
             text = json_lines.dump([{"step": step, **line} for line in lines])
             atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
         self._rewards, self._step = {}, step + 1

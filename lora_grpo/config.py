@@ -73,6 +73,9 @@ class DataConfig:
     """Task of the held-out rows, where it is another: train on `mbpp`, evaluate on `humaneval`."""
     few_shot: int = 0
     """Worked examples put before the question, taken from the training rows and not trained on."""
+    filter_solved: bool = False
+    """Train only on rows of middling difficulty: before training, the base answers each row num_generations times, and
+    those stay that it gets right sometimes, not always. Rows are asked until max_steps have enough."""
 
     @property
     def held_out_task(self) -> str:
@@ -206,6 +209,8 @@ class Invocation:
 
     dry_run: bool = False
     """Print the resolved configuration, one rendered prompt and the rewards of its gold answer; train nothing."""
+    preview: bool = False
+    """Print what the base answers to 8 prompts, what that earns and whether GRPO can learn from it; train nothing."""
     resume: bool = False
     """Go on with the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False

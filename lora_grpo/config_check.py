@@ -14,7 +14,7 @@ from lora_grpo.prompts import check_style
 from lora_grpo.reward_registry import parse_reward_specs
 from lora_grpo.rewards import TEST_REWARDS
 from lora_grpo.sandbox import check_settings
-from lora_grpo.tasks import CODE_TASKS, get_task
+from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, get_task
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,11 @@ def check(config: RunConfig) -> None:
                 f"--rewards {spec.name} runs unit tests, and --data.task {config.data.task} has none; "
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
+    if config.data.filter_solved and config.data.task in UNGRADED_TASKS:
+        raise UserError(
+            f"--data.filter-solved keeps rows that are solved sometimes, and --data.task {config.data.task} has no "
+            "right answers; leave it out, or pass a task that has, such as gsm8k"
+        )
     if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
         raise UserError(
             f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "

@@ -11,8 +11,8 @@ from lora_grpo.config_check import batch_shape
 from lora_grpo.data import Data, fit_to_context
 from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import parse_reward_specs, resolve
-from lora_grpo.scoring import score
 from lora_grpo.tasks import get_task
+from lora_grpo.training_set import as_asked, score
 
 
 def dry_run(config: RunConfig, data: Data) -> None:
@@ -31,10 +31,12 @@ def dry_run(config: RunConfig, data: Data) -> None:
     print(f"--- prompt of {row['id']}\n{render_row(tokenizer, row)}")
     print(f"--- gold answer\n{gold}\n--- its rewards")
     rewards = resolve(parse_reward_specs(config.rewards))
-    earned = score(rewards, [row], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
+    (values,) = score(
+        rewards, as_asked(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
+    )
     total = 0.0
     for reward in rewards:
-        (value,) = earned[reward.name]
+        value = values[reward.name]
         total += reward.weight * (value or 0.0)
         print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, times {reward.weight:g}'}")
     shape = batch_shape(config)

@@ -11,7 +11,7 @@ from typing import Any
 from lora_grpo.comparison import estimate, p_value, tallies, verdict
 from lora_grpo.results import Result
 
-_UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
+UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
 """Statuses of completions that no answer could be read from."""
 _RULES = ("strict", "flexible", "robust")
 _LISTED = 20
@@ -49,7 +49,7 @@ def measure(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str
         values, interval = estimate(greedy, 1, seed)
         found["greedy"], intervals["greedy"] = float(values.mean()), list(interval)
     statuses = Counter(str(result["status"]) for result in results)
-    health: dict[str, float] = {"unparsed": sum(statuses[status] for status in _UNPARSED)}
+    health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
     if "strict" not in results[0]:  # programs
         health |= {"timeouts": statuses["timeout"], "crashes": statuses["crashed"] + statuses["memory"]}
     # Samples made elsewhere may have keys of these names that mean anything.
@@ -90,7 +90,7 @@ class Page:
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {said}" for said in self._said()]
-        lines = [_printable(line) for line in lines]
+        lines = [printable(line) for line in lines]
         return "\n".join([*lines, "", "Protocol: `" + json.dumps(self.protocol) + "`", ""])
 
     def show(self) -> None:
@@ -100,16 +100,16 @@ class Page:
         from rich.text import Text
 
         wide = Console(width=max(Console().width, 100))
-        print(_printable(self.title))
+        print(printable(self.title))
         for headings, rows in (self._main(), self._details()):
             shown = Table()
             for heading in headings:
-                shown.add_column(Text(_printable(heading)), justify="right" if heading else "left", no_wrap=True)
+                shown.add_column(Text(printable(heading)), justify="right" if heading else "left", no_wrap=True)
             for cells in rows:
-                shown.add_row(*(Text(_printable(cell)) for cell in cells))
+                shown.add_row(*(Text(printable(cell)) for cell in cells))
             wide.print(shown)
         for said in (*self._said(), *_protocol_lines(self.protocol)):
-            print(_printable(said))
+            print(printable(said))
 
     def _main(self) -> tuple[list[str], list[tuple[str, ...]]]:
         if self.table:
@@ -192,7 +192,7 @@ def _agreed(model: str, label: str, counts: Mapping[str, Any]) -> str:
     return said
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Write out what would move a terminal's cursor or cannot be encoded: names come from files."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -20,8 +20,8 @@ from lora_grpo.errors import UserError
 from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import Reward
 from lora_grpo.rollouts import Sampler, completion_seed
-from lora_grpo.scoring import score
 from lora_grpo.tasks import Row
+from lora_grpo.training_set import as_asked, score
 
 LEAST = 16
 """Fewer rows say too little to be kept out."""
@@ -106,8 +106,8 @@ class HeldOut:
                     top_p=sampling.top_p,
                     seed=[completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in mine],
                 )
-                texts, ids = ([getattr(each[0], name) for each in drawn] for name in ("text", "token_ids"))
-                earned = score(self.rewards, mine, texts, ids, trainer_state)
+                texts, ids = [each[0].text for each in drawn], [each[0].token_ids for each in drawn]
+                earned = score(self.rewards, as_asked(self.sampler.tokenizer, mine), texts, ids, trainer_state)
                 weights = {reward.name: reward.weight for reward in self.rewards}
                 lines = completion_lines(mine, texts, ids, earned, weights, self.sampler.eos_token_ids)
             self.sampler.rest()

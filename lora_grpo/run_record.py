@@ -30,8 +30,9 @@ _ENTRIES = (
         "best",
         "checkpoints",
         "completions",
-        "held_out",
         "evaluation",
+        "filter",
+        "held_out",
         "merged",
         ".merged.partial",
         "gguf",
@@ -91,6 +92,11 @@ class Run:
     @property
     def evaluation(self) -> Path:
         return self.folder / "evaluation"
+
+    @property
+    def filter(self) -> Path:
+        """Samples of the training rows that say how difficult they are; there only where the run filters them."""
+        return self.folder / "filter"
 
     @property
     def metrics(self) -> Path:
@@ -287,7 +293,9 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
             f"--train.max-steps {asked} cannot follow {steps}: {run.config.train.lr_scheduler} is laid out over "
             "the whole run; give another --output-dir"
         )
-    before, after = _flat(run.record["config"]), _flat(json.loads(json.dumps(run.config.to_dict())))
+    default, after = (_flat(json.loads(json.dumps(one.to_dict()))) for one in (RunConfig(), run.config))
+    # A setting that is younger than the run had its default; there was a time before rows were held out.
+    before = default | {"watch.rows": 0} | _flat(run.record["config"])
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
             raise UserError(

@@ -39,6 +39,7 @@ from lora_grpo.run_record import Run
 from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
+from lora_grpo.training_set import training_set
 from lora_grpo.watch import Watch
 
 
@@ -153,8 +154,6 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     # transformers has no argument for it; without it the events would land among the checkpoints.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     import torch
-    from datasets import Dataset
-    from pyarrow import ArrowInvalid, ArrowTypeError
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -173,12 +172,6 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         raise UserError(f"TRL refuses the configuration: {_one_line(error)}") from error
 
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
-    names = {name: None for row in rows for name in row}
-    columns = [{**names, **row, "prompt": _prompt(policy.tokenizer, row)} for row in rows]
-    try:
-        dataset = Dataset.from_list(columns).select(order)
-    except (ArrowInvalid, ArrowTypeError) as error:
-        raise UserError(f"a column of the training rows holds values of several types: {_one_line(error)}") from error
     trainer_class = types.new_class(
         "Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, ChunkedLogProbs, GRPOTrainer)
     )
@@ -187,7 +180,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
             model=policy.model,
             processing_class=policy.tokenizer,
             args=settings,
-            train_dataset=dataset,
+            train_dataset=training_set(policy.tokenizer, rows, order),
             reward_funcs=[log.watch(reward.function) for reward in rewards],
             rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
         )
@@ -257,11 +250,6 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     # Its only use is to print every log as a dictionary.
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _prompt(tokenizer: Any, row: Row) -> Any:
-    """Return chat messages, or plain text for a base model, whose tokenizer has no chat template."""
-    return row["prompt"] if getattr(tokenizer, "chat_template", None) else render_row(tokenizer, row)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

@@ -15,11 +15,13 @@ import sys
 from lora_grpo.command_line import parse, run_command
 from lora_grpo.conclude import conclude
 from lora_grpo.data import fit_to_context, load_data
+from lora_grpo.difficulty import keep_middling
 from lora_grpo.dry_run import dry_run
 from lora_grpo.evaluate import evaluate
 from lora_grpo.gpu_fit import fit_to_gpu
 from lora_grpo.held_out import hold_out
 from lora_grpo.policy import load_policy
+from lora_grpo.preview import preview
 from lora_grpo.run_record import open_run
 from lora_grpo.train import make_trainer, train
 
@@ -71,6 +73,8 @@ def main() -> None:
     data = load_data(config)  # starts the sandbox too, and says how programs are shut in
     if how.dry_run:
         return dry_run(config, data)
+    if how.preview:
+        return preview(config, data)
 
     run = open_run(config, how, "code_lora", data.record, memory)
     policy = load_policy(config)
@@ -82,6 +86,7 @@ def main() -> None:
     run.begin(policy.record)
 
     before = evaluate(run, sampler, eval_rows, "base")
+    keep_middling(run, sampler, trainer, train_rows)
     train(run, policy, trainer)
     after = evaluate(run, sampler, eval_rows, "trained")
     conclude(run, before, after)

@@ -12,10 +12,12 @@ import sys
 from lora_grpo.command_line import parse, run_command
 from lora_grpo.conclude import reward_curve
 from lora_grpo.data import fit_to_context, load_data
+from lora_grpo.difficulty import keep_middling
 from lora_grpo.dry_run import dry_run
 from lora_grpo.gpu_fit import fit_to_gpu
 from lora_grpo.held_out import hold_out
 from lora_grpo.policy import load_policy
+from lora_grpo.preview import preview
 from lora_grpo.run_record import open_run
 from lora_grpo.train import make_trainer, train
 
@@ -41,13 +43,17 @@ def main() -> None:
     data = load_data(config)
     if how.dry_run:
         return dry_run(config, data)
+    if how.preview:
+        return preview(config, data)
 
     run = open_run(config, how, "length_lora", data.record, memory)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     rows, watched_rows = hold_out(rows, config)
-    trainer = make_trainer(run, policy, rows, policy.sampler(config), watched_rows)
+    sampler = policy.sampler(config)
+    trainer = make_trainer(run, policy, rows, sampler, watched_rows)
     run.begin(policy.record)
+    keep_middling(run, sampler, trainer, rows)
     train(run, policy, trainer)
     curve = run.finish(reward_curve(run))
     print(f"reward: {curve['first']:.2f} in step 1, {curve['last']:.2f} in step {curve['steps']}")

@@ -82,6 +82,9 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
         (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
         (["--resume", "--overwrite"], "pass one of them"),
+        (["--preview", "--dry-run"], "--preview writes nothing and goes with no --dry-run"),
+        (["--preview", "--resume"], "--preview writes nothing and goes with no --resume"),
+        (["--preview", "--overwrite"], "--preview writes nothing and goes with no --overwrite"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
@@ -145,6 +148,17 @@ def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
 def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path):
     assert "needs the package unsloth; run `pip install" in refused(recipe("--model.engine", "unsloth"))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_filter_needs_right_answers(recipe, tmp_path):
+    result = recipe("--data.filter-solved", name="length_lora")
+    assert "--data.task prompts has no right answers; leave it out" in refused(result)
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_preview_is_of_one_process(recipe, tmp_path):
+    assert "--preview samples in one process, and 2 were started" in refused(recipe("--preview", WORLD_SIZE="2"))
     assert not (tmp_path / "outputs").exists()
 
 

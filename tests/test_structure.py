@@ -71,12 +71,11 @@ MAY_IMPORT = {
     "command_line": {"config", "config_check", "errors", "hardware", "launch", "policy", "ranks", "run_record"},
     # The arrows of the flow.
     "checkpoints": {"atomic", "ranks"},
-    "scoring": {"reward_registry", "tasks"},
     "completion_lines": {"results", "tasks"},
     "completion_log": {"atomic", "completion_lines", "json_lines", "ranks", "rewards", "tasks"},
     "held_out": {
         "atomic", "completion_lines", "config", "errors", "json_lines", "prompts", "ranks", "reward_registry",
-        "rollouts", "scoring", "tasks",
+        "rollouts", "tasks", "training_set",
     },
     "adapter_files": {"atomic"},
     "health": {"drift", "passk"},
@@ -85,18 +84,22 @@ MAY_IMPORT = {
     "step_phases": set(),
     "drift": {"errors"},
     "parity": {"errors", "rollouts"},
+    "training_set": {"errors", "prompts", "reward_guard", "reward_registry", "tasks"},
     "grpo_arguments": {"base_model", "config", "config_check", "grpo_fields"},
     "train": {
         "adapter_files", "atomic", "base_model", "checkpoints", "chunked_log_probs", "completion_log", "config", "data",
         "drift", "engine_samplers", "errors", "grpo_arguments", "grpo_fields", "health", "held_out", "parity", "policy",
         "probe", "progress", "prompts", "ranks", "reward_registry", "rollouts", "run_record", "step_phases",
-        "stop_signal", "tasks", "watch",
+        "stop_signal", "tasks", "training_set", "watch",
     },
     "results": {"tasks"},
     "evaluate": {
         "atomic", "errors", "json_lines", "progress", "prompts", "ranks", "results", "rollouts", "run_record", "tasks",
     },
     "comparison": {"errors", "passk", "results"},
+    "difficulty": {
+        "comparison", "data", "errors", "evaluate", "results", "rollouts", "run_record", "tasks", "training_set",
+    },
     "evaluation_report": {"comparison", "results"},
     "conclude": {"atomic", "comparison", "evaluation_report", "ranks", "results", "run_record"},
     # scripts/evaluate.py.
@@ -162,7 +165,14 @@ MAY_IMPORT = {
         "adapter_plan", "atomic", "base_model", "errors", "fidelity", "folder_lock", "frozen_base", "json_objects",
         "merge", "merge_divergence", "merge_report", "subjects",
     },
-    "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "scoring", "tasks"},
+    "dry_run": {"base_model", "config", "config_check", "data", "prompts", "reward_registry", "tasks", "training_set"},
+    "preview_groups": {"evaluation_report", "passk", "tasks"},
+    "preview_verdict": {"config", "preview_groups", "tasks"},
+    "preview_page": {"config", "evaluation_report", "preview_groups", "preview_verdict"},
+    "preview": {
+        "config", "data", "held_out", "policy", "preview_groups", "preview_page", "prompts", "reward_registry", "rollouts",
+        "tasks", "training_set",
+    },
     # scripts/push.py.
     "upload_files": {"atomic", "errors"},
     "whole_files": {"atomic", "errors", "tensor_files", "upload_files"},

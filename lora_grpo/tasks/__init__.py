@@ -20,10 +20,10 @@ Row = dict[str, Any]
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 """The tasks whose answers are programs, decided by running their tests; their prompt style is `code`."""
 
-NO_RIGHT_ANSWER = "prompts"
-"""The task whose verdicts say nothing."""
+UNGRADED_TASKS = ("prompts",)
+"""The tasks without right answers: what passes says only that something was said."""
 
-TASK_NAMES = ("gsm8k", NO_RIGHT_ANSWER, "starter", *CODE_TASKS)
+TASK_NAMES = ("gsm8k", "prompts", "starter", *CODE_TASKS)
 
 
 @dataclass(frozen=True)
