@@ -170,8 +170,8 @@ MAY_IMPORT = {
     "preview_verdict": {"config", "preview_groups", "tasks"},
     "preview_page": {"config", "evaluation_report", "preview_groups", "preview_verdict"},
     "preview": {
-        "config", "data", "held_out", "policy", "preview_groups", "preview_page", "prompts", "reward_registry", "rollouts",
-        "tasks", "training_set",
+        "config", "data", "held_out", "policy", "preview_groups", "preview_page", "prompts", "reward_registry",
+        "rollouts", "tasks", "training_set",
     },
     # scripts/push.py.
     "upload_files": {"atomic", "errors"},
