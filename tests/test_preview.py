@@ -25,7 +25,7 @@ RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 TINY = {
     "model": {"engine": "peft"},
     "lora": {"rank": 4, "alpha": 8},
-    "data": {"train_limit": 200, "eval_limit": 2},
+    "data": {"train_limit": 16, "eval_limit": 2},
     "sampling": {"num_generations": 4, "max_completion_tokens": 40},
     "rewards": ("correct_answer=2.0", "xml_tag_count=0.5", "near_length:60tokens"),
     "train": {"max_steps": 1, "prompts_per_step": 8, "micro_batch_size": 16, "warmup_steps": 0},
