@@ -8,7 +8,7 @@
 | `zero_variance` | in more than 4 of 5 groups all completions earn the same                                           |
 | `entropy`       | below a twentieth of what it was at the start, while a quarter of the full marks is still missing  |
 | `truncated`     | more than 9 of 10 completions hit their length limit                                               |
-| `hacking`       | the training reward is up, and held-out answers that were right are wrong now (p < 0.01)           |
+| `hacking`       | held-out rows earn more than before, and fewer of their answers are right (p < 0.01)               |
 
 All but `nan`, `drift` and `hacking` look at the mean of the last `WINDOW` steps. Each fires once, and again only when
 it has been quiet for as many steps.
@@ -60,7 +60,9 @@ class Health:
     _steps: list[Mapping[str, float]] = field(default_factory=list)
     _best: tuple[float, float] | None = None
     """Mean reward of the base, or of the best `WINDOW` steps before the last `WINDOW`, and its squared error."""
-    _passes: list[tuple[int, Mapping[str, bool]]] = field(default_factory=list)
+    hacked: bool = False
+    """Whether the last held-out pass earned more with fewer right answers."""
+    _passes: list[tuple[int, float, Mapping[str, bool]]] = field(default_factory=list)
     _quiet_until: dict[str, int] = field(default_factory=dict)
 
     def step(self, number: int, metrics: Mapping[str, Any]) -> list[Alarm]:
@@ -94,8 +96,10 @@ class Health:
         """
         if not number and len(rewards) > 1:
             self._best = _estimate(rewards)
-        self._passes.append((number, passed))
-        return self._new(number, {"hacking": self._hacking(number, passed)})
+        self._passes.append((number, statistics.fmean(rewards), passed))
+        message = self._hacking(rewards, passed) if passed else None
+        self.hacked = message is not None
+        return self._new(number, {"hacking": message})
 
     def _new(self, number: int, found: Mapping[str, str | None]) -> list[Alarm]:
         """Return the alarms that were not given lately."""
@@ -181,25 +185,17 @@ class Health:
             "--train.learning-rate, --grpo epsilon_high=0.28, or a --train.beta above 0"
         )
 
-    def _hacking(self, number: int, passed: Mapping[str, bool]) -> str | None:
-        if not passed:
-            return None
-        rows = list(passed)
-        # The earliest of the best: from there on more of the reward was gained.
-        when, best = max(self._passes, key=lambda each: (sum(each[1].values()), -each[0]))
-        before, after = [best[row] for row in rows], [passed[row] for row in rows]
-        if sum(after) >= sum(before) or mcnemar_exact(before, after) >= _HACKED_P:
-            return None
-        rewarded = [step for step in self._steps if "reward" in step]
-        until = sum(step["step"] <= when for step in rewarded) or WINDOW
-        then, now = ([step["reward"] for step in part[-WINDOW:]] for part in (rewarded[:until], rewarded))
-        if not now or statistics.fmean(now) <= statistics.fmean(then):
+    def _hacking(self, rewards: Sequence[float], passed: Mapping[str, bool]) -> str | None:
+        """Compare this pass with the one that had most right answers, the first of several."""
+        when, then, best = max(self._passes, key=lambda each: (sum(each[2].values()), -each[0]))
+        before, after, now = [best[row] for row in passed], [*passed.values()], statistics.fmean(rewards)
+        if now <= then or sum(after) >= sum(before) or mcnemar_exact(before, after) >= _HACKED_P:
             return None
         return (
-            f"the training reward rose from {statistics.fmean(then):.2f} to {statistics.fmean(now):.2f} since step "
-            f"{when}, while right held-out answers fell from {sum(before)} to {sum(after)} of {len(rows)}: what is "
-            "paid is not what is wanted. Read completions/, lower the scales of rewards that are not the verdict, and "
-            "take best/ instead of the last adapter"
+            f"since step {when} the held-out rows earn more ({then:.2f}, now {now:.2f}) while fewer of their answers "
+            f"are right ({sum(before)}, now {sum(after)} of {len(after)}): what is paid is not what is wanted. Read "
+            "completions/, lower the scales of the rewards that are not the verdict, and begin anew; what best/ holds, "
+            "if anything, is from before"
         )
 
 

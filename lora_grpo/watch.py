@@ -94,11 +94,12 @@ class Watch:
     def _look_at(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Take a held-out pass into account."""
         reward = _reward(lines)
-        if self._best is None or reward > self._best[0]:
+        alarms = self.health.held_out(step, [line["reward"] for line in lines], _passed(lines))
+        if self._best is None or (reward > self._best[0] and not self.health.hacked):
             self._best, self._passes_since_best = (reward, step), 0
         else:
             self._passes_since_best += 1
-        return self.health.held_out(step, [line["reward"] for line in lines], _passed(lines))
+        return alarms
 
     def _alarm(self, alarms: Sequence[Alarm]) -> None:
         """Write alarms down, say them, and stop the run if one of them is to."""

@@ -119,26 +119,29 @@ def test_completions_that_are_all_cut_off_are_told():
     assert (alarm.watch, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
 
 
-def test_reward_up_and_held_out_answers_down_is_hacking():
+def asked(health, number, reward, right):
+    """A pass over 64 held-out rows."""
+    return health.held_out(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
+
+
+def test_reward_up_and_right_answers_down_is_hacking():
     health = Health(FULL)
-    rows = [f"row {place}" for place in range(64)]
-    assert health.held_out(0, [], {row: place < 40 for place, row in enumerate(rows)}) == []
-    for number in range(1, 21):
-        assert health.step(number, fine(number)) == []
-    assert health.held_out(20, [], {row: place < 38 for place, row in enumerate(rows)}) == []
-    for number in range(21, 41):
-        assert health.step(number, fine(number)) == []
-    (alarm,) = health.held_out(40, [], {row: place < 20 for place, row in enumerate(rows)})
-    assert alarm.watch == "hacking" and "from 40 to 20 of 64" in alarm.message and "since step 0" in alarm.message
+    assert asked(health, 0, 1.0, 40) == [] and asked(health, 20, 1.5, 38) == []
+    assert not health.hacked
+    (alarm,) = asked(health, 40, 2.0, 20)
+    assert alarm.watch == "hacking" and "40, now 20 of 64" in alarm.message and "since step 0" in alarm.message
+    assert health.hacked
+    assert asked(health, 60, 2.5, 45) == [] and not health.hacked
 
 
 def test_answers_and_reward_that_fall_together_are_no_hacking():
     health = Health(FULL)
-    rows = [f"row {place}" for place in range(64)]
-    health.held_out(0, [], {row: place < 40 for place, row in enumerate(rows)})
-    for number in range(1, 21):
-        health.step(number, fine(number, reward=3.0 - 0.02 * number))
-    assert health.held_out(20, [], {row: place < 20 for place, row in enumerate(rows)}) == []
+    assert asked(health, 0, 2.0, 40) == [] and asked(health, 20, 1.0, 10) == []
+
+
+def test_a_task_without_right_answers_cannot_be_hacked():
+    health = Health(FULL)
+    assert health.held_out(0, [1.0], {}) == [] and health.held_out(20, [2.0], {}) == []
 
 
 def test_steps_that_use_rollouts_again_do_not_count_twice():
