@@ -192,3 +192,45 @@ def test_a_reward_that_never_differs_is_told_and_the_run_goes_on(tmp_path, capsy
     assert (alarm["watch"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
     assert "watch, step 10: zero_variance: in 100% of" in capsys.readouterr().err
     assert run.record["trained_steps"] == 11
+
+
+def reward_file(folder):
+    """Write rewards that are wrong on purpose."""
+    path = folder / "my_rewards.py"
+    path.write_text(
+        "from lora_grpo.rewards import correct_answer\n\n"
+        "def wrong(completions, **columns):\n"
+        "    return [1.0 - value for value in correct_answer(completions, **columns)]\n\n"
+        "def half(completions, **columns):\n"
+        "    return [0.5 * completion[-1]['content'].startswith('The ') for completion in completions]\n"
+    )
+    return path
+
+
+STRONG = {"prompts_per_step": 4, "checkpoint_steps": 20, "learning_rate": 5e-3}
+GROUPS = {"num_generations": 8, "max_completion_tokens": 40}
+
+
+@pytest.mark.slow
+def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_path):
+    said, record = fails(
+        tmp_path / "run",
+        "hacking",
+        train={**STRONG, "max_steps": 20},
+        sampling=GROUPS,
+        rewards=(f"{reward_file(tmp_path)}:wrong=1.0",),
+        data={"train_limit": 640},
+        watch={"rows": 64, "every_steps": 10},
+    )
+    assert "of 64): what is paid is not what is wanted" in said
+    assert [alarm["stopped"] for alarm in record["alarms"] if alarm["watch"] == "hacking"] == [True]
+    assert "best" not in record and not (tmp_path / "run" / "best").exists()
+
+
+@pytest.mark.slow
+def test_a_learning_rate_that_breaks_the_policy_is_a_collapse(tmp_path):
+    broken = {**STRONG, "max_steps": 20, "learning_rate": 0.05}
+    said, record = fails(
+        tmp_path / "run", "collapse", train=broken, sampling=GROUPS, watch={"rows": 16, "every_steps": 20}
+    )
+    assert "the policy has collapsed" in said and 10 <= record["alarms"][-1]["step"] < 20
