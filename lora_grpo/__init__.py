@@ -16,7 +16,8 @@ completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_
 one policy          parity (sampler against trainer, before a run), drift (at each step)
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, step_phases, progress
-at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run
+at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude, dry_run;
+                    report/ (the run as one page, and two beside each other)
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
                     (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
 scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_outputs, tied_embeddings, frozen_base,

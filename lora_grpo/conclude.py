@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from lora_grpo import atomic, ranks
 from lora_grpo.comparison import compare, shifts

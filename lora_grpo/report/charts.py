@@ -82,11 +82,11 @@ def draw(plot: Plot) -> Chart:
         axes.set_axisbelow(True)
         axes.tick_params(length=0)
         axes.margins(x=0.02)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         if plot.is_share:
             axes.set_ylim(-0.03, 1.03)
         if len(plot.curves) > 1:
-            keys = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+            keys: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
             axes.legend(ncols=len(plot.curves), frameon=False, handlelength=1.8, columnspacing=1.2, **keys)
         image = io.StringIO()
         figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})

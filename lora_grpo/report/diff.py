@@ -10,9 +10,11 @@ from lora_grpo.report.run_files import RunFiles
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Return what runs are called beside each other: by folder, or by the path where two folders are called the same."""
+    """Return what runs are called beside each other: by folder, and by number where two folders are called the same."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
 def common_plots(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Plot]:

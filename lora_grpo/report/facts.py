@@ -160,7 +160,9 @@ def differing(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 def versions(run: RunFiles) -> dict[str, str]:
     """Return the version of each package, and the commit that the run was made with where there was one."""
     commit = run.record.get("git_revision")
-    return {name: str(value) for name, value in run.record["versions"].items()} | ({"commit": shown(commit)} if commit else {})
+    return {name: str(value) for name, value in run.record["versions"].items()} | (
+        {"commit": shown(commit)} if commit else {}
+    )
 
 
 def versions_differing(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:

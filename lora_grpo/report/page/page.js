@@ -1,6 +1,6 @@
 "use strict";
 
-// Values under the pointer: the nearest point of each curve, in words above the picture.
+// Values under the pointer: the nearest point of each curve, beside a line through it.
 for (const picture of document.querySelectorAll(".picture")) {
   const svg = picture.querySelector("svg");
   const told = JSON.parse(svg.dataset.curves);
@@ -15,12 +15,15 @@ for (const picture of document.querySelectorAll(".picture")) {
     const share = ((event.clientX - box.left) / box.width - told.left) / (told.right - told.left);
     const longest = told.curves.reduce((a, b) => (b.x.length > a.x.length ? b : a));
     const x = longest.x[nearest(longest.x, from + Math.min(1, Math.max(0, share)) * (to - from))];
-    hair.style.left = `${100 * (told.left + ((x - from) / (to - from)) * (told.right - told.left))}%`;
+    const place = told.left + ((x - from) / (to - from)) * (told.right - told.left);
+    hair.style.left = `${100 * place}%`;
+    reading.style.left = place < 0.55 ? `calc(${100 * place}% + 6px)` : "";
+    reading.style.right = place < 0.55 ? "" : `calc(${100 * (1 - place)}% + 6px)`;
     const said = told.curves.map((curve) => {
       const value = curve.y[nearest(curve.x, x)];
       return `${told.curves.length > 1 ? curve.name + " " : ""}${value === null ? "–" : value}`;
     });
-    reading.textContent = `${told.unit.split(",")[0]} ${Math.round(10 * x) / 10}: ${said.join(", ")}`;
+    reading.textContent = [`${told.unit.split(",")[0]} ${Math.round(10 * x) / 10}`, ...said].join("\n");
     picture.append(hair, reading);
   });
   picture.addEventListener("pointerleave", () => { hair.remove(); reading.remove(); });
