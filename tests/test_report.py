@@ -70,9 +70,8 @@ def test_held_out_figures_are_drawn_where_they_were_measured(tmp_path):
 
 
 def test_a_long_run_is_averaged_and_says_so(tmp_path):
-    plots = {
-        plot.key: plot for plot in plots_of(read_run(write_run(tmp_path / "run", steps=2 * MOST_POINTS, every=True)))
-    }
+    run = write_run(tmp_path / "run", steps=2 * MOST_POINTS, every=True)
+    plots = {plot.key: plot for plot in plots_of(read_run(run))}
     entropy, length = plots["entropy"], plots["length"].curves[0]
     assert len(length.y) == MOST_POINTS and length.y[0] == pytest.approx((21 + 22) / 2)
     assert "A point is the mean of 2 steps." in entropy.caption
@@ -156,6 +155,7 @@ def test_hidden_characters_are_written_out():
     assert visible("plain\ttext\nof 2 lines, 日本語, 👩‍🚀") == "plain\ttext\nof 2 lines, 日本語, 👩‍🚀"
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")  # what stands for a control character is in few fonts
 def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
     lines = [completion(1, text, 0.0, question=text, extracted=text, status=text) for text in HOSTILE]
     settings = RunConfig(output_dir=HOSTILE[0], grpo=HOSTILE, data=DataConfig(train=HOSTILE[2]))

@@ -68,6 +68,6 @@ def report_line(folder: Path) -> str:
     """Write the report at the end of a run, whose own end it must not hide, and return the line that says where."""
     try:
         return f"report    {write_report(folder)}"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and the run is what it was without it
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - it is said, and the run is what it is without
         reason = first_line(error)
         return f"report    not written: {reason}"
