@@ -6,7 +6,7 @@ import re
 import pytest
 from report_runs import HOSTILE, completion, write_run
 
-from lora_grpo import folder_lock, run_record
+from lora_grpo import folder_lock
 from lora_grpo.command_line import run_command
 from lora_grpo.config import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
@@ -19,12 +19,6 @@ from lora_grpo.report.visible import visible
 from lora_grpo.report.writing import write_diff, write_report
 from lora_grpo.run_record import open_run
 from lora_grpo.script_flags import read_flags
-
-
-@pytest.fixture(autouse=True)
-def no_run_is_open(monkeypatch):
-    """Other tests of this process may have left one, which `run_command` would end."""
-    monkeypatch.setattr(run_record, "_opened", [])
 
 
 def page_of(folder):

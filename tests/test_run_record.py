@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from lora_grpo import folder_lock, run_record
+from lora_grpo import folder_lock
 from lora_grpo.config import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.run_record import close_run, open_run, read_record, versions
@@ -37,8 +37,7 @@ def processes_end():
 
 
 def end_of_process():
-    """Let go of the locks and of the run, as the kernel does when a process ends."""
-    run_record._opened.clear()
+    """Let go of the locks, as the kernel does when a process ends."""
     while folder_lock.held:
         folder_lock.held.pop().close()
 
