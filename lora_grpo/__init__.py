@@ -19,7 +19,8 @@ before a run        dry_run; preview (a few groups of the base), preview_groups,
                     difficulty (rows that the base solves sometimes)
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, stop_signal, completion_log, step_phases, progress
-at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude
+at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude;
+                    report/ (the run as one page, and two beside each other)
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
                     (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
 scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_outputs, tied_embeddings, frozen_base,

@@ -27,7 +27,7 @@ from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.hardware import choose_preset
 from lora_grpo.launch import start_ranks
 from lora_grpo.policy import check_model
-from lora_grpo.run_record import close_run
+from lora_grpo.run_record import Run, begun_run, close_run
 
 Overrides = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
@@ -160,23 +160,34 @@ def run_command(main: Callable[[], None]) -> int:
 
 def _end(error: BaseException) -> int | None:
     """Say how the command ends, in run.json too, and return its exit code; None where the error is the kit's own."""
+    run = begun_run()
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
         ranks.tell(str(error))
         ranks.let_main_speak()
+        _report(run)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     elsewhere = ranks.told()  # where another rank failed and said so, what is left of it here is a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         again = close_run("failed" if elsewhere else "interrupted", elsewhere)
+        _report(run)
         if ranks.is_main() and not elsewhere:
             print((str(error) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
         return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
     close_run("failed", elsewhere or repr(error))
-    if elsewhere:
-        return RunError.exit_code
-    ranks.tell(repr(error))
-    return None
+    if not elsewhere:
+        ranks.tell(repr(error))
+    _report(run)
+    return RunError.exit_code if elsewhere else None
+
+
+def _report(run: Run | None) -> None:
+    """Write the report of a run that ended early, and say where it is."""
+    if run and ranks.is_main() and run.record["status"] != "complete":
+        from lora_grpo.report.writing import report_line
+
+        print(report_line(run.folder), file=sys.stderr)
 
 
 def _on_sigterm(handler: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from lora_grpo import atomic, ranks
 from lora_grpo.comparison import compare, shifts
-from lora_grpo.evaluation_report import Page, measure
+from lora_grpo.evaluation_report import Page, measure, run_title
+from lora_grpo.report.writing import report_line
 from lora_grpo.results import Result
 from lora_grpo.run_record import Run
 
@@ -37,7 +37,7 @@ def conclude(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Non
     }
     sides = {"base": measure(before, ks, seed), "trained": measure(after, ks, seed)}
     moved = shifts(before, after)
-    page = Page(_title(protocol), sides, protocol, table, moved)
+    page = Page(run_title(protocol), sides, protocol, table, moved)
     atomic.write_json(run.evaluation / "report.json", {"protocol": protocol, "table": table, **sides, **moved})
     atomic.write_text(run.evaluation / "report.md", page.markdown())
     reward = reward_curve(run)
@@ -45,7 +45,7 @@ def conclude(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Non
     page.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     print(
-        f"\nadapter   {run.adapter}\nreport    {run.evaluation / 'report.md'}\n"
+        f"\n{report_line(run.folder)}\nadapter   {run.adapter}\n"
         f"curves    {run.metrics}\nsamples   {run.evaluation}/*.samples.jsonl\n\n"
         f"evaluate  python scripts/evaluate.py {run.folder} --compare base\n"
         f"merge     python scripts/merge.py {run.folder}\n"
@@ -59,12 +59,3 @@ def reward_curve(run: Run) -> dict[str, float]:
     lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if "reward" in line]  # rollouts used twice are rewarded once
     return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}
-
-
-def _title(protocol: dict[str, Any]) -> str:
-    lost = protocol.get("left_out_as_trained_on")
-    return (
-        f"{protocol['task']}, {protocol['rows']} held-out problems, {protocol['num_samples']} samples each at "
-        f"temperature {protocol['temperature']:g}, 95 % intervals"
-        + (f"; {lost} problems of this benchmark were trained on and left out: not comparable" if lost else "")
-    )

@@ -21,6 +21,6 @@ class Interrupted(BaseException):
         self.signal_number = signal_number
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or its type's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

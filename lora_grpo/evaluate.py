@@ -61,7 +61,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     """Ask the run's held-out rows, once greedily and `eval.num_samples` times.
 
     Args:
-        run: the open run; the samples are `evaluation/<name>.samples.jsonl`.
+        run: the open run; the samples are `evaluation/<name>.samples.jsonl`, what was asked `evaluation/rows.jsonl`.
         sampler: draws from the run's policy as it is now.
         rows: R held-out rows with `prompt`.
         name: what is evaluated: `base` (the adapter left out) or `trained`.
@@ -75,6 +75,9 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     config = run.config
     sampler.refresh(adapter=name != BASE)
     run.evaluation.mkdir(exist_ok=True)
+    if ranks.is_main():
+        kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
+        atomic.write_text(run.evaluation / "rows.jsonl", json_lines.dump(kept))
     longest = config.sampling.max_completion_tokens
     asked = [Draws(1, 0.0, 1.0, longest, GREEDY)]
     if config.eval.num_samples:

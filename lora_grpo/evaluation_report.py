@@ -86,7 +86,7 @@ class Page:
     def markdown(self) -> str:
         """Return the page for a pull request."""
         lines = [self.title, ""]
-        for headings, rows in (self._main(), self._details()):
+        for headings, rows in (self.main(), self.details()):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {said}" for said in self._said()]
@@ -101,7 +101,7 @@ class Page:
 
         wide = Console(width=max(Console().width, 100))
         print(printable(self.title))
-        for headings, rows in (self._main(), self._details()):
+        for headings, rows in (self.main(), self.details()):
             shown = Table()
             for heading in headings:
                 shown.add_column(Text(printable(heading)), justify="right" if heading else "left", no_wrap=True)
@@ -111,7 +111,8 @@ class Page:
         for said in (*self._said(), *_protocol_lines(self.protocol)):
             print(printable(said))
 
-    def _main(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def main(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Return headings and rows of the figures with their intervals."""
         if self.table:
             before, after = self.sides
             return ["", before, after, "difference", "p"], [_cells(row) for row in self.table]
@@ -122,7 +123,7 @@ class Page:
         ]
         return ["", "%", "95 % interval"], rows
 
-    def _details(self) -> tuple[list[str], list[tuple[str, ...]]]:
+    def details(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Return rules, statuses and health, a column for each side."""
         sides = list(self.sides.values())
         rows: list[tuple[str, ...]] = []
@@ -158,6 +159,16 @@ class Page:
             for label, counts in labels.items():
                 said.append(_agreed(model, label, counts))
         return said
+
+
+def run_title(protocol: Mapping[str, Any]) -> str:
+    """Return the first line of a run's own evaluation."""
+    lost = protocol.get("left_out_as_trained_on")
+    return (
+        f"{protocol['task']}, {protocol['rows']} held-out problems, {protocol['num_samples']} samples each at "
+        f"temperature {protocol['temperature']:g}, 95 % intervals"
+        + (f"; {lost} problems of this benchmark were trained on and left out: not comparable" if lost else "")
+    )
 
 
 def _protocol_lines(told: Mapping[str, Any]) -> list[str]:

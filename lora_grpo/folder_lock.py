@@ -52,5 +52,17 @@ def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
         held.pop().close()
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether a process works in the folder at this moment."""
+    try:
+        with (folder / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system that cannot tell
+        return False
+    return False
+
+
 held: list[IO[str]] = []
 """The locks of this process."""

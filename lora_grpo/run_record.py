@@ -25,20 +25,8 @@ from lora_grpo.reward_registry import parse_reward_specs
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 _ENTRIES = (
-    *(
-        "adapter",
-        "best",
-        "checkpoints",
-        "completions",
-        "evaluation",
-        "filter",
-        "held_out",
-        "merged",
-        ".merged.partial",
-        "gguf",
-        "tensorboard",
-    ),
-    *("metrics.jsonl", "run.json"),
+    *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "held_out"),
+    *("merged", ".merged.partial", "gguf", "report", ".report.partial", "tensorboard", "metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
     "output_dir",
@@ -293,9 +281,9 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
             f"--train.max-steps {asked} cannot follow {steps}: {run.config.train.lr_scheduler} is laid out over "
             "the whole run; give another --output-dir"
         )
-    default, after = (_flat(json.loads(json.dumps(one.to_dict()))) for one in (RunConfig(), run.config))
+    default, after = (flat(json.loads(json.dumps(one.to_dict()))) for one in (RunConfig(), run.config))
     # A setting that is younger than the run had its default; there was a time before rows were held out.
-    before = default | {"watch.rows": 0} | _flat(run.record["config"])
+    before = default | {"watch.rows": 0} | flat(run.record["config"])
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
             raise UserError(
@@ -329,11 +317,17 @@ def _reward_files(config: RunConfig) -> dict[str, str]:
     return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names, as flags and messages spell them."""
+    found: dict[str, Any] = {}
     for key, value in settings.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return flat
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return found
+
+
+def begun_run() -> Run | None:
+    """Return the run that this process works on and has written of."""
+    return _opened[0] if _opened and _opened[0].begun else None
 
 
 _opened: list[Run] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from warm_process import FreshInterpreters, WarmProcess
 
+from lora_grpo import run_record
 from lora_grpo.hardware import nvidia_gpus
 
 # Before any test imports torch; see lora_grpo.policy.
@@ -23,6 +24,12 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_open(monkeypatch):
+    """A process has one run, which its end closes and reports on; a test must not end that of another."""
+    monkeypatch.setattr(run_record, "_opened", [])
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from test_comparison import samples
 
 from lora_grpo.conclude import conclude, reward_curve
 from lora_grpo.config import EvalConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.run_record import Run
+from lora_grpo.run_record import Run, now
 
 
 @pytest.fixture
@@ -18,7 +18,9 @@ def run(tmp_path):
         train=TrainConfig(max_steps=2),
         eval=EvalConfig(num_samples=2, k=(1, 2)),
     )
-    made = Run(tmp_path, config, {"data": {"eval": {"sha256": "bb"}}, "policy": {"base_model": "starter"}})
+    record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "started": now()}
+    record |= {"data": {"eval": {"sha256": "bb"}}, "policy": {"base_model": "starter"}}
+    made = Run(tmp_path, config, record)
     made.evaluation.mkdir()
     made.metrics.write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 1.5}\n')
     return made
@@ -82,6 +84,22 @@ def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
         assert text in printed
     assert "--resume --train.max-steps 4" in printed
     assert (run.evaluation / "report.md").is_file()
+
+
+def test_the_page_comes_first_and_shows_a_complete_run(concluded):
+    run, printed = concluded
+    page = run.folder / "report" / "report.html"
+    assert printed.index(f"report    {page}") < printed.index("adapter   ")
+    assert "Complete." in page.read_text() and "37.5" in page.read_text()
+
+
+def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
+    (run.folder / "completions").mkdir()
+    (run.folder / "completions" / "step-00001.jsonl").write_text("no JSON\n")
+    conclude(run, samples("+-", ["+-", "--"]), samples("++", ["++", "--"]))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
+    assert len(said) == 1 and "not written: " in said[0] and "step-00001.jsonl:1" in said[0]
+    assert json.loads((run.folder / "run.json").read_text())["status"] == "complete"
 
 
 def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(run, capsys):

@@ -27,7 +27,7 @@ BASE = {
     "bits": 4,
     "device": "cpu",
 }
-OWN = {"adapter", "checkpoints", "completions", "evaluation", "metrics.jsonl", "run.json"}
+OWN = {"adapter", "checkpoints", "completions", "evaluation", "report", "metrics.jsonl", "run.json"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def finished(folder, **changes):
     """A run as it stands after training."""
     run = open_in(folder, **changes)
     run.begin(BASE)
-    for name in ("adapter", "checkpoints", "completions", "evaluation"):
+    for name in ("adapter", "checkpoints", "completions", "evaluation", "report"):
         (folder / name).mkdir()
         (folder / name / "file").write_text(name)
     run.metrics.write_text('{"step": 1}\n')

@@ -74,7 +74,7 @@ def test_rank_0_alone_writes_and_speaks(two):
     record = json.loads((folder / "run.json").read_text())
     assert (record["status"], record["processes"]) == ("complete", 2)
     assert sorted(path.name for path in (folder / "evaluation").iterdir()) == [
-        "base.samples.jsonl", "report.json", "report.md", "trained.samples.jsonl",
+        "base.samples.jsonl", "report.json", "report.md", "rows.jsonl", "trained.samples.jsonl",
     ]  # fmt: skip
     newest = {path.name for path in (folder / "checkpoints" / "checkpoint-5").iterdir()}
     assert {"rng_state_0.pth", "rng_state_1.pth", "manifest.json"} <= newest

@@ -12,7 +12,18 @@ PACKAGE = ROOT / "lora_grpo"
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "vllm", "unsloth", "accelerate")
+HEAVY = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "bitsandbytes",
+    "vllm",
+    "unsloth",
+    "accelerate",
+    "matplotlib",
+)
 
 # Room -> the rooms it may import. `tasks` and `starter` are one room each; a room may import itself.
 MAY_IMPORT = {
@@ -68,7 +79,9 @@ MAY_IMPORT = {
         "backends", "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy",
         "optional", "ranks", "rollouts", "vllm_engine", "vllm_rollouts", "vllm_server",
     },
-    "command_line": {"config", "config_check", "errors", "hardware", "launch", "policy", "ranks", "run_record"},
+    "command_line": {
+        "config", "config_check", "errors", "hardware", "launch", "policy", "ranks", "report", "run_record",
+    },
     # The arrows of the flow.
     "checkpoints": {"atomic", "ranks"},
     "completion_lines": {"results", "tasks"},
@@ -101,7 +114,10 @@ MAY_IMPORT = {
         "comparison", "data", "errors", "evaluate", "results", "rollouts", "run_record", "tasks", "training_set",
     },
     "evaluation_report": {"comparison", "results"},
-    "conclude": {"atomic", "comparison", "evaluation_report", "ranks", "results", "run_record"},
+    "report": {
+        "atomic", "comparison", "config", "errors", "evaluation_report", "folder_lock", "json_objects", "run_record",
+    },
+    "conclude": {"atomic", "comparison", "evaluation_report", "ranks", "report", "results", "run_record"},
     # scripts/evaluate.py.
     "foreign_samples": {"errors", "tasks"},
     "sample_files": {

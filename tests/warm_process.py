@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import IO, Any
 
 IMPORTS = """
-import tyro, yaml, rich.table
+import jinja2, tyro, yaml, rich.table
+import matplotlib.backends.backend_agg, matplotlib.backends.backend_svg
 from bitsandbytes.nn import Linear4bit
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict

@@ -1,0 +1,227 @@
+"use strict";
+
+// Values under the pointer: the nearest point of each curve, beside a line through it.
+for (const picture of document.querySelectorAll(".picture")) {
+  const svg = picture.querySelector("svg");
+  const told = JSON.parse(svg.dataset.curves);
+  const hair = document.createElement("div");
+  const reading = document.createElement("div");
+  hair.className = "hair";
+  reading.className = "reading";
+  const nearest = (xs, x) => xs.reduce((best, value, place) => (Math.abs(value - x) < Math.abs(xs[best] - x) ? place : best), 0);
+  picture.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const [from, to] = told.span;
+    const share = ((event.clientX - box.left) / box.width - told.left) / (told.right - told.left);
+    const longest = told.curves.reduce((a, b) => (b.x.length > a.x.length ? b : a));
+    const x = longest.x[nearest(longest.x, from + Math.min(1, Math.max(0, share)) * (to - from))];
+    const place = told.left + ((x - from) / (to - from)) * (told.right - told.left);
+    hair.style.left = `${100 * place}%`;
+    reading.style.left = place < 0.55 ? `calc(${100 * place}% + 6px)` : "";
+    reading.style.right = place < 0.55 ? "" : `calc(${100 * (1 - place)}% + 6px)`;
+    const said = told.curves.map((curve) => {
+      const value = curve.y[nearest(curve.x, x)];
+      return `${told.curves.length > 1 ? curve.name + " " : ""}${value === null ? "–" : value}`;
+    });
+    reading.textContent = [`${told.unit.split(",")[0]} ${Math.round(10 * x) / 10}`, ...said].join("\n");
+    picture.append(hair, reading);
+  });
+  picture.addEventListener("pointerleave", () => { hair.remove(); reading.remove(); });
+}
+
+// A model may write anything: what would not show, or would move other text, is written out (lora_grpo/report/visible.py).
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
+function visible(text) {
+  return text.replace(HIDDEN, (character) => {
+    const code = character.codePointAt(0);
+    if (code < 0x20) return String.fromCharCode(0x2400 + code);
+    return code === 0x7f ? "\u2421" : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
+}
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  if (text !== undefined && text !== null) made.textContent = visible(String(text));
+  if (className) made.className = className;
+  return made;
+}
+
+const PAGE = 100;
+
+function browse(data) {
+  const at = Object.fromEntries(data.columns.map((name, place) => [name, place]));
+  const rows = data.rows;
+  const form = document.querySelector(".filters");
+  const list = document.getElementById("list");
+  const detail = document.getElementById("detail");
+  const [earlier, later] = ["earlier", "later"].map((id) => document.getElementById(id));
+  const verdictOf = (row) => (row[at.passed] === null ? "not judged" : row[at.passed] ? "passed" : "failed");
+  let found = [];
+  let chosen = 0;
+  let searched = null;
+
+  function offer(name, values) {
+    for (const [value, label] of values) {
+      const option = element("option", label ?? value);
+      option.value = value;
+      form.elements[name].append(option);
+    }
+  }
+  const distinct = (values) => [...new Set(values)];
+  offer("source", distinct(rows.map((row) => row[at.source])).map((value) => [value]));
+  const steps = distinct(rows.map((row) => row[at.step])).filter((step) => step !== null);
+  offer("step", steps.sort((a, b) => a - b).map((value) => [value]));
+  offer("verdict", distinct(rows.map(verdictOf)).sort().map((value) => [`verdict ${value}`, value]));
+  const statuses = distinct(rows.map((row) => row[at.status])).filter((status) => status !== null && status !== "passed");
+  offer("verdict", statuses.sort().map((value) => [`status ${value}`, value]));
+
+  const compare = {
+    high: (a, b) => (b[at.reward] ?? -Infinity) - (a[at.reward] ?? -Infinity),
+    low: (a, b) => (a[at.reward] ?? Infinity) - (b[at.reward] ?? Infinity),
+    long: (a, b) => lengthOf(b) - lengthOf(a),
+    short: (a, b) => lengthOf(a) - lengthOf(b),
+  };
+  function lengthOf(row) {
+    return row[at.tokens] ?? row[at.completion].length;
+  }
+  function textOf(row) {
+    const [id, question] = data.problems[row[at.problem]];
+    return `${id ?? ""}\n${question ?? ""}\n${row[at.completion]}\n${row[at.extracted] ?? ""}`.toLowerCase();
+  }
+
+  function filter() {
+    const value = (name) => form.elements[name].value;
+    const text = value("text").toLowerCase();
+    if (text && !searched) searched = new Map(rows.map((row) => [row, textOf(row)]));
+    const [source, step, verdict] = [value("source"), value("step"), value("verdict")];
+    const least = value("least") === "" ? null : Number(value("least"));
+    const most = value("most") === "" ? null : Number(value("most"));
+    found = rows.filter((row) => {
+      const reward = row[at.reward];
+      return (
+        (!source || row[at.source] === source) &&
+        (!step || String(row[at.step]) === step) &&
+        (!verdict || verdict === `verdict ${verdictOf(row)}` || verdict === `status ${row[at.status]}`) &&
+        ((least === null && most === null) || reward !== null) &&
+        (least === null || reward >= least) &&
+        (most === null || reward <= most) &&
+        (!text || searched.get(row).includes(text))
+      );
+    });
+    const order = compare[value("sort")];
+    if (order) found.sort((a, b) => order(a, b) || 0);
+    document.getElementById("count").textContent =
+      `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} completions`;
+    choose(0, false);
+  }
+
+  function choose(place, follow) {
+    chosen = Math.max(0, Math.min(place, found.length - 1));
+    const first = Math.floor(chosen / PAGE) * PAGE;
+    if (list.dataset.first !== String(first) || !follow) fill(first);
+    for (const item of list.children) item.setAttribute("aria-selected", String(Number(item.dataset.place) === chosen));
+    const selected = list.children[chosen - first];
+    if (selected) {
+      list.setAttribute("aria-activedescendant", selected.id);
+      const above = selected.offsetTop - list.offsetTop;
+      if (above < list.scrollTop) list.scrollTop = above;
+      if (above + selected.offsetHeight > list.scrollTop + list.clientHeight) {
+        list.scrollTop = above + selected.offsetHeight - list.clientHeight;
+      }
+    }
+    show(found[chosen]);
+  }
+
+  function fill(first) {
+    list.dataset.first = first;
+    list.replaceChildren(
+      ...found.slice(first, first + PAGE).map((row, offset) => {
+        const item = element("li");
+        item.id = `completion-${first + offset}`;
+        item.dataset.place = first + offset;
+        item.setAttribute("role", "option");
+        const top = element("div", null, "top");
+        top.append(element("span", whereOf(row)), badge(row));
+        item.append(top, element("div", row[at.completion].slice(0, 160).replace(/\s+/g, " "), "text"));
+        return item;
+      }),
+    );
+    list.scrollTop = 0;
+    earlier.disabled = first === 0;
+    later.disabled = first + PAGE >= found.length;
+    const last = Math.min(first + PAGE, found.length);
+    document.getElementById("place").textContent = found.length ? `${first + 1}–${last}` : "";
+  }
+
+  function whereOf(row) {
+    if (row[at.step] !== null) return `${row[at.source]}, step ${row[at.step]}`;
+    const draw = row[at.draw];
+    return draw === null ? row[at.source] : `${row[at.source]}, ${draw === "greedy" ? draw : `sample ${draw}`}`;
+  }
+
+  function badge(row) {
+    const verdict = verdictOf(row);
+    const said = verdict === "not judged" ? "" : `${verdict === "passed" ? "✓" : "✗"} ${row[at.status] ?? verdict}`;
+    const reward = row[at.reward] === null ? "" : `reward ${Number(row[at.reward].toFixed(3))}`;
+    return element("span", [said, reward].filter(Boolean).join(", "), { passed: "right", failed: "wrong" }[verdict]);
+  }
+
+  function show(row) {
+    if (!row) {
+      detail.replaceChildren(element("p", "No completion has all of this."));
+      return;
+    }
+    const [id, question, answer] = data.problems[row[at.problem]];
+    const head = element("h3", `${whereOf(row)}${id === null ? "" : ` · ${id}`}`);
+    const tokens = row[at.tokens] === null ? "" : `${row[at.tokens]} tokens`;
+    const line = element("p", null, "quiet");
+    line.append(badge(row), element("span", ` ${[tokens, row[at.truncated] ? "cut off" : ""].filter(Boolean).join(", ")}`));
+    const answers = element("div", null, "answers");
+    for (const [label, text] of [["Answer read from it", row[at.extracted]], ["Right answer", answer]]) {
+      const part = element("div");
+      part.append(element("h4", label), text === null ? element("p", "not kept, or none", "quiet") : element("pre", text));
+      answers.append(part);
+    }
+    detail.replaceChildren(head, line, element("h4", "Prompt"));
+    detail.append(question === null ? element("p", "not kept by this run", "quiet") : element("pre", question));
+    detail.append(element("h4", "Completion"), element("pre", row[at.completion]), answers);
+    if (row[at.rewards]) {
+      const table = element("table");
+      for (const [name, value] of [...data.rewards.map((name, n) => [name, row[at.rewards][n]]), ["weighted sum", row[at.reward]]]) {
+        const entry = element("tr");
+        const label = element("th", name);
+        label.scope = "row";
+        entry.append(label, element("td", value === null ? "not graded" : Number(value.toFixed(4))));
+        table.append(entry);
+      }
+      detail.append(element("h4", "Rewards"), table);
+    }
+  }
+
+  let waiting = 0;
+  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(filter, 60); });
+  form.addEventListener("reset", () => setTimeout(filter));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  list.addEventListener("click", (event) => {
+    const item = event.target.closest("li");
+    if (!item) return;
+    choose(Number(item.dataset.place), true);
+    if (detail.getBoundingClientRect().top > window.innerHeight * 0.8) detail.scrollIntoView({ block: "start" });
+  });
+  list.addEventListener("keydown", (event) => {
+    const to = {
+      ArrowDown: chosen + 1, ArrowUp: chosen - 1, PageDown: chosen + PAGE, PageUp: chosen - PAGE,
+      Home: 0, End: found.length - 1,
+    }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    choose(to, true);
+  });
+  earlier.addEventListener("click", () => choose(Number(list.dataset.first) - PAGE, true));
+  later.addEventListener("click", () => choose(Number(list.dataset.first) + PAGE, true));
+  filter();
+}
+
+const data = document.getElementById("data");
+// After the first paint: there may be megabytes of it.
+if (document.getElementById("list")) requestAnimationFrame(() => setTimeout(() => browse(JSON.parse(data.textContent))));
