@@ -13,10 +13,39 @@ from lora_grpo.results import Result
 from lora_grpo.run_record import Run
 
 
-def conclude(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:
-    """Write the report, close run.json, and print the table, the reward's change and what to do next."""
+def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
+    """Close run.json, write the report, and print the table, the reward's change and what to do next.
+
+    Args:
+        run: the trained run.
+        before: the base's graded samples; none where nothing is right or wrong.
+        after: those of the trained model.
+    """
     if not ranks.is_main():
         return
+    page = _evaluation(run, before, after) if before else None
+    reward = reward_curve(run)
+    run.finish({"table": page.table if page else [], "reward": reward})
+    if page:
+        page.show()
+    print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
+    if best := run.record.get("best"):
+        print(f"held-out reward: {best['reward']:.2f} at its best, after step {best['step']}")
+    lines: list[tuple[str, object]] = (
+        [("adapter", run.adapter), ("best", run.best)] if best else [("adapter", run.adapter)]
+    )
+    lines += [("samples", f"{run.evaluation}/*.samples.jsonl")] if page else []
+    lines += [("evaluate", f"python scripts/evaluate.py {run.folder} --compare base")] if page else []
+    lines += [
+        ("merge", f"python scripts/merge.py {run.folder}"),
+        ("share", f"python scripts/push.py {run.folder} YOU/NAME --dry-run"),
+        ("longer", f"the same command with --resume --train.max-steps {2 * run.config.train.max_steps}"),
+    ]
+    print("\n".join(["", report_line(run.folder), *(f"{name:9} {value}" for name, value in lines)]))
+
+
+def _evaluation(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Page:
+    """Compare base and trained, and write both reports of the evaluation."""
     settings, seed = run.config.eval, run.config.seed
     ks = settings.k if settings.num_samples else ()
     table = compare(before, after, ks, seed)
@@ -40,18 +69,7 @@ def conclude(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Non
     page = Page(run_title(protocol), sides, protocol, table, moved)
     atomic.write_json(run.evaluation / "report.json", {"protocol": protocol, "table": table, **sides, **moved})
     atomic.write_text(run.evaluation / "report.md", page.markdown())
-    reward = reward_curve(run)
-    run.finish({"table": table, "reward": reward})
-    page.show()
-    print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
-    print(
-        f"\n{report_line(run.folder)}\nadapter   {run.adapter}\n"
-        f"curves    {run.metrics}\nsamples   {run.evaluation}/*.samples.jsonl\n\n"
-        f"evaluate  python scripts/evaluate.py {run.folder} --compare base\n"
-        f"merge     python scripts/merge.py {run.folder}\n"
-        f"share     python scripts/push.py {run.folder} YOU/NAME --dry-run\n"
-        f"longer    the same command with --resume --train.max-steps {2 * run.config.train.max_steps}"
-    )
+    return page
 
 
 def reward_curve(run: Run) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 | watch           | fires where                                                                                        |
 |-----------------|----------------------------------------------------------------------------------------------------|
-| `nan`           | loss, reward, KL or entropy is no number; or the gradient's norm for 3 steps                       |
+| `nan`           | loss, reward, KL, entropy or the gradient's norm is no number                                      |
 | `drift`         | sampler and trainer are further apart than rounding explains                                       |
 | `collapse`      | the reward lost half of what it was at its best, by more than 4 standard errors                    |
 | `zero_variance` | in more than 4 of 5 groups all completions earn the same                                           |
@@ -53,10 +53,12 @@ class Health:
     Args:
         full_marks: the most that a completion can earn: the sum of the positive scales of the rewards.
         allowed_drift: mean absolute difference of log-probabilities in nats a token; None where they do not compare.
+        float16: training scales the loss, and finds its scale by gradients that overflow in a step or two.
     """
 
     full_marks: float
     allowed_drift: float | None = None
+    float16: bool = False
     _steps: list[Mapping[str, float]] = field(default_factory=list)
     _best: tuple[float, float] | None = None
     """Mean reward of the base, or of the best `WINDOW` steps before the last `WINDOW`, and its squared error."""
@@ -113,15 +115,13 @@ class Health:
         return alarms
 
     def _not_a_number(self) -> str | None:
-        names = [
-            name for name in ("loss", "reward", "kl", "entropy") if not math.isfinite(self._steps[-1].get(name, 0))
-        ]
+        last = self._steps[-1]
+        names = [name for name in ("loss", "reward", "kl", "entropy") if not math.isfinite(last.get(name, 0.0))]
+        norms = [step.get("grad_norm", 0.0) for step in self._steps[-3 if self.float16 else -1 :]]
+        if not any(map(math.isfinite, norms)) and len(norms) == (3 if self.float16 else 1):
+            names.append("grad_norm")
         if not names:
-            # One or two steps of it are how float16 finds its scale.
-            norms = [step.get("grad_norm", 0.0) for step in self._steps[-3:]]
-            if len(norms) < 3 or any(map(math.isfinite, norms)):
-                return None
-            names = ["grad_norm"]
+            return None
         return (
             f"{' and '.join(names)} is no number: the adapter is, or soon will be, spoiled; lower "
             "--train.learning-rate or --train.max-grad-norm, and look at rewards of your own for divisions by zero"

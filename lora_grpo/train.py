@@ -205,7 +205,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     trainer.on_phase = trainer.progress.phase
     trainer.watch = Watch(
         run,
-        Health(full_marks, tolerance(compute_dtype()) if comparable else None),
+        Health(full_marks, tolerance(compute_dtype()) if comparable else None, compute_dtype() == torch.float16),
         HeldOut(run.held_out, config, watched, rewards, sampler) if watched else None,
     )
     if sampler.is_other_engine:

@@ -10,7 +10,7 @@ right or wrong, so there is nothing to evaluate: the reward curve is the result.
 import sys
 
 from lora_grpo.command_line import parse, run_command
-from lora_grpo.conclude import reward_curve
+from lora_grpo.conclude import conclude
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.difficulty import keep_middling
 from lora_grpo.dry_run import dry_run
@@ -55,9 +55,7 @@ def main() -> None:
     run.begin(policy.record)
     keep_middling(run, sampler, trainer, rows)
     train(run, policy, trainer)
-    curve = run.finish(reward_curve(run))
-    print(f"reward: {curve['first']:.2f} in step 1, {curve['last']:.2f} in step {curve['steps']}")
-    print(f"adapter: {run.adapter}")
+    conclude(run)
 
 
 if __name__ == "__main__":

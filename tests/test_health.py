@@ -50,10 +50,12 @@ def test_what_is_no_number_is_told_at_once(name, value):
     assert (alarm.watch, alarm.step) == ("nan", 2) and name in alarm.message
 
 
-def test_a_gradient_that_is_no_number_is_told_when_it_stays_so():
+def test_in_float16_a_gradient_may_overflow_twice():
     bad = {"grad_norm": float("inf")}
-    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4)) == []
-    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4, **bad)) == [("nan", 4)]
+    half = {"health": Health(FULL, float16=True)}
+    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4), **half) == []
+    assert told(fine(5, **bad), fine(6, **bad), fine(7, **bad), **half) == [("nan", 3)]
+    assert told(fine(1), fine(2, **bad)) == [("nan", 2)]
 
 
 def test_a_sampler_apart_from_the_trainer_is_told():

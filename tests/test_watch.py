@@ -165,10 +165,11 @@ def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
         hold_out(few, replace(config, {"watch": {"early_stopping": 3}}))
 
 
-def fails(folder, name, **changes):
+def fails(folder, name, before=None, **changes):
     """Train until a watch ends the run; return its message and run.json."""
+    changes["watch"] = {**changes.get("watch", {}), "stop_on": (name,)}
     with pytest.raises(RunError) as caught:
-        run_watched(folder, **{**changes, "watch": {**changes.get("watch", {}), "stop_on": (name,)}})
+        run_watched(folder, before=before, **changes)
     return str(caught.value), json.loads((folder / "run.json").read_text())
 
 
@@ -194,6 +195,28 @@ def test_a_reward_that_never_differs_is_told_and_the_run_goes_on(tmp_path, capsy
     assert run.record["trained_steps"] == 11
 
 
+def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
+    def spoil(trainer):
+        (parameter, *_) = (each for each in trainer.model.parameters() if each.requires_grad)
+        parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
+
+    said, record = fails(tmp_path / "run", "nan", before=spoil, watch={"rows": 0})
+    assert said.startswith("step 3: grad_norm is no number") and "--resume --watch.stop-on" in said
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert record["alarms"] == [{"step": 3, "watch": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
+
+
+def test_a_sampler_that_is_not_refreshed_ends_the_run(tmp_path):
+    def stale(trainer):
+        sampler = trainer.watch.held_out.sampler
+        refresh = sampler.refresh
+        sampler.refresh = lambda *, adapter: refresh(adapter=adapter) if trainer.state.global_step < 2 else None
+
+    said, record = fails(tmp_path / "run", "drift", before=stale)
+    assert "rollouts come from another policy" in said
+    assert record["alarms"][0]["step"] == 3
+
+
 def reward_file(folder):
     """Write rewards that are wrong on purpose."""
     path = folder / "my_rewards.py"
@@ -201,8 +224,9 @@ def reward_file(folder):
         "from lora_grpo.rewards import correct_answer\n\n"
         "def wrong(completions, **columns):\n"
         "    return [1.0 - value for value in correct_answer(completions, **columns)]\n\n"
-        "def half(completions, **columns):\n"
-        "    return [0.5 * completion[-1]['content'].startswith('The ') for completion in completions]\n"
+        "def one_sentence(completions, **columns):\n"
+        "    texts = [completion[-1]['content'] for completion in completions]\n"
+        "    return [0.2 * text.startswith('The ') + 0.3 * (text == 'The result is 6.') for text in texts]\n"
     )
     return path
 
@@ -225,6 +249,19 @@ def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_pa
     assert "of 64): what is paid is not what is wanted" in said
     assert [alarm["stopped"] for alarm in record["alarms"] if alarm["watch"] == "hacking"] == [True]
     assert "best" not in record and not (tmp_path / "run" / "best").exists()
+
+
+@pytest.mark.slow
+def test_a_reward_for_one_sentence_ends_all_exploration(tmp_path):
+    said, _ = fails(
+        tmp_path / "run",
+        "entropy",
+        train={**STRONG, "max_steps": 60},
+        sampling=GROUPS,
+        rewards=(f"{reward_file(tmp_path)}:one_sentence=1.0",),
+        watch={"rows": 0},
+    )
+    assert "the model no longer tries anything else" in said
 
 
 @pytest.mark.slow
