@@ -17,7 +17,8 @@ from lora_grpo.config import RunConfig, flag
 from lora_grpo.config_check import batch_shape, micro_batches
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import Gpu, nvidia_gpus
-from lora_grpo.memory import GIB, Sampler, Shape, Step, parts, peak, phases
+from lora_grpo.memory import GIB, Sampler, Step, parts, peak, phases
+from lora_grpo.model_shape import Shape
 
 DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
 """Settings that are worked out here where they are None; what the user names is taken as it is."""

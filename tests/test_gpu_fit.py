@@ -16,7 +16,8 @@ from lora_grpo.config_check import check, micro_batches
 from lora_grpo.errors import UserError
 from lora_grpo.gpu_fit import USABLE_SHARE, Card, cheaper_settings, fit, fit_to_gpu, step_of
 from lora_grpo.hardware import preset_gigabytes
-from lora_grpo.memory import GIB, Shape, parts, peak
+from lora_grpo.memory import GIB, parts, peak
+from lora_grpo.model_shape import Shape
 
 SHAPES = {
     "0.5B": Shape.of(QWEN25_HALF),

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from lora_grpo import memory
 from lora_grpo.errors import UserError
-from lora_grpo.memory import Shape, Step, kv_bytes_a_token, optimizer_bytes, parts, peak, phases, weight_bytes
+from lora_grpo.memory import Step, kv_bytes_a_token, optimizer_bytes, parts, peak, phases, weight_bytes
+from lora_grpo.model_shape import Shape
 
 QWEN25_HALF = {
     "model_type": "qwen2",

@@ -59,7 +59,8 @@ MAY_IMPORT = {
     "vllm_sampler": {"config", "errors", "rollouts", "vllm_engine", "vllm_server"},
     "vllm_rollouts": {"vllm_engine", "vllm_sampler", "vllm_server"},
     "base_model": {"atomic", "config", "errors", "json_objects", "starter"},
-    "memory": {"errors"},
+    "model_shape": {"errors"},
+    "memory": {"model_shape"},
     "backends": {"config", "hardware", "ranks", "vllm_engine"},
     "chunked_log_probs": set(),
     "probe": {"config", "config_check", "errors", "gpu_fit", "memory", "slot_memory"},
@@ -109,7 +110,7 @@ MAY_IMPORT = {
     # scripts/check_gpu.py.
     "random_model": {"atomic", "starter"},
     "card_memory": set(),
-    "gpu_limits": {"base_model", "memory"},
+    "gpu_limits": {"base_model", "memory", "model_shape"},
     "pretended_card": {"base_model", "errors", "hardware"},
     "gpu_check_table": {"atomic"},
     "timed_command": set(),
