@@ -188,6 +188,9 @@ class Invocation:
 
     dry_run: bool = False
     """Print the resolved configuration, one rendered prompt and the rewards of its gold answer; train nothing."""
+    plan: bool = False
+    """Print the memory by part against the GPU's, what fits at most, steps, tokens and an estimated time, with each
+    assumption, from the model's config.json alone; load no weights and no data."""
     resume: bool = False
     """Go on with the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False

@@ -1,7 +1,8 @@
-"""The GPU memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
+"""The memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
 
 Notation: T tokens of a micro-batch (prompts and completions), Tc its completion tokens, h hidden size, L layers, q and
-kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits.
+kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits, on a
+CPU 32.
 docs/memory.md says which terms were measured against torch, and on what.
 """
 
@@ -23,7 +24,10 @@ WORKSPACE = int(0.4 * GIB)
 VLLM_WORKSPACE = int(0.5 * GIB)
 """CUDA graphs and activations of a vLLM engine. A guess; with the two above 1.4 GiB."""
 
-Sampler = Literal["transformers", "vllm", "shared"]
+LIBRARIES = int(0.6 * GIB)
+"""What a process on a CPU has resident once torch, transformers, TRL and PEFT are loaded: measured, docs/memory.md."""
+
+Sampler = Literal["transformers", "vllm", "shared", "merged"]
 
 PICK_BYTES = 64
 """Per sequence and vocabulary entry, that the kit's own sampler needs: the logits twice, probabilities, their sort with
@@ -46,7 +50,8 @@ class Step:
     """Completions that are decoded at once."""
     sampler: Sampler = "transformers"
     """What draws the completions: `transformers` (the training model itself), `vllm` (an engine with a copy of the
-    base) or `shared` (Unsloth's, an engine whose weights the trainer trains on)."""
+    base), `shared` (Unsloth's, an engine whose weights the trainer trains on) or `merged` (on a CPU, an unpacked
+    copy)."""
     bits: int = 4
     """Of the frozen base: 4 (NF4, double-quantised) or 16."""
     rank: int = 16
@@ -60,6 +65,8 @@ class Step:
     """Logits of the whole vocabulary are never held; see lora_grpo.chunked_log_probs."""
     fused: bool = False
     """Unsloth's kernels instead of transformers' layers."""
+    on_cpu: bool = False
+    """The machine's own memory: everything but the 4-bit weights in float32, no autocast."""
 
     @property
     def tokens(self) -> int:
@@ -75,25 +82,31 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     """
     tensors = shape.adapter_tensors(step.rank, step.targets, dora=step.dora)
     adapter = sum(tensors)
-    engine = step.sampler != "transformers"
+    engine = step.sampler in ("vllm", "shared")
     activations, layer = _activations(shape, step, adapter)
+    width = 4 if step.on_cpu else 2
     return {
         # vLLM unpacks the scales of a doubly quantised base as it loads; Unsloth's trainer shares what vLLM holds.
-        "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared"),
+        "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared", width=width),
         "adapter": 4 * adapter,  # float32: train.make_trainer
         "gradients": 4 * adapter,
         "optimizer": sum(optimizer_bytes(size, step.optimizer) for size in tensors),
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": step.sequences * (step.prompt_tokens + step.completion_tokens) * kv_bytes_a_token(shape),
+        "kv_cache": step.sequences * (step.prompt_tokens + step.completion_tokens) * kv_bytes_a_token(shape, width),
         # The kit's own sampler picks tokens in the whole vocabulary; see slot_memory.
         "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
+        # The copy, and the bare weights of what the adapter is merged into; see merged_copy.
+        "merged_copy": 4 * (shape.parameters + shape.adapted_parameters(step.targets))
+        if step.sampler == "merged"
+        else 0,
         "vllm_weights": weight_bytes(shape, step.bits, double_quantised=False) if step.sampler == "vllm" else 0,
         "vllm_adapter": 2 * adapter if engine else 0,
         "vllm_workspace": VLLM_WORKSPACE if engine else 0,
-        "context": CONTEXT,
-        "workspace": WORKSPACE,
+        "context": 0 if step.on_cpu else CONTEXT,
+        "workspace": 0 if step.on_cpu else WORKSPACE,
+        "libraries": LIBRARIES if step.on_cpu else 0,
     }
 
 
@@ -107,7 +120,7 @@ def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[s
         sleeps: a vLLM engine sleeps while the trainer trains: its KV cache is discarded and its weights and adapter
             wait in the host's memory (vLLM's level 1; Unsloth's standby mode). What its CUDA graphs hold stays.
     """
-    always = {"weights", "adapter", "optimizer", "context", "workspace", "vllm_workspace"}
+    always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
     vllm = {"kv_cache", "vllm_weights", "vllm_adapter"}
     # The cache of the kit's own sampler is gone when it has drawn.
     awake = vllm if sizes["vllm_workspace"] and not sleeps else set()
@@ -128,7 +141,7 @@ def peak(sizes: Mapping[str, int], *, sleeps: bool = True) -> int:
     return max(sum(phase.values()) for phase in phases(sizes, sleeps=sleeps).values())
 
 
-def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True) -> int:
+def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True, width: int = 2) -> int:
     """Return the bytes of the frozen base.
 
     NF4: half a byte a parameter; one scale for 64 parameters, which double quantisation stores in a byte, with a
@@ -138,24 +151,25 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True) -> i
         shape: the model's.
         bits: 4 or 16.
         double_quantised: False is how vLLM holds it, which unpacks the scales to float32 as it loads.
+        width: bytes of a parameter that is not quantised.
     """
     if bits == 16:
-        return 2 * shape.parameters
+        return width * shape.parameters
     matrices = 0
     for inputs, outputs in shape.linears().values():
         scales = math.ceil(inputs * outputs / 64)
         matrices += math.ceil(inputs * outputs / 2)
         matrices += scales + 4 * math.ceil(scales / 256) + _NESTED_TABLES if double_quantised else 4 * scales + _TABLES
-    return shape.layers * matrices + 2 * shape.other_parameters
+    return shape.layers * matrices + width * shape.other_parameters
 
 
 _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
 """Bytes beside a 4-bit matrix: its 16 levels; doubly quantised also the 256 levels of its scales, and their offset."""
 
 
-def kv_bytes_a_token(shape: Shape) -> int:
-    """Return the bytes of one token's keys and values in 16 bits, over all layers."""
-    return 2 * 2 * shape.layers * shape.keys
+def kv_bytes_a_token(shape: Shape, width: int = 2) -> int:
+    """Return the bytes of one token's keys and values over all layers, `width` bytes a number."""
+    return 2 * width * shape.layers * shape.keys
 
 
 def optimizer_bytes(size: int, name: str) -> int:

@@ -1,7 +1,8 @@
-"""The sizes of a transformer, read from its configuration: what its weights and those of an adapter are counted from."""
+"""The sizes of a transformer, from its configuration: its weights and those of an adapter are counted from them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,10 @@ class Shape:
     def parameters(self) -> int:
         return self.linear_parameters + self.other_parameters
 
-    def adapter_tensors(self, rank: int, targets: Sequence[str] = ("all-linear",), *, dora: bool = False) -> list[int]:
+    @functools.lru_cache(maxsize=256)  # noqa: B019 (shapes are few, and asked many times for the same adapter)
+    def adapter_tensors(
+        self, rank: int, targets: tuple[str, ...] = ("all-linear",), *, dora: bool = False
+    ) -> tuple[int, ...]:
         """Return the number of parameters of every tensor of a LoRA adapter.
 
         Args:
@@ -108,13 +112,22 @@ class Shape:
             targets: PEFT's `target_modules`: names of modules or their ends, or `all-linear`.
             dora: a magnitude per output row besides.
         """
-        everything = tuple(targets) == ("all-linear",)
         sizes: list[int] = []
+        for inputs, outputs in self._adapted(targets):
+            sizes += [rank * inputs, rank * outputs] + ([outputs] if dora else [])
+        return tuple(sizes)
+
+    def adapted_parameters(self, targets: Sequence[str] = ("all-linear",)) -> int:
+        """Return the weights of the modules that get an adapter; `targets` as in `adapter_tensors`."""
+        return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
+
+    def _adapted(self, targets: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """Yield (inputs, outputs) of every module that gets an adapter."""
+        everything = tuple(targets) == ("all-linear",)
         for name, inputs, outputs in self._targets():
             head = name in ("lm_head", "model.embed_tokens")
             if not head if everything else any(name == end or name.endswith(f".{end}") for end in targets):
-                sizes += [rank * inputs, rank * outputs] + ([outputs] if dora else [])
-        return sizes
+                yield inputs, outputs
 
     def _targets(self) -> Iterator[tuple[str, int, int]]:
         """Yield (full name, inputs, outputs) of every module that can have an adapter."""
