@@ -185,20 +185,33 @@ def optimizer_bytes(size: int, name: str) -> int:
     return states * (size + 4 * math.ceil(size / 256))
 
 
-def _layer_bytes(shape: Shape, step: Step) -> tuple[int, int]:
-    """Return what a layer's forward pass keeps for its backward pass, and what the backward pass needs besides.
+def _kept_by_layer(shape: Shape, step: Step) -> int:
+    """Return the bytes that a layer's forward pass keeps for its backward pass, a token.
 
-    Every factor is bytes a token. An RMS norm keeps its input and its result in float32; the feed-forward part keeps
-    four matrices of T x i in 16 bits; attention keeps queries, outputs, and keys and values repeated to the queries'
-    width, which a batch with padding needs. Unsloth's kernels work in place.
+    In 16 bits an RMS norm keeps its input and its result in float32, the feed-forward part four matrices of T x i,
+    attention queries, outputs, and keys and values repeated to the queries' width, and every adapter what is between
+    its matrices. In float32 what is both a result and the next one's input is kept once.
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    if step.fused:
-        return step.tokens * (12 * h + 4 * (q + 2 * kv) + 8 * i), 0
-    ranks = 2 * step.rank * len(shape.linears())
-    norms = 4 * (q + kv) if shape.head_norms else 0
-    unpacked = 2 * max(inputs * outputs for inputs, outputs in shape.linears().values())
-    return step.tokens * (18 * h + 10 * q + 8 * i + norms + ranks), step.tokens * (14 * h + 6 * i) + unpacked
+    heads = 4 * q // shape.head + 8  # attention's sums and the norms' roots
+    if shape.head_norms:
+        heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
+    ranks = step.rank * len(shape.linears())
+    if step.on_cpu:
+        return 16 * (h + q + i) + 4 * ranks + heads
+    return 18 * h + 10 * q + 8 * i + 2 * ranks + heads
+
+
+def _kept_by_fused_layer(shape: Shape) -> int:
+    """Return the same for Unsloth's layers.
+
+    Read in its source, not run: the norms keep their inputs (kernels/rms_layernorm.py), the layers behind them theirs,
+    the feed-forward part its two products besides (kernels/fast_lora.py); attention queries, outputs, keys and values
+    repeated to the queries' width where a mask is given (utils/attention_dispatch.py), its outputs once more in a row.
+    """
+    h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
+    norms = 2 * (q + kv) + 4 * (q + kv) // shape.head if shape.head_norms else 0
+    return 8 * h + 10 * q + 4 * i + norms + 4 * q // shape.head + 8
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
@@ -206,27 +219,44 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 
     With checkpointing the forward pass leaves each layer's input, and one layer at a time is computed again. Without,
     it leaves all of every layer, and autocast's copy of the adapter in 16 bits. The mask of a batch with padding is
-    made as truth values and as numbers.
+    made as truth values and, anew for every layer, as numbers.
     """
-    kept, besides = _layer_bytes(shape, step)
-    mask = 3 * step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
+    h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
+    mask = step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
+    unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
+    kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
+    # The feed-forward part's backward pass; or, where its inner width is small, a norm's.
+    if step.fused:
+        besides = 6 * h + 2 * i
+    elif step.on_cpu:
+        besides = max(20 * h, 8 * h + 8 * i) if step.checkpointing else max(28 * h, 8 * h + 8 * i)
+    else:
+        besides = 14 * h + 6 * i if step.checkpointing else max(24 * h, 10 * h + 6 * i)
+    besides = step.tokens * besides + unpacked
+    copy = 0 if step.on_cpu else 2 * adapter
     if step.checkpointing:
-        return 2 * step.tokens * shape.hidden * shape.layers + mask, kept + besides
-    return shape.layers * kept + 2 * adapter + mask, besides
+        left = width * step.tokens * h * shape.layers + mask * (1 + width)
+        return left, kept + besides + copy // shape.layers
+    return shape.layers * (kept + mask * width) + mask + copy, besides
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes between the last layer and the log-probabilities, forward and backward.
 
-    Chunked: tiles of up to 2048 tokens and 8192 vocabulary entries, five in float32 and one in 16 bits, or three of
-    those and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, as accelerate
-    hands them over, and three matrices more on the way back. Both: the last norm.
+    Chunked: two tiles of up to 2048 tokens and 8192 vocabulary entries, one of them in activations' width; of the part
+    that the vocabulary fills, what the tile before left and this one's, in float32, or half of it and a part of the
+    head; the hidden states' gradient. Whole: the logits in float32, as accelerate hands them over, and three matrices
+    more on the way back. Both: the last norm.
     """
+    width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.completion_tokens
-    norm = 10 * step.tokens * shape.hidden
+    norm = (8 + width) * step.tokens * shape.hidden
     if not step.chunked:
         return norm + 16 * completions * shape.vocabulary
     rows = min(completions, _TOKEN_CHUNK)
-    tile = rows * _VOCABULARY_CHUNK
-    head = 14 * tile + 4 * shape.hidden * (rows + _VOCABULARY_CHUNK)
-    return norm + max(22 * tile, head) + 4 * completions * shape.hidden
+    entries = min(shape.vocabulary, _VOCABULARY_CHUNK)
+    single = completions <= _TOKEN_CHUNK and shape.vocabulary <= _VOCABULARY_CHUNK
+    tiles = (4 + width) * rows * _VOCABULARY_CHUNK
+    between = (12 if single else 16) * rows * entries
+    head = 8 * rows * entries + 4 * shape.hidden * (rows + entries)
+    return norm + tiles + max(between, head) + 4 * completions * shape.hidden

@@ -23,14 +23,16 @@ class Shape:
     """Width q of all query heads together."""
     keys: int
     """Width kv of all key heads together; values have the same."""
+    head: int
+    """Width of one head."""
     inner: int
     vocabulary: int
     tied: bool
     """The output head is the embedding."""
     biases: tuple[str, ...] = ()
     """Linear layers that have a bias."""
-    head_norms: int = 0
-    """Width of the norms of a layer's query and key heads; 0 where it has none."""
+    head_norms: bool = False
+    """A layer's query and key heads have norms."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -64,11 +66,12 @@ class Shape:
                 layers=int(values["num_hidden_layers"]),
                 queries=heads * width,
                 keys=(values.get("num_key_value_heads") or heads) * width,
+                head=width,
                 inner=int(values["intermediate_size"]),
                 vocabulary=int(values["vocab_size"]),
                 tied=bool(values.get("tie_word_embeddings", False)),
                 biases=tuple(biases),
-                head_norms=width if family == "qwen3" else 0,
+                head_norms=family == "qwen3",
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the model's config.json cannot be read: {type(error).__name__} {error}") from None
@@ -95,7 +98,8 @@ class Shape:
         """Embedding, untied head, norms and biases, which stay in 16 bits."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
-        return embeddings + self.layers * (2 * self.hidden + 2 * self.head_norms + biases) + self.hidden
+        norms = 2 * self.head if self.head_norms else 0
+        return embeddings + self.layers * (2 * self.hidden + norms + biases) + self.hidden
 
     @property
     def parameters(self) -> int:
