@@ -35,7 +35,7 @@ class Largest:
     micro_batch_size: int
     """With as many completions at once as were chosen; it need not divide a step."""
     context: int
-    """Longest prompt and completion in tokens, with the chosen micro-batch and completions at once."""
+    """Longest prompt and completion in tokens, with the chosen micro-batch and completions at once; 0 for none."""
     context_at_least: int
     """The same with the smallest micro-batch and one completion at once: more is refused."""
     declared: int | None
@@ -197,21 +197,23 @@ def _largest(planner: Planner, config: RunConfig, found: Fit, declared: int | No
 
     return Largest(
         micro_batch_size=_highest(micro_fits),
-        context=_highest(fits),
-        context_at_least=_highest(lambda longest: planner.accepts(with_context(longest))),
+        context=_highest(fits, above=config.sampling.max_completion_tokens),
+        context_at_least=_highest(
+            lambda longest: planner.accepts(with_context(longest)), above=config.sampling.max_completion_tokens
+        ),
         declared=declared,
     )
 
 
-def _highest(holds: Callable[[int], bool]) -> int:
-    """Return the largest number for which it holds, 0 for none; it holds for all below one for which it holds."""
-    low, high = 0, 1
+def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
+    """Return the largest number for which it holds, 0 for none; it holds for all between one such and `above`."""
+    low, high = above, above + 1
     while high < _MOST and holds(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return low if low > above else 0
 
 
 def _assumptions(config: RunConfig, card: Card, found: Fit | None, only_named: bool) -> Iterator[str]:

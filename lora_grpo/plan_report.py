@@ -33,20 +33,24 @@ def _lines(plan: Plan) -> list[str]:
     else:
         lines.append(_line("memory", f"not planned: {plan.not_planned}"))
     work = plan.work
-    evaluated = "as many as the held-out rows say" if work.evaluated is None else f"{work.evaluated:,}"
+    evaluated = (
+        "before and after, of all held-out rows, whose number is known once they are loaded"
+        if work.evaluated is None
+        else f"{work.evaluated:,} completions, before and after together"
+    )
     lines += [
         _line(
             "work",
             f"{work.steps:,} steps x {work.completions_per_step} = {work.completions:,} completions; at most "
             f"{count(work.tokens)} tokens",
         ),
-        _line("evaluation", f"{evaluated} completions, before and after together") if work.evaluated != 0 else "",
+        *([] if work.evaluated == 0 else [_line("evaluation", evaluated)]),
         _line("time", plan.time.said()),
         "",
         "Assumed:",
         *(f"- {assumption}" for assumption in plan.assumptions),
     ]
-    return [line for line in lines if line or line == ""]
+    return lines
 
 
 def _model(plan: Plan) -> str:
@@ -91,8 +95,8 @@ def _room(plan: Plan, found: Fit, largest: Largest) -> list[str]:
         _line("at once", drawn),
         _line(
             "context",
-            f"{found.max_model_len:,} tokens; the longest that fits: {largest.context:,} as chosen, "
-            f"{largest.context_at_least:,} with a micro-batch and a completion at once as small as they can be{own}",
+            f"{found.max_model_len:,} tokens; the longest that fits: {largest.context:,} with this micro-batch "
+            f"and as many at once, {largest.context_at_least:,} with as few as can be{own}",
         ),
     ]
 
