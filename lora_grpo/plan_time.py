@@ -107,7 +107,7 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
     if measured:
         seconds, steps = measured
         told = f"measured: the median of {steps} steps in {config.output_dir}, {seconds:.1f} s a step"
-        return Time((work.steps * seconds,) * 2, None, told)
+        return Time((work.steps * seconds,) * 2, None if work.evaluated != 0 else (0.0, 0.0), told)
     later = (
         f"the first {MEASURED_STEPS} steps of a run in {config.output_dir} give one (--plan reads its metrics.jsonl)"
     )

@@ -7,6 +7,7 @@ the smaller ones teach the format that the grader reads.
 
     python recipes/gsm8k_lora.py                     # preset chosen from the hardware
     python recipes/gsm8k_lora.py --preset 16gb       # Qwen2.5-1.5B-Instruct on openai/gsm8k
+    python recipes/gsm8k_lora.py --plan              # memory, work and time, before anything is downloaded
     python recipes/gsm8k_lora.py --dry-run           # what would run; trains nothing
 """
 
