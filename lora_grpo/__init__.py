@@ -11,7 +11,9 @@ running programs    sandbox/ (what a model wrote, against unit tests it never me
 rewards             rewards, reward_registry (specs to functions), reward_files (a user's own), reward_guard;
                     training_set (rows as TRL is given them, and rewards called as it calls them)
 the policy          base_model, policy (4-bit base + adapter), backends (who trains, who draws)
-the GPU's memory    memory (of a step, by part), gpu_fit (what fits this card), probe (a trial pass), chunked_log_probs
+the plan (--plan)   plan, plan_report; model_shape and memory (of a step, by part), gpu_fit (what fits this card),
+                    fit_offers (what to change), plan_time and gpu_rates
+the GPU's memory    probe (a trial pass), chunked_log_probs
 completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers; vllm_engine, vllm_server,
                     vllm_sampler (evaluation), vllm_rollouts (the adapter handed over at every step)
 one policy          parity (sampler against trainer, before a run), drift (at each step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from typing import Literal
 
@@ -32,3 +33,13 @@ def drawn_by(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
     if config.sampling.server_url or not uses_vllm(config):
         return "transformers"
     return "shared" if choose_engine(config) == "unsloth" else "vllm"
+
+
+def as_with_gpu_extra(config: RunConfig) -> RunConfig:
+    """Return the configuration with what `auto` would mean on a machine with a GPU and the `gpu` extra."""
+    model, sampling, alone = config.model, config.sampling, ranks.world_size() == 1 and not config.sampling.server_url
+    if model.engine == "auto":
+        model = dataclasses.replace(model, engine="unsloth" if alone else "peft")
+    if sampling.backend == "auto":
+        sampling = dataclasses.replace(sampling, backend="transformers" if config.lora.dora else "vllm")
+    return dataclasses.replace(config, model=model, sampling=sampling)

@@ -61,6 +61,11 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
     return None
 
 
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint by its name alone, 0 where there is none."""
+    return max((step for step, _ in _found(folder)), default=0)
+
+
 def _found(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a folder, newest first."""
     numbered = [

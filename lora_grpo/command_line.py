@@ -71,7 +71,7 @@ def parse(
             # What the run was asked for stands under what this command asks for; only the folder may have moved.
             file_arguments = [*_read_file(folder / "run.json"), *file_arguments, "--output-dir", str(folder)]
     wanted = _last_value([*file_arguments, *arguments], "--preset") or "auto"
-    preset, reason = choose_preset(wanted, presets)
+    preset, reason = choose_preset(wanted, presets, planning="--plan" in arguments)
     defaults = replace(RunConfig(output_dir=f"outputs/{recipe}"), presets[preset])
     if path is not None:
         _parse_flags(file_arguments, defaults, where=f"--config {path}: ")
@@ -80,7 +80,8 @@ def parse(
     if not config.output_dir:
         raise UserError("--output-dir is empty; give the folder of the run")
     check(config)
-    check_model(config)
+    if not parsed.how.plan:  # which needs neither weights nor engines here
+        check_model(config)
     if parsed.how.resume and parsed.how.overwrite:
         raise UserError("--resume goes on with a run and --overwrite deletes it; pass one of them")
     _check_preview(parsed.how)

@@ -209,6 +209,9 @@ class Invocation:
 
     dry_run: bool = False
     """Print the resolved configuration, one rendered prompt and the rewards of its gold answer; train nothing."""
+    plan: bool = False
+    """Print the memory by part against the GPU's, what fits at most, steps, tokens and an estimated time, with each
+    assumption, from the model's config.json alone; load no weights and no data."""
     preview: bool = False
     """Print what the base answers to 8 prompts, what that earns and whether GRPO can learn from it; train nothing."""
     resume: bool = False

@@ -18,7 +18,7 @@ from lora_grpo import json_lines, pretended_card, timed_command
 from lora_grpo.card_memory import MemoryWatch
 from lora_grpo.errors import UserError
 from lora_grpo.gpu_limits import Limits, StepWork
-from lora_grpo.memory import Shape
+from lora_grpo.model_shape import Shape
 from lora_grpo.random_model import Sizes
 
 ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")

@@ -1,27 +1,18 @@
-"""What a run asks of its GPU, worked out from the memory that is there: micro-batch, vLLM's share, sequences at once.
-
-Before any weight is loaded: a run that cannot fit is refused with its parts, and what it chose is one line.
-"""
+"""How a run uses its GPU's memory, from what is there of it: micro-batch, vLLM's share, sequences at once."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import base_model, ranks
-from lora_grpo.backends import choose_engine, drawn_by
-from lora_grpo.config import RunConfig, flag
+from lora_grpo.config import RunConfig
 from lora_grpo.config_check import batch_shape, micro_batches
 from lora_grpo.errors import UserError
-from lora_grpo.hardware import Gpu, nvidia_gpus
-from lora_grpo.memory import GIB, Sampler, Shape, Step, parts, peak, phases
-
-DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
-"""Settings that are worked out here where they are None; what the user names is taken as it is."""
-
+from lora_grpo.hardware import Gpu
+from lora_grpo.memory import GIB, Sampler, Step, parts, phases
+from lora_grpo.model_shape import Shape
 
 USABLE_SHARE = 0.9
 """Of the free memory: the rest is for what a plan has wrong. A guess, until it is measured on a GPU."""
@@ -29,11 +20,12 @@ USABLE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU's memory in bytes, before this process has taken any of it."""
+    """A GPU's memory in bytes, before this process has taken any of it; without a GPU the machine's own."""
 
     name: str
     total: int
     free: int
+    on_cpu: bool = False
 
     @property
     def usable(self) -> int:
@@ -74,6 +66,16 @@ class Fit:
         return max(sum(phase.values()) for phase in self.phases.values())
 
     @property
+    def drawing(self) -> int:
+        """Bytes while completions are drawn."""
+        return sum(self.phases["drawing"].values())
+
+    @property
+    def training(self) -> int:
+        """Bytes of the larger of the two moments of a pass."""
+        return max(sum(phase.values()) for name, phase in self.phases.items() if name != "drawing")
+
+    @property
     def fits(self) -> bool:
         return self.needed <= self.card.usable
 
@@ -93,107 +95,106 @@ class Fit:
             "planned_phases_gib": {name: _gib(sum(phase.values())) for name, phase in self.phases.items()},
         }
 
-    def line(self) -> str:
-        """Say it in one line."""
-        drawing, *training = (sum(phase.values()) / GIB for phase in self.phases.values())
-        share = f", vLLM's share {self.gpu_memory_share:g}" if self.gpu_memory_share else ""
-        text = (
-            f"memory: micro-batch {self.micro_batch_size}, {self.max_num_seqs} completions at once{share}; planned "
-            f"{max(training):.1f} GiB training, {drawing:.1f} GiB drawing, of {self.card.free / GIB:.1f} free"
-        )
-        return text if self.fits else f"{text}: TOO LITTLE for what your settings ask"
 
+@dataclass(frozen=True)
+class Planner:
+    """What settings are planned for: a model on a card, with what trains and draws there."""
 
-def fit_to_gpu(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
-    """Work out what was left open for the GPU of this machine, say it in one line, and return it.
+    shape: Shape
+    card: Card
+    sampler: Sampler
+    fused: bool = False
+    """Unsloth's kernels run the layers."""
+    sleeps: bool = True
+    """A vLLM engine sleeps while the trainer trains."""
+    world_size: int | None = None
+    """Processes that train together; None reads `WORLD_SIZE`."""
 
-    Without a GPU the configuration stays as it is.
+    def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
+        """Return the plan for a micro-batch and as many completions at once, whether it fits or not."""
+        sampler = self._sampler(config)
+        found = parts(self.shape, step_of(config, micro, sequences, sampler, fused=self.fused, on_cpu=self.card.on_cpu))
+        share, longest = _share(found, self.card, sampler), config.model.max_sequence_tokens
+        return Fit(micro, share, longest, sequences, sampler, self.sleeps, found, self.card)
 
-    Args:
-        config: the checked configuration.
+    def candidates(self, config: RunConfig) -> list[Fit]:
+        """Return the plans that may be chosen, the one that needs least last.
 
-    Returns:
-        The configuration with nothing open, and what run.json says of the memory (None without a GPU).
-
-    Raises:
-        UserError: the run does not fit, or the model's configuration cannot be read.
-    """
-    gpus, _ = nvidia_gpus()
-    if not gpus:
-        return config, None
-    idle = ("model.gpu_memory_share",) if drawn_by(config) == "transformers" else ()
-    derived = [name for name in DERIVED if _value(config, name) is None and name not in idle]
-    try:
-        shape = Shape.of(base_model.read_config(config.model))
-    except UserError as error:
-        if derived:
-            raise
-        print(f"memory: not planned: {error}", file=sys.stderr)
-        return config, None
-    card = Card.of(gpus[0])
-    if ranks.world_size() > 1:
-        # Processes that start at different times find different amounts free, and have to come to the same numbers.
-        card = dataclasses.replace(card, free=card.total)
-    found = fit(shape, config, card, sampler=drawn_by(config), fused=choose_engine(config) == "unsloth")
-    print(found.line(), file=sys.stderr)
-    settled = dataclasses.replace(
-        config,
-        train=dataclasses.replace(config.train, micro_batch_size=found.micro_batch_size),
-        model=dataclasses.replace(config.model, gpu_memory_share=found.gpu_memory_share),
-    )
-    return settled, {"derived": derived, **found.record()}
-
-
-def fit(
-    shape: Shape,
-    config: RunConfig,
-    card: Card,
-    *,
-    sampler: Sampler,
-    fused: bool = False,
-    sleeps: bool = True,
-    world_size: int | None = None,
-) -> Fit:
-    """Choose the largest micro-batch that divides the step and fits, and as many completions at once as fit.
-
-    Args:
-        shape: of the model.
-        config: the run; its `train.micro_batch_size` and `model.gpu_memory_share` are worked out where they are None.
-        card: the GPU.
-        sampler: what draws the completions.
-        fused: Unsloth's kernels run the layers.
-        sleeps: a vLLM engine sleeps while the trainer trains.
-        world_size: processes that train together; None reads `WORLD_SIZE`.
-
-    Raises:
-        UserError: nothing fits; says what is needed by part, and three settings to change.
-    """
-    asked = config.train.micro_batch_size
-    sizes = [asked] if asked is not None else micro_batches(config, world_size)
-    shaped = batch_shape(config, world_size)
-    most = shaped.accumulation_steps * shaped.micro_batch_size
-
-    def planned(micro: int, sequences: int) -> Fit:
-        found = parts(shape, step_of(config, micro, sequences, sampler, fused=fused))
-        share = _share(found, card, sampler)
-        return Fit(micro, share, config.model.max_sequence_tokens, sequences, sampler, sleeps, found, card)
-
-    if config.model.gpu_memory_share is not None and sampler != "transformers":
-        candidates = [_with_share(planned(micro, 1), config.model.gpu_memory_share, most) for micro in sizes]
-    else:
+        Raises:
+            UserError: the share that is named leaves vLLM no room for one completion.
+        """
+        most = self._completions(config)
+        if self.card.on_cpu:  # the size of a pass is no question of memory there, and a step is decoded together
+            return [self.at(config, batch_shape(config, self.world_size).micro_batch_size, most)]
+        if self._fills_share(config):
+            return [self._filling(config, micro) for micro in self._sizes(config)]
         at_once = [most >> halvings for halvings in range(most.bit_length())]
-        candidates = [planned(micro, sequences) for sequences in at_once for micro in sizes]
-    fitting = [found for found in candidates if found.fits]
-    if not fitting and asked is not None:  # what the user names is tried, and said to be too much
-        fitting = [found for found in candidates if sum(found.phases["drawing"].values()) <= card.usable]
-        fitting = fitting or candidates[-1:]
-    if not fitting:
-        raise UserError(_refusal(shape, config, candidates[-1], fused))
-    # Where the engine sleeps each is the largest; where it does not, memory is shared between the two.
-    return max(fitting, key=lambda found: (found.micro_batch_size * found.max_num_seqs, found.max_num_seqs))
+        return [self.at(config, micro, sequences) for sequences in at_once for micro in self._sizes(config)]
+
+    def choose(self, config: RunConfig) -> Fit | None:
+        """Return the largest micro-batch that divides the step and fits, with as many completions at once as fit.
+
+        Args:
+            config: the run; its `train.micro_batch_size` and `model.gpu_memory_share` are worked out where they are
+                None, and taken as they are, though it be too much, where they are named.
+
+        Returns:
+            The plan; None where nothing fits.
+
+        Raises:
+            UserError: the share that is named leaves vLLM no room for one completion.
+        """
+        candidates = self.candidates(config)
+        fitting = [found for found in candidates if found.fits]
+        if not fitting and config.train.micro_batch_size is not None:
+            fitting = [found for found in candidates if found.drawing <= found.card.usable] or candidates[-1:]
+        if not fitting and self.card.on_cpu and self.accepts(config):
+            fitting = candidates
+        # Where the engine sleeps each is the largest; where it does not, memory is shared between the two.
+        return max(
+            fitting, key=lambda found: (found.micro_batch_size * found.max_num_seqs, found.max_num_seqs), default=None
+        )
+
+    def least(self, config: RunConfig) -> Fit:
+        """Return the plan that needs least of those that may be chosen; on a CPU that of one completion."""
+        if self.card.on_cpu:
+            return self.at(config, 1, 1)
+        micro = self._sizes(config)[-1]
+        return self._filling(config, micro) if self._fills_share(config) else self.at(config, micro, 1)
+
+    def accepts(self, config: RunConfig) -> bool:
+        """Tell whether any plan fits."""
+        try:
+            return self.least(config).fits
+        except UserError:  # a share that is too small
+            return False
+
+    def _sizes(self, config: RunConfig) -> list[int]:
+        """Return the micro-batches that may be chosen, the smallest last."""
+        asked = config.train.micro_batch_size
+        return [asked] if asked is not None else micro_batches(config, self.world_size)
+
+    def _completions(self, config: RunConfig) -> int:
+        """Return the completions of a step, of one process."""
+        shaped = batch_shape(config, self.world_size)
+        return shaped.accumulation_steps * shaped.micro_batch_size
+
+    def _fills_share(self, config: RunConfig) -> bool:
+        return config.model.gpu_memory_share is not None and self._sampler(config) != "transformers"
+
+    def _filling(self, config: RunConfig, micro: int) -> Fit:
+        assert config.model.gpu_memory_share is not None
+        return _with_share(self.at(config, micro, 1), config.model.gpu_memory_share, self._completions(config))
+
+    def _sampler(self, config: RunConfig) -> Sampler:
+        """Return what draws, which an offer may have changed."""
+        engine = self.sampler in ("vllm", "shared")
+        return "transformers" if engine and config.sampling.backend == "transformers" else self.sampler
 
 
-def step_of(config: RunConfig, micro_batch_size: int, sequences: int, sampler: Sampler, *, fused: bool) -> Step:
+def step_of(
+    config: RunConfig, micro_batch_size: int, sequences: int, sampler: Sampler, *, fused: bool, on_cpu: bool = False
+) -> Step:
     """Return a run's settings as `memory.parts` takes them."""
     completion = config.sampling.max_completion_tokens
     return Step(
@@ -209,39 +210,13 @@ def step_of(config: RunConfig, micro_batch_size: int, sequences: int, sampler: S
         optimizer=config.train.optimizer,
         checkpointing=config.train.gradient_checkpointing,
         fused=fused,
+        on_cpu=on_cpu,
     )
-
-
-def cheaper_settings(config: RunConfig) -> list[tuple[str, RunConfig]]:
-    """Return settings that need less memory, the ones that cost least first: what to pass, and the run with it."""
-    found: list[tuple[str, RunConfig]] = []
-
-    def offer(name: str, value: Any, text: str | None = None) -> None:
-        section, _, key = name.partition(".")
-        changed = dataclasses.replace(getattr(config, section), **{key: value})
-        found.append((text or f"{flag(name)} {value}", dataclasses.replace(config, **{section: changed})))
-
-    if not config.train.gradient_checkpointing:
-        offer("train.gradient_checkpointing", True, "--train.gradient-checkpointing")
-    if config.model.bits == 16:
-        offer("model.bits", 4)
-    if "8bit" not in config.train.optimizer:
-        offer("train.optimizer", "adamw_8bit")
-    if config.sampling.max_completion_tokens > 1:
-        shorter = config.sampling.max_completion_tokens // 2
-        offer("sampling.max_completion_tokens", shorter)
-        text, changed = found[-1]
-        room = config.model.max_sequence_tokens - shorter
-        model = dataclasses.replace(changed.model, max_sequence_tokens=room)
-        found[-1] = (f"{text} --model.max-sequence-tokens {room}", dataclasses.replace(changed, model=model))
-    if config.lora.rank > 1:
-        offer("lora.rank", config.lora.rank // 2)
-    return found
 
 
 def _share(found: dict[str, int], card: Card, sampler: Sampler) -> float | None:
     """Return vLLM's `gpu_memory_utilization` for its parts, rounded up to a thousandth."""
-    if sampler == "transformers":
+    if sampler in ("transformers", "merged"):
         return None
     names = ("vllm_weights", "vllm_adapter", "vllm_workspace", "kv_cache")
     wanted = sum(found[name] for name in names) + (found["weights"] if sampler == "shared" else 0)
@@ -275,31 +250,6 @@ def _with_share(one: Fit, share: float, most: int) -> Fit:
         max_num_seqs=min(most, cache // a_sequence),
         parts={**one.parts, "kv_cache": cache},
     )
-
-
-def _refusal(shape: Shape, config: RunConfig, least: Fit, fused: bool) -> str:
-    """Say what the smallest plan needs and what to change."""
-    phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
-    told = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
-    card, offers = least.card, []
-    for text, changed in cheaper_settings(config):
-        found = parts(shape, step_of(changed, least.micro_batch_size, least.max_num_seqs, least.sampler, fused=fused))
-        offers.append((peak(found, sleeps=least.sleeps), text))
-    # Those that would do, the cheapest first; then those that come nearest.
-    enough = [offer for offer in offers if offer[0] <= card.usable]
-    offers = [*enough, *sorted(set(offers) - set(enough))][:2]
-    fixes = [f"{text} (needs {needed / GIB:.2f} GiB)" for needed, text in offers]
-    return (
-        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} "
-        f"needs {least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used "
-        f"({card.free / GIB:.2f} of {card.total / GIB:.2f} are free); in this order, pass {', '.join(fixes)}, "
-        "or a smaller --model.name"
-    )
-
-
-def _value(config: RunConfig, name: str) -> Any:
-    section, _, key = name.partition(".")
-    return getattr(getattr(config, section), key)
 
 
 def _gib(size: int) -> float:

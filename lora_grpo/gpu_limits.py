@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.memory import Shape, kv_bytes_a_token, weight_bytes
+from lora_grpo.memory import kv_bytes_a_token, weight_bytes
+from lora_grpo.model_shape import Shape
 
 _SECONDS = 0.5
 """Each rate is measured for about this long."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from lora_grpo.errors import UserError
 
@@ -35,16 +37,11 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return [], "nvidia-smi is not on the PATH"
-    query = [tool, "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi did not answer ({type(error).__name__})"
-    if answer.returncode != 0:
-        said = (answer.stderr or answer.stdout).strip().splitlines()
-        return [], f"nvidia-smi failed: {said[0] if said else f'exit code {answer.returncode}'}"
+    answer, failed = _asked(tool)
+    if failed:
+        return [], failed
     found: list[tuple[str, str, Gpu]] = []
-    for line in answer.stdout.splitlines():
+    for line in answer.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) >= 5 and parts[-2].isdigit():
             total = int(parts[-2]) / 1024
@@ -61,6 +58,28 @@ def nvidia_gpus() -> tuple[list[Gpu], str]:
             break
         gpus += fitting
     return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} names none of the {len(found)} that are there"
+
+
+@functools.cache
+def _asked(tool: str) -> tuple[str, str]:
+    """Return what nvidia-smi says, or why it does not; once a process, before it takes any memory: each call can take
+    a second."""
+    query = [tool, "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"nvidia-smi did not answer ({type(error).__name__})"
+    if answer.returncode != 0:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        return "", f"nvidia-smi failed: {said[0] if said else f'exit code {answer.returncode}'}"
+    return answer.stdout, ""
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return the machine's memory and what of it can be had without swapping, in bytes."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return 1024 * kilobytes["MemTotal"], 1024 * kilobytes["MemAvailable"]
 
 
 def use_one_gpu() -> None:
@@ -80,12 +99,13 @@ def preset_gigabytes(preset: str) -> int | None:
     return int(preset.removesuffix("gb")) if preset.removesuffix("gb").isdigit() else None
 
 
-def choose_preset(wanted: str, presets: Iterable[str]) -> tuple[str, str]:
+def choose_preset(wanted: str, presets: Iterable[str], *, planning: bool = False) -> tuple[str, str]:
     """Settle the preset on the hardware at hand.
 
     Args:
         wanted: a preset's name, or `auto`.
         presets: the recipe's presets: `starter`, and sizes such as `16gb`.
+        planning: nothing will run: without a GPU, one of the size that the preset is named after is planned for.
 
     Returns:
         The preset, and one line that says why.
@@ -113,6 +133,8 @@ def choose_preset(wanted: str, presets: Iterable[str]) -> tuple[str, str]:
         return fitting[-1], f"preset {fitting[-1]}: {_describe(gpus[0])}"
 
     size = preset_gigabytes(wanted) or 0
+    if not gpus and planning:
+        return wanted, f"preset {wanted} (asked for), planned for a GPU with {size} GB: none is here ({why_none})"
     if not gpus:
         raise UserError(
             f"preset {wanted} needs an NVIDIA GPU with {size} GB and found none ({why_none}); "

@@ -1,18 +1,19 @@
-"""The GPU memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
+"""The memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
 
 Notation: T tokens of a micro-batch (prompts and completions), Tc its completion tokens, h hidden size, L layers, q and
-kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits.
+kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits, on a
+CPU 32.
 docs/memory.md says which terms were measured against torch, and on what.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from lora_grpo.errors import UserError
+from lora_grpo.model_shape import Shape
 
 GIB = 1024**3
 
@@ -23,128 +24,16 @@ WORKSPACE = int(0.4 * GIB)
 VLLM_WORKSPACE = int(0.5 * GIB)
 """CUDA graphs and activations of a vLLM engine. A guess; with the two above 1.4 GiB."""
 
-Sampler = Literal["transformers", "vllm", "shared"]
+LIBRARIES = int(0.6 * GIB)
+"""What a process on a CPU has resident once torch, transformers, TRL and PEFT are loaded: measured, docs/memory.md."""
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` whose every parameter is counted here."""
+Sampler = Literal["transformers", "vllm", "shared", "merged"]
+
 PICK_BYTES = 64
 """Per sequence and vocabulary entry, that the kit's own sampler needs: the logits twice, probabilities, their sort with
 its work space, two sums in double."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 """Tokens and vocabulary entries that TRL 1.14's chunked log-probabilities hold at a time."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a decoder-only transformer of the Llama kind: gated feed-forward part, RMS norms, grouped keys."""
-
-    hidden: int
-    layers: int
-    queries: int
-    """Width q of all query heads together."""
-    keys: int
-    """Width kv of all key heads together; values have the same."""
-    inner: int
-    vocabulary: int
-    tied: bool
-    """The output head is the embedding."""
-    biases: tuple[str, ...] = ()
-    """Linear layers that have a bias."""
-    head_norms: int = 0
-    """Width of the norms of a layer's query and key heads; 0 where it has none."""
-
-    @classmethod
-    def of(cls, config: Any) -> Shape:
-        """Read a configuration.
-
-        Args:
-            config: config.json as a dictionary, or a transformers configuration.
-
-        Raises:
-            UserError: a model of another kind, whose parameters are not counted here.
-        """
-        values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
-        family = values.get("model_type")
-        if family not in _FAMILIES:
-            raise UserError(
-                f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}; pass "
-                "--train.micro-batch-size and, with vLLM, --model.gpu-memory-share"
-            )
-        try:
-            hidden, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
-            width = values.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
-            biases: list[str] = []
-            if family == "qwen2":
-                biases += ["q_proj", "k_proj", "v_proj"]
-            elif family != "mistral" and values.get("attention_bias", False):
-                biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
-            if family == "llama" and values.get("mlp_bias", False):
-                biases += ["gate_proj", "up_proj", "down_proj"]
-            return cls(
-                hidden=hidden,
-                layers=int(values["num_hidden_layers"]),
-                queries=heads * width,
-                keys=(values.get("num_key_value_heads") or heads) * width,
-                inner=int(values["intermediate_size"]),
-                vocabulary=int(values["vocab_size"]),
-                tied=bool(values.get("tie_word_embeddings", False)),
-                biases=tuple(biases),
-                head_norms=width if family == "qwen3" else 0,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the model's config.json cannot be read: {type(error).__name__} {error}") from None
-
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """Return (inputs, outputs) of each linear layer of one transformer layer."""
-        return {
-            "self_attn.q_proj": (self.hidden, self.queries),
-            "self_attn.k_proj": (self.hidden, self.keys),
-            "self_attn.v_proj": (self.hidden, self.keys),
-            "self_attn.o_proj": (self.queries, self.hidden),
-            "mlp.gate_proj": (self.hidden, self.inner),
-            "mlp.up_proj": (self.hidden, self.inner),
-            "mlp.down_proj": (self.inner, self.hidden),
-        }
-
-    @property
-    def linear_parameters(self) -> int:
-        """Weights of the linear layers that are stored in 4 bits: all but the output head."""
-        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears().values())
-
-    @property
-    def other_parameters(self) -> int:
-        """Embedding, untied head, norms and biases, which stay in 16 bits."""
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
-        return embeddings + self.layers * (2 * self.hidden + 2 * self.head_norms + biases) + self.hidden
-
-    @property
-    def parameters(self) -> int:
-        return self.linear_parameters + self.other_parameters
-
-    def adapter_tensors(self, rank: int, targets: Sequence[str] = ("all-linear",), *, dora: bool = False) -> list[int]:
-        """Return the number of parameters of every tensor of a LoRA adapter.
-
-        Args:
-            rank: r of the update B·A.
-            targets: PEFT's `target_modules`: names of modules or their ends, or `all-linear`.
-            dora: a magnitude per output row besides.
-        """
-        everything = tuple(targets) == ("all-linear",)
-        sizes: list[int] = []
-        for name, inputs, outputs in self._targets():
-            head = name in ("lm_head", "model.embed_tokens")
-            if not head if everything else any(name == end or name.endswith(f".{end}") for end in targets):
-                sizes += [rank * inputs, rank * outputs] + ([outputs] if dora else [])
-        return sizes
-
-    def _targets(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (full name, inputs, outputs) of every module that can have an adapter."""
-        for layer in range(self.layers):
-            for name, (inputs, outputs) in self.linears().items():
-                yield f"model.layers.{layer}.{name}", inputs, outputs
-        yield "lm_head", self.hidden, self.vocabulary
-        yield "model.embed_tokens", self.vocabulary, self.hidden
 
 
 @dataclass(frozen=True)
@@ -161,7 +50,8 @@ class Step:
     """Completions that are decoded at once."""
     sampler: Sampler = "transformers"
     """What draws the completions: `transformers` (the training model itself), `vllm` (an engine with a copy of the
-    base) or `shared` (Unsloth's, an engine whose weights the trainer trains on)."""
+    base), `shared` (Unsloth's, an engine whose weights the trainer trains on) or `merged` (on a CPU, an unpacked
+    copy)."""
     bits: int = 4
     """Of the frozen base: 4 (NF4, double-quantised) or 16."""
     rank: int = 16
@@ -175,6 +65,8 @@ class Step:
     """Logits of the whole vocabulary are never held; see lora_grpo.chunked_log_probs."""
     fused: bool = False
     """Unsloth's kernels instead of transformers' layers."""
+    on_cpu: bool = False
+    """The machine's own memory: everything but the 4-bit weights in float32, no autocast."""
 
     @property
     def tokens(self) -> int:
@@ -190,25 +82,31 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     """
     tensors = shape.adapter_tensors(step.rank, step.targets, dora=step.dora)
     adapter = sum(tensors)
-    engine = step.sampler != "transformers"
+    engine = step.sampler in ("vllm", "shared")
     activations, layer = _activations(shape, step, adapter)
+    width = 4 if step.on_cpu else 2
     return {
         # vLLM unpacks the scales of a doubly quantised base as it loads; Unsloth's trainer shares what vLLM holds.
-        "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared"),
+        "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared", width=width),
         "adapter": 4 * adapter,  # float32: train.make_trainer
         "gradients": 4 * adapter,
         "optimizer": sum(optimizer_bytes(size, step.optimizer) for size in tensors),
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": step.sequences * (step.prompt_tokens + step.completion_tokens) * kv_bytes_a_token(shape),
+        "kv_cache": step.sequences * (step.prompt_tokens + step.completion_tokens) * kv_bytes_a_token(shape, width),
         # The kit's own sampler picks tokens in the whole vocabulary; see slot_memory.
         "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
+        # The copy, and the bare weights of what the adapter is merged into; see merged_copy.
+        "merged_copy": 4 * (shape.parameters + shape.adapted_parameters(step.targets))
+        if step.sampler == "merged"
+        else 0,
         "vllm_weights": weight_bytes(shape, step.bits, double_quantised=False) if step.sampler == "vllm" else 0,
         "vllm_adapter": 2 * adapter if engine else 0,
         "vllm_workspace": VLLM_WORKSPACE if engine else 0,
-        "context": CONTEXT,
-        "workspace": WORKSPACE,
+        "context": 0 if step.on_cpu else CONTEXT,
+        "workspace": 0 if step.on_cpu else WORKSPACE,
+        "libraries": LIBRARIES if step.on_cpu else 0,
     }
 
 
@@ -222,7 +120,7 @@ def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[s
         sleeps: a vLLM engine sleeps while the trainer trains: its KV cache is discarded and its weights and adapter
             wait in the host's memory (vLLM's level 1; Unsloth's standby mode). What its CUDA graphs hold stays.
     """
-    always = {"weights", "adapter", "optimizer", "context", "workspace", "vllm_workspace"}
+    always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
     vllm = {"kv_cache", "vllm_weights", "vllm_adapter"}
     # The cache of the kit's own sampler is gone when it has drawn.
     awake = vllm if sizes["vllm_workspace"] and not sleeps else set()
@@ -243,7 +141,7 @@ def peak(sizes: Mapping[str, int], *, sleeps: bool = True) -> int:
     return max(sum(phase.values()) for phase in phases(sizes, sleeps=sleeps).values())
 
 
-def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True) -> int:
+def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True, width: int = 2) -> int:
     """Return the bytes of the frozen base.
 
     NF4: half a byte a parameter; one scale for 64 parameters, which double quantisation stores in a byte, with a
@@ -253,24 +151,25 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True) -> i
         shape: the model's.
         bits: 4 or 16.
         double_quantised: False is how vLLM holds it, which unpacks the scales to float32 as it loads.
+        width: bytes of a parameter that is not quantised.
     """
     if bits == 16:
-        return 2 * shape.parameters
+        return width * shape.parameters
     matrices = 0
     for inputs, outputs in shape.linears().values():
         scales = math.ceil(inputs * outputs / 64)
         matrices += math.ceil(inputs * outputs / 2)
         matrices += scales + 4 * math.ceil(scales / 256) + _NESTED_TABLES if double_quantised else 4 * scales + _TABLES
-    return shape.layers * matrices + 2 * shape.other_parameters
+    return shape.layers * matrices + width * shape.other_parameters
 
 
 _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
 """Bytes beside a 4-bit matrix: its 16 levels; doubly quantised also the 256 levels of its scales, and their offset."""
 
 
-def kv_bytes_a_token(shape: Shape) -> int:
-    """Return the bytes of one token's keys and values in 16 bits, over all layers."""
-    return 2 * 2 * shape.layers * shape.keys
+def kv_bytes_a_token(shape: Shape, width: int = 2) -> int:
+    """Return the bytes of one token's keys and values over all layers, `width` bytes a number."""
+    return 2 * width * shape.layers * shape.keys
 
 
 def optimizer_bytes(size: int, name: str) -> int:
@@ -286,20 +185,33 @@ def optimizer_bytes(size: int, name: str) -> int:
     return states * (size + 4 * math.ceil(size / 256))
 
 
-def _layer_bytes(shape: Shape, step: Step) -> tuple[int, int]:
-    """Return what a layer's forward pass keeps for its backward pass, and what the backward pass needs besides.
+def _kept_by_layer(shape: Shape, step: Step) -> int:
+    """Return the bytes that a layer's forward pass keeps for its backward pass, a token.
 
-    Every factor is bytes a token. An RMS norm keeps its input and its result in float32; the feed-forward part keeps
-    four matrices of T x i in 16 bits; attention keeps queries, outputs, and keys and values repeated to the queries'
-    width, which a batch with padding needs. Unsloth's kernels work in place.
+    In 16 bits an RMS norm keeps its input and its result in float32, the feed-forward part four matrices of T x i,
+    attention queries, outputs, and keys and values repeated to the queries' width, and every adapter what is between
+    its matrices. In float32 what is both a result and the next one's input is kept once.
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    if step.fused:
-        return step.tokens * (12 * h + 4 * (q + 2 * kv) + 8 * i), 0
-    ranks = 2 * step.rank * len(shape.linears())
-    norms = 4 * (q + kv) if shape.head_norms else 0
-    unpacked = 2 * max(inputs * outputs for inputs, outputs in shape.linears().values())
-    return step.tokens * (18 * h + 10 * q + 8 * i + norms + ranks), step.tokens * (14 * h + 6 * i) + unpacked
+    heads = 4 * q // shape.head + 8  # attention's sums and the norms' roots
+    if shape.head_norms:
+        heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
+    ranks = step.rank * len(shape.linears())
+    if step.on_cpu:
+        return 16 * (h + q + i) + 4 * ranks + heads
+    return 18 * h + 10 * q + 8 * i + 2 * ranks + heads
+
+
+def _kept_by_fused_layer(shape: Shape) -> int:
+    """Return the same for Unsloth's layers.
+
+    Read in its source, not run: the norms keep their inputs (kernels/rms_layernorm.py), the layers behind them theirs,
+    the feed-forward part its two products besides (kernels/fast_lora.py); attention queries, outputs, keys and values
+    repeated to the queries' width where a mask is given (utils/attention_dispatch.py), its outputs once more in a row.
+    """
+    h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
+    norms = 2 * (q + kv) + 4 * (q + kv) // shape.head if shape.head_norms else 0
+    return 8 * h + 10 * q + 4 * i + norms + 4 * q // shape.head + 8
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
@@ -307,27 +219,44 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 
     With checkpointing the forward pass leaves each layer's input, and one layer at a time is computed again. Without,
     it leaves all of every layer, and autocast's copy of the adapter in 16 bits. The mask of a batch with padding is
-    made as truth values and as numbers.
+    made as truth values and, anew for every layer, as numbers.
     """
-    kept, besides = _layer_bytes(shape, step)
-    mask = 3 * step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
+    h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
+    mask = step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
+    unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
+    kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
+    # The feed-forward part's backward pass; or, where its inner width is small, a norm's.
+    if step.fused:
+        besides = 6 * h + 2 * i
+    elif step.on_cpu:
+        besides = max(20 * h, 8 * h + 8 * i) if step.checkpointing else max(28 * h, 8 * h + 8 * i)
+    else:
+        besides = 14 * h + 6 * i if step.checkpointing else max(24 * h, 10 * h + 6 * i)
+    besides = step.tokens * besides + unpacked
+    copy = 0 if step.on_cpu else 2 * adapter
     if step.checkpointing:
-        return 2 * step.tokens * shape.hidden * shape.layers + mask, kept + besides
-    return shape.layers * kept + 2 * adapter + mask, besides
+        left = width * step.tokens * h * shape.layers + mask * (1 + width)
+        return left, kept + besides + copy // shape.layers
+    return shape.layers * (kept + mask * width) + mask + copy, besides
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes between the last layer and the log-probabilities, forward and backward.
 
-    Chunked: tiles of up to 2048 tokens and 8192 vocabulary entries, five in float32 and one in 16 bits, or three of
-    those and a part of the head in float32; the hidden states' gradient. Whole: the logits in float32, as accelerate
-    hands them over, and three matrices more on the way back. Both: the last norm.
+    Chunked: two tiles of up to 2048 tokens and 8192 vocabulary entries, one of them in activations' width; of the part
+    that the vocabulary fills, what the tile before left and this one's, in float32, or half of it and a part of the
+    head; the hidden states' gradient. Whole: the logits in float32, as accelerate hands them over, and three matrices
+    more on the way back. Both: the last norm.
     """
+    width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.completion_tokens
-    norm = 10 * step.tokens * shape.hidden
+    norm = (8 + width) * step.tokens * shape.hidden
     if not step.chunked:
         return norm + 16 * completions * shape.vocabulary
     rows = min(completions, _TOKEN_CHUNK)
-    tile = rows * _VOCABULARY_CHUNK
-    head = 14 * tile + 4 * shape.hidden * (rows + _VOCABULARY_CHUNK)
-    return norm + max(22 * tile, head) + 4 * completions * shape.hidden
+    entries = min(shape.vocabulary, _VOCABULARY_CHUNK)
+    single = completions <= _TOKEN_CHUNK and shape.vocabulary <= _VOCABULARY_CHUNK
+    tiles = (4 + width) * rows * _VOCABULARY_CHUNK
+    between = (12 if single else 16) * rows * entries
+    head = 8 * rows * entries + 4 * shape.hidden * (rows + entries)
+    return norm + tiles + max(between, head) + 4 * completions * shape.hidden

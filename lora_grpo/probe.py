@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import gc
 import random
 from collections import defaultdict
@@ -13,7 +14,7 @@ from typing import Any
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import micro_batches
 from lora_grpo.errors import RunError
-from lora_grpo.gpu_fit import cheaper_settings
+from lora_grpo.fit_offers import as_flags, cheaper_settings
 from lora_grpo.memory import GIB, optimizer_bytes
 from lora_grpo.slot_memory import ran_out_of_memory
 
@@ -173,7 +174,8 @@ def _measured(device: Any) -> dict[str, float] | None:
 
 def _refusal(config: RunConfig, rows: int, asked: str, measured: dict[str, float] | None, told: str) -> str:
     smaller = [size for size in micro_batches(config) if size < rows][:1]
-    again = [text for text, _ in cheaper_settings(config)][: 3 - len(smaller)]
+    others = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=None))
+    again = [as_flags(values[0]) for values in cheaper_settings(others)][: 3 - len(smaller)]
     fixes = [f"go on with --resume --train.micro-batch-size {size} (the same result, slower)" for size in smaller]
     fixes.append(f"begin anew with --overwrite {' or '.join(again)}")
     figures = (

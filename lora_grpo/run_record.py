@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -127,7 +128,7 @@ def open_run(
     how: Invocation,
     recipe: str,
     data_record: dict[str, Any],
-    memory: dict[str, Any] | None = None,
+    planned: Mapping[str, Any] | None = None,
 ) -> Run:
     """Create the run's folder, or go on in it.
 
@@ -136,13 +137,13 @@ def open_run(
         how: resume, overwrite, or neither.
         recipe: the recipe's name.
         data_record: what is known of the rows, `Data.record`.
-        memory: what was planned for the GPU, of `gpu_fit.fit_to_gpu`.
+        planned: what was planned, `Plan.record()`.
 
     Raises:
         UserError: the folder holds a run (or anything else) and neither flag was given; a resumed run was asked for
             something else; another process works in the folder.
     """
-    folder = config.folder
+    folder, planned = config.folder, planned or {"memory": None, "plan": None}
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output-dir {folder} is a file; give a folder")
     held = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock") if folder.is_dir() else []
@@ -170,7 +171,7 @@ def open_run(
         before, now_isolated = run.record["data"].get("sandbox"), data_record.get("sandbox")
         if before and now_isolated and now_isolated not in before:
             run.record["data"]["sandbox"] = f"{before}; resumed with {now_isolated}"
-        run.record.update(config=config.to_dict(), memory=memory, resumed=[*run.record.get("resumed", []), now()])
+        run.record.update(config=config.to_dict(), **planned, resumed=[*run.record.get("resumed", []), now()])
     else:
         run.record = {
             "lora_grpo_run": FORMAT,
@@ -179,7 +180,7 @@ def open_run(
             "command": sys.argv,
             "config": config.to_dict(),
             "data": data_record,
-            "memory": memory,
+            **planned,
             "reward_files": _reward_files(config),
             "versions": versions(),
             "git_revision": git_revision(),

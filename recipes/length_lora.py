@@ -14,8 +14,9 @@ from lora_grpo.conclude import conclude
 from lora_grpo.data import fit_to_context, load_data
 from lora_grpo.difficulty import keep_middling
 from lora_grpo.dry_run import dry_run
-from lora_grpo.gpu_fit import fit_to_gpu
 from lora_grpo.held_out import hold_out
+from lora_grpo.plan import make_plan
+from lora_grpo.plan_report import show_plan
 from lora_grpo.policy import load_policy
 from lora_grpo.preview import preview
 from lora_grpo.run_record import open_run
@@ -39,14 +40,16 @@ PRESETS = {
 
 def main() -> None:
     config, how = parse(sys.argv[1:], recipe="length_lora", description=__doc__, presets=PRESETS)
-    config, memory = fit_to_gpu(config)
+    config, plan = make_plan(config, how)
+    if how.plan:
+        return show_plan(plan)
     data = load_data(config)
     if how.dry_run:
         return dry_run(config, data)
     if how.preview:
         return preview(config, data)
 
-    run = open_run(config, how, "length_lora", data.record, memory)
+    run = open_run(config, how, "length_lora", data.record, plan.record())
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     rows, watched_rows = hold_out(rows, config)

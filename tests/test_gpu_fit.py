@@ -1,22 +1,23 @@
 """What is worked out from a card's memory, for every preset and for cards of every size."""
 
-import dataclasses
 import json
 import runpy
 
 import pytest
-from test_hardware import machine  # noqa: F401 (a fixture)
-from test_memory import LLAMA_ONE, QWEN25_HALF
+from test_memory import QWEN25_HALF
 from test_structure import RECIPES
 
 from lora_grpo import starter
-from lora_grpo.command_line import parse, replace
+from lora_grpo.command_line import replace
 from lora_grpo.config import RunConfig
 from lora_grpo.config_check import check, micro_batches
 from lora_grpo.errors import UserError
-from lora_grpo.gpu_fit import USABLE_SHARE, Card, cheaper_settings, fit, fit_to_gpu, step_of
+from lora_grpo.fit_offers import as_flags, changed, cheaper_settings
+from lora_grpo.fit_offers import fit as choose
+from lora_grpo.gpu_fit import USABLE_SHARE, Card, Planner, step_of
 from lora_grpo.hardware import preset_gigabytes
-from lora_grpo.memory import GIB, Shape, parts, peak
+from lora_grpo.memory import GIB, parts, peak
+from lora_grpo.model_shape import Shape
 
 SHAPES = {
     "0.5B": Shape.of(QWEN25_HALF),
@@ -40,6 +41,10 @@ def presets_of(recipe):
 
 
 PRESETS = {recipe.stem: presets_of(recipe) for recipe in RECIPES}
+
+
+def fit(shape, config, card, **others):
+    return choose(Planner(shape, card, **others), config)
 
 
 def card(gigabytes, taken=0.3):
@@ -124,37 +129,44 @@ def test_what_cannot_fit_is_refused_with_its_parts_and_three_settings():
     assert "Qwen/Qwen2.5-3B-Instruct does not fit on Card with 8 GB" in message
     assert "with a micro-batch of 1 needs" in message
     assert "(weights 5.75, adapter 0.22" in message
-    assert "of 6.64 that can be used (7.38 of 7.68 are free)" in message
-    assert "pass --train.gradient-checkpointing (needs " in message
-    assert "--model.bits 4 (needs " in message
-    assert message.endswith("or a smaller --model.name")
+    assert "of 6.64 that can be used (7.38 of 7.68 are free); pass together, which needs " in message
+    assert "and is enough: --train.gradient-checkpointing (" in message
+    assert message.count("not enough alone") == 3
 
 
 def test_the_settings_that_are_offered_need_less_each():
     asked = replace(
-        CONFIG, {"model": {"bits": 16}, "train": {"gradient_checkpointing": False, "optimizer": "adamw_torch"}}
-    )
-    before = peak(parts(SHAPE, step_of(asked, 1, 1, "transformers", fused=False)))
-    offered = cheaper_settings(asked)
-    assert [text for text, _ in offered] == [
+        CONFIG,
+        {"model": {"bits": 16}, "train": {"gradient_checkpointing": False, "optimizer": "adamw_torch",
+                                          "micro_batch_size": 64}},
+    )  # fmt: skip
+    offered = cheaper_settings(asked, by_engine=True)
+    assert [as_flags(values[0]) for values in offered] == [
+        "--train.micro-batch-size 32",
         "--train.gradient-checkpointing",
-        "--model.bits 4",
+        "--sampling.backend transformers",
         "--train.optimizer adamw_8bit",
-        "--sampling.max-completion-tokens 256 --model.max-sequence-tokens 768",
+        "--model.bits 4",
         "--lora.rank 16",
+        "--model.max-sequence-tokens 768",
+        "--sampling.max-completion-tokens 256 --model.max-sequence-tokens 768",
     ]
-    for text, changed in offered:
-        check(changed)
-        assert peak(parts(SHAPE, step_of(changed, 1, 1, "transformers", fused=False))) < before, text
+    planner = Planner(SHAPE, card(24), "vllm")
+    for values in offered:
+        needed = [planner.least(changed(asked, offer)).needed for offer in values]
+        for offer in values:
+            check(changed(asked, offer))
+        assert needed == sorted(needed, reverse=True), values
+        assert needed[0] <= planner.least(asked).needed
+    assert cheaper_settings(CONFIG)[0] == [{"lora.rank": 16}, {"lora.rank": 8}, {"lora.rank": 4}]
 
 
-def test_what_the_user_names_is_taken_and_said_to_be_too_much(capsys):
+def test_what_the_user_names_is_taken_though_it_is_too_much():
     named = replace(CONFIG, {"train": {"micro_batch_size": 64}})
     found = fit(SHAPE, named, card(8), sampler="vllm")
     assert found.micro_batch_size == 64
     assert not found.fits
-    assert found.line().endswith("TOO LITTLE for what your settings ask")
-    assert sum(found.phases["drawing"].values()) <= card(8).usable  # what is left open still fits
+    assert found.drawing <= card(8).usable  # what is left open still fits
     small = fit(SHAPE, replace(CONFIG, {"train": {"micro_batch_size": 2}}), card(24), sampler="vllm")
     assert small.micro_batch_size == 2
     assert small.fits
@@ -178,88 +190,6 @@ def test_processes_share_a_step(processes):
     found = fit(SHAPE, CONFIG, card(24), sampler="vllm", world_size=processes)
     assert 64 // processes % found.micro_batch_size == 0
     assert found.max_num_seqs == 64 // processes
-
-
-# On a machine
-
-
-@pytest.fixture
-def model(tmp_path):
-    """A folder with a model's configuration and nothing else."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(QWEN25_HALF))
-    return folder
-
-
-def asked(model, **changes):
-    settings = {"model": {"name": str(model), "engine": "peft"}, "train": {"gradient_checkpointing": True}}
-    settings["sampling"] = {"backend": "transformers"}
-    return replace(replace(RunConfig(output_dir="out"), settings), changes)
-
-
-def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model, capsys):  # noqa: F811
-    config = asked(model)
-    assert fit_to_gpu(config) == (config, None)
-    assert capsys.readouterr().err == ""
-
-
-def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, capsys):  # noqa: F811
-    machine(8188)
-    config, record = fit_to_gpu(asked(model))
-    assert config.train.micro_batch_size in micro_batches(config)
-    assert config.train.micro_batch_size > 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size}, 64 completions at once; planned ")
-    assert line.endswith(" of 7.5 free")
-    assert record["derived"] == ["train.micro_batch_size"]
-    assert record["gpu"] == "Card 0"
-    assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
-    assert set(record["planned_phases_gib"]) == {"drawing", "loss", "backward"}
-    assert json.loads(json.dumps(record)) == record
-
-
-def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch):  # noqa: F811
-    machine(8188)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    _, record = fit_to_gpu(asked(model))
-    assert record["free_gib"] == record["total_gib"]
-
-
-def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model, capsys):  # noqa: F811
-    machine(8188)
-    (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gemma3"}))
-    with pytest.raises(UserError, match="the memory of a gemma3 model cannot be planned"):
-        fit_to_gpu(asked(model))
-    named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
-    assert fit_to_gpu(named) == (named, None)
-    assert "memory: not planned: the memory of a gemma3 model" in capsys.readouterr().err
-    (model / "config.json").unlink()
-    with pytest.raises(UserError, match="cannot be read"):
-        fit_to_gpu(asked(model))
-
-
-def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path):  # noqa: F811
-    machine(8188)
-    (model / "model.safetensors").write_bytes(b"")
-    config, record = fit_to_gpu(asked(model))
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"lora_grpo_run": 1, "config": config.to_dict(), "memory": record}))
-    presets = {"starter": {}}
-
-    def reread(*flags):
-        return parse(
-            ["--config", str(path), "--preset", "starter", *flags], recipe="x", description="", presets=presets
-        )[0]
-
-    assert reread().train.micro_batch_size is None
-    assert reread().model.gpu_memory_share is None
-    assert reread("--train.micro-batch-size", "4").train.micro_batch_size == 4
-    named = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=2))
-    settled, record = fit_to_gpu(named)
-    assert record["derived"] == []
-    path.write_text(json.dumps({"lora_grpo_run": 1, "config": settled.to_dict(), "memory": record}))
-    assert reread().train.micro_batch_size == 2
 
 
 def test_the_embedded_model_can_be_planned():

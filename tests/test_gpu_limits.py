@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from lora_grpo.gpu_limits import Limits, StepWork, measure
-from lora_grpo.memory import Shape
+from lora_grpo.model_shape import Shape
 from lora_grpo.random_model import QWEN, Sizes
 
 TINY = Sizes(32, 64, 2, 4, 2, vocab_size=4096)

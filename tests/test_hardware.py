@@ -1,5 +1,6 @@
 import pytest
 
+from lora_grpo import hardware
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import choose_preset, nvidia_gpus, preset_gigabytes
 
@@ -20,6 +21,7 @@ def machine(tmp_path, monkeypatch):
         tool = tmp_path / "nvidia-smi"
         tool.write_text("#!/bin/sh\n" + (script or "\n".join(lines)) + "\n")
         tool.chmod(0o755)
+        hardware._asked.cache_clear()
 
     return build
 

@@ -16,7 +16,7 @@ import json, os, sys
 import torch
 from lora_grpo.command_line import choose_preset
 from lora_grpo.hardware import nvidia_gpus
-from lora_grpo.gpu_fit import nvidia_gpus as again
+from lora_grpo.backends import nvidia_gpus as again
 [gpu], _ = nvidia_gpus()
 print(json.dumps({
     "gpu": [gpu.name, gpu.memory_gib, gpu.free_gib, again()[0][0].memory_gib],

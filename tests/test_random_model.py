@@ -4,7 +4,7 @@ import pytest
 
 from lora_grpo import base_model, starter
 from lora_grpo.config import ModelConfig
-from lora_grpo.memory import Shape
+from lora_grpo.model_shape import Shape
 from lora_grpo.random_model import QWEN, Sizes, build
 
 TINY = Sizes(32, 64, 2, 4, 2, vocab_size=4096, max_position_embeddings=1024)

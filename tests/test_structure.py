@@ -70,11 +70,21 @@ MAY_IMPORT = {
     "vllm_sampler": {"config", "errors", "rollouts", "vllm_engine", "vllm_server"},
     "vllm_rollouts": {"vllm_engine", "vllm_sampler", "vllm_server"},
     "base_model": {"atomic", "config", "errors", "json_objects", "starter"},
-    "memory": {"errors"},
+    "model_shape": {"errors"},
+    "memory": {"model_shape"},
     "backends": {"config", "hardware", "ranks", "vllm_engine"},
+    # Before a run.
+    "fit_offers": {"config", "config_check", "errors", "gpu_fit", "memory"},
+    "gpu_rates": {"gpu_limits"},
+    "plan_time": {"config", "gpu_fit", "gpu_limits", "gpu_rates", "json_lines", "model_shape"},
+    "plan": {
+        "backends", "base_model", "checkpoints", "config", "errors", "fit_offers", "gpu_fit", "hardware", "memory",
+        "model_shape", "plan_time", "ranks",
+    },
+    "plan_report": {"errors", "gpu_fit", "memory", "plan"},
     "chunked_log_probs": set(),
-    "probe": {"config", "config_check", "errors", "gpu_fit", "memory", "slot_memory"},
-    "gpu_fit": {"backends", "base_model", "config", "config_check", "errors", "hardware", "memory", "ranks"},
+    "probe": {"config", "config_check", "errors", "fit_offers", "memory", "slot_memory"},
+    "gpu_fit": {"config", "config_check", "errors", "hardware", "memory", "model_shape"},
     "policy": {
         "backends", "base_model", "config", "config_check", "engine_samplers", "errors", "hardware", "merged_copy",
         "optional", "ranks", "rollouts", "vllm_engine", "vllm_rollouts", "vllm_server",
@@ -138,12 +148,12 @@ MAY_IMPORT = {
     # scripts/check_gpu.py.
     "random_model": {"atomic", "starter"},
     "card_memory": set(),
-    "gpu_limits": {"base_model", "memory"},
+    "gpu_limits": {"base_model", "memory", "model_shape"},
     "pretended_card": {"base_model", "errors", "hardware"},
     "gpu_check_table": {"atomic"},
     "timed_command": set(),
     "gpu_check_row": {
-        "card_memory", "errors", "gpu_limits", "json_lines", "memory", "pretended_card", "random_model",
+        "card_memory", "errors", "gpu_limits", "json_lines", "model_shape", "pretended_card", "random_model",
         "timed_command",
     },
     "gpu_check": {

@@ -67,3 +67,43 @@ def test_unsloth_changes_no_setting_that_the_run_relies_on(tmp_path):
     differing = {name for name in plain if patched.get(name) != plain[name]} - {"optim"}
     assert not differing
     assert "adamw_torch" in patched["optim"]
+
+
+COUNT = """
+import json, sys
+from lora_grpo.config import RunConfig, LoraSettings, ModelConfig
+from lora_grpo.policy import load_policy
+config = RunConfig(model=ModelConfig(engine="unsloth"), lora=LoraSettings(rank=8), output_dir="none")
+model = load_policy(config).model
+def state(quantised):
+    tensors = [quantised.absmax, quantised.code]
+    return tensors + ([quantised.offset, *state(quantised.state2)] if quantised.nested else [])
+frozen = {}
+for parameter in model.parameters():
+    if not parameter.requires_grad:
+        tensors = [parameter.data, *(state(parameter.quant_state) if hasattr(parameter, "quant_state") else [])]
+        frozen.update({tensor.data_ptr(): tensor.nbytes for tensor in tensors})
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+layer = model.get_base_model().model.layers[0]
+print(json.dumps({
+    "weights": sum(frozen.values()), "adapter": [parameter.numel() for parameter in trained],
+    "width": model.get_input_embeddings().weight.element_size(), "triton": "triton" in sys.modules,
+    "layer": type(layer).__module__, "forward": type(layer).forward.__module__,
+}))
+"""
+
+
+def test_weights_and_adapter_take_what_is_planned_and_its_cpu_backend_runs_transformers_layers():
+    from lora_grpo.base_model import read_config
+    from lora_grpo.config import ModelConfig
+    from lora_grpo.memory import weight_bytes
+    from lora_grpo.model_shape import Shape
+
+    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    shape = Shape.of(read_config(ModelConfig()))
+    assert sorted(found["adapter"]) == sorted(shape.adapter_tensors(8))
+    assert found["weights"] == pytest.approx(weight_bytes(shape, 4, width=found["width"]), rel=0.05)
+    # Were it otherwise, the fused layers' saved tensors could be counted here: docs/memory.md.
+    assert not found["triton"] and found["forward"].startswith("transformers."), found

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from lora_grpo.command_line import parse
 from lora_grpo.data import fit_to_context, load_data
-from lora_grpo.gpu_fit import fit_to_gpu
 from lora_grpo.parity import trainer_log_probs
+from lora_grpo.plan import make_plan
 from lora_grpo.policy import load_policy
 from lora_grpo.prompts import render_row
 from lora_grpo.run_record import open_run
@@ -79,8 +79,8 @@ def main():
     presets = runpy.run_path(str(RECIPE))["PRESETS"]
     config, how = parse(sys.argv[1:], recipe="gsm8k_lora", description="", presets=presets)
     data = load_data(config)
-    config, memory = fit_to_gpu(config)
-    run = open_run(config, how, "gsm8k_lora", data.record, memory)
+    config, plan = make_plan(config, how)
+    run = open_run(config, how, "gsm8k_lora", data.record, plan.record())
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     sampler = policy.sampler(config)

@@ -1,0 +1,142 @@
+"""The sizes of a transformer, from its configuration: its weights and those of an adapter are counted from them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.errors import UserError
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `model_type` whose every parameter is counted here."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder-only transformer of the Llama kind: gated feed-forward part, RMS norms, grouped keys."""
+
+    hidden: int
+    layers: int
+    queries: int
+    """Width q of all query heads together."""
+    keys: int
+    """Width kv of all key heads together; values have the same."""
+    head: int
+    """Width of one head."""
+    inner: int
+    vocabulary: int
+    tied: bool
+    """The output head is the embedding."""
+    biases: tuple[str, ...] = ()
+    """Linear layers that have a bias."""
+    head_norms: bool = False
+    """A layer's query and key heads have norms."""
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """Read a configuration.
+
+        Args:
+            config: config.json as a dictionary, or a transformers configuration.
+
+        Raises:
+            UserError: a model of another kind, whose parameters are not counted here.
+        """
+        values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+        family = values.get("model_type")
+        if family not in _FAMILIES:
+            raise UserError(
+                f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}; pass "
+                "--train.micro-batch-size and, with vLLM, --model.gpu-memory-share"
+            )
+        try:
+            hidden, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+            width = values.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
+            biases: list[str] = []
+            if family == "qwen2":
+                biases += ["q_proj", "k_proj", "v_proj"]
+            elif family != "mistral" and values.get("attention_bias", False):
+                biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
+            if family == "llama" and values.get("mlp_bias", False):
+                biases += ["gate_proj", "up_proj", "down_proj"]
+            return cls(
+                hidden=hidden,
+                layers=int(values["num_hidden_layers"]),
+                queries=heads * width,
+                keys=(values.get("num_key_value_heads") or heads) * width,
+                head=width,
+                inner=int(values["intermediate_size"]),
+                vocabulary=int(values["vocab_size"]),
+                tied=bool(values.get("tie_word_embeddings", False)),
+                biases=tuple(biases),
+                head_norms=family == "qwen3",
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"the model's config.json cannot be read: {type(error).__name__} {error}") from None
+
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Return (inputs, outputs) of each linear layer of one transformer layer."""
+        return {
+            "self_attn.q_proj": (self.hidden, self.queries),
+            "self_attn.k_proj": (self.hidden, self.keys),
+            "self_attn.v_proj": (self.hidden, self.keys),
+            "self_attn.o_proj": (self.queries, self.hidden),
+            "mlp.gate_proj": (self.hidden, self.inner),
+            "mlp.up_proj": (self.hidden, self.inner),
+            "mlp.down_proj": (self.inner, self.hidden),
+        }
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of the linear layers that are stored in 4 bits: all but the output head."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears().values())
+
+    @property
+    def other_parameters(self) -> int:
+        """Embedding, untied head, norms and biases, which stay in 16 bits."""
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
+        norms = 2 * self.head if self.head_norms else 0
+        return embeddings + self.layers * (2 * self.hidden + norms + biases) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.linear_parameters + self.other_parameters
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 (shapes are few, and asked many times for the same adapter)
+    def adapter_tensors(
+        self, rank: int, targets: tuple[str, ...] = ("all-linear",), *, dora: bool = False
+    ) -> tuple[int, ...]:
+        """Return the number of parameters of every tensor of a LoRA adapter.
+
+        Args:
+            rank: r of the update B·A.
+            targets: PEFT's `target_modules`: names of modules or their ends, or `all-linear`.
+            dora: a magnitude per output row besides.
+        """
+        sizes: list[int] = []
+        for inputs, outputs in self._adapted(targets):
+            sizes += [rank * inputs, rank * outputs] + ([outputs] if dora else [])
+        return tuple(sizes)
+
+    def adapted_parameters(self, targets: Sequence[str] = ("all-linear",)) -> int:
+        """Return the weights of the modules that get an adapter; `targets` as in `adapter_tensors`."""
+        return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
+
+    def _adapted(self, targets: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """Yield (inputs, outputs) of every module that gets an adapter."""
+        everything = tuple(targets) == ("all-linear",)
+        for name, inputs, outputs in self._targets():
+            head = name in ("lm_head", "model.embed_tokens")
+            if not head if everything else any(name == end or name.endswith(f".{end}") for end in targets):
+                yield inputs, outputs
+
+    def _targets(self) -> Iterator[tuple[str, int, int]]:
+        """Yield (full name, inputs, outputs) of every module that can have an adapter."""
+        for layer in range(self.layers):
+            for name, (inputs, outputs) in self.linears().items():
+                yield f"model.layers.{layer}.{name}", inputs, outputs
+        yield "lm_head", self.hidden, self.vocabulary
+        yield "model.embed_tokens", self.vocabulary, self.hidden
