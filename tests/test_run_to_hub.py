@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from lora_grpo.base_model import load_tokenizer
+from lora_grpo.config import ModelConfig, RunConfig
+from lora_grpo.data import load_data
+from lora_grpo.prompts import render_row
+
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = 200
+NEAR_TIE = 0.01
+"""Nats between two tokens below which rounding a merge to 16 bits may turn them round."""
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +45,28 @@ def answers(path):
     return {row["task_id"]: row["completion"] for row in map(json.loads, path.read_text().splitlines())}
 
 
+def questions():
+    """Return the rendered prompt of every held-out row, by id."""
+    rows = load_data(RunConfig()).eval
+    tokenizer = load_tokenizer(ModelConfig())
+    return {row["id"]: render_row(tokenizer, row) for row in rows}
+
+
+def gap_where_they_part(run, prompt, first, second):
+    """Return how much likelier one completion is than the other at the token where they part, in nats, when merged."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(run / "merged")
+    model = AutoModelForCausalLM.from_pretrained(run / "merged", dtype=torch.float32).eval()
+    start = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    pair = [tokenizer(text + tokenizer.eos_token, add_special_tokens=False)["input_ids"] for text in (first, second)]
+    place = next(n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+    with torch.no_grad():
+        scores = model(torch.tensor([start + pair[0][:place]])).logits[0, -1].log_softmax(-1)
+    return abs(float(scores[pair[0][place]] - scores[pair[1][place]]))
+
+
 def test_what_training_saw_merges_into_a_model_that_gives_the_same_greedy_answers(run, command, folder):
     said = command("scripts/merge.py", run, "--onto", "dequantized")
     assert "adapter‖merged" in said
@@ -49,7 +78,12 @@ def test_what_training_saw_merges_into_a_model_that_gives_the_same_greedy_answer
     command("scripts/evaluate.py", run, "--compare", run / "merged", *asked)
     adapter = answers(folder / "compared" / "samples.jsonl")
     merged = answers(folder / "compared" / "compared.samples.jsonl")
-    assert len(adapter) == ROWS and merged == adapter
+    assert len(adapter) == ROWS and adapter.keys() == merged.keys()
+    # Where two tokens are as good as equally likely, rounding to 16 bits decides which is greedy.
+    differing = [task_id for task_id in adapter if adapter[task_id] != merged[task_id]]
+    assert len(differing) <= ROWS // 100
+    gaps = [gap_where_they_part(run, questions()[task_id], adapter[task_id], merged[task_id]) for task_id in differing]
+    assert all(gap < NEAR_TIE for gap in gaps), dict(zip(differing, gaps, strict=True))
 
 
 def test_the_gguf_of_a_run_answers_as_its_merge_does(run, command):
