@@ -20,7 +20,9 @@ one policy          parity (sampler against trainer, before a run), drift (at ea
 before a run        dry_run; preview (a few groups of the base), preview_groups, preview_verdict, preview_page;
                     difficulty (rows that the base solves sometimes)
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
-training            train, grpo_arguments, checkpoints, stop_signal, completion_log, step_phases, progress
+training            train, grpo_arguments, checkpoints, adapter_files, stop_signal, step_phases, progress;
+                    completion_log (completion_lines)
+the watch           health (what is wrong with a step), held_out (rows that are not trained on), watch (what follows)
 at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude;
                     report/ (the run as one page, and two beside each other)
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers

@@ -36,7 +36,8 @@ def raises_accuracy(recipe, folder, *arguments):
     assert report["protocol"]["rows"] >= 300
     assert rows["pass@1"]["difference"] >= 0.30 and rows["pass@1"]["p_value"] < 0.01
     assert rows["greedy"]["difference"] > 0 and rows["greedy"]["p_value"] < 0.01
-    assert json.loads((ROOT / folder / "run.json").read_text())["peak_memory_gib"] < 3
+    record = json.loads((ROOT / folder / "run.json").read_text())
+    assert record["peak_memory_gib"] < 3 and record["alarms"] == []
 
 
 @pytest.mark.slow
