@@ -138,15 +138,11 @@ def check(config: RunConfig) -> None:
             f"--train.max-steps {config.train.max_steps} is not a multiple of num_iterations={iterations}; "
             "the last rollouts would be used less often than the others"
         )
-    for name, steps in (
-        ("--train.checkpoint-steps", config.train.checkpoint_steps),
-        ("--watch.every-steps", config.watch.every_steps),
-    ):
-        if iterations > 1 and steps % iterations:
-            raise UserError(
-                f"{name} {steps} is not a multiple of num_iterations={iterations}; a checkpoint between two uses of "
-                "the same rollouts could not be resumed exactly"
-            )
+    if iterations > 1 and config.train.checkpoint_steps % iterations:
+        raise UserError(
+            f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
+            f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
+        )
     if config.watch.early_stopping and not config.watch.rows:
         raise UserError("--watch.early-stopping goes by held-out rows; leave --watch.rows 0 out")
     for name, value, low in (

@@ -6,7 +6,6 @@ From the model's config.json alone. A run that cannot fit is refused here, with 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +97,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
-    """Work out what a run takes and what was left open for its GPU; before a run say it in a few lines.
+    """Work out what a run takes and what was left open for its GPU.
 
     Args:
         config: the checked configuration.
@@ -153,8 +152,6 @@ def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
         only_named=only_named,
         assumptions=tuple(_assumptions(config, card, found, only_named)),
     )
-    if not how.plan:
-        print("\n".join(plan.lines()), file=sys.stderr)
     return config, plan
 
 

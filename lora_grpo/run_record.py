@@ -10,12 +10,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lora_grpo import __version__, atomic, ranks
 from lora_grpo.config import Invocation, RunConfig
@@ -44,6 +43,18 @@ _MAY_CHANGE = (
     "watch.early_stopping",
 )
 """Settings a resumed run may have other values of: they change no step, or (as the micro-batch) its rounding."""
+
+
+class Planned(Protocol):
+    """What is known of a run before it begins, `plan.Plan`."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the entries of run.json."""
+        ...
+
+    def lines(self) -> list[str]:
+        """Say it in a few lines."""
+        ...
 
 
 @dataclass
@@ -128,7 +139,7 @@ def open_run(
     how: Invocation,
     recipe: str,
     data_record: dict[str, Any],
-    planned: Mapping[str, Any] | None = None,
+    plan: Planned | None = None,
 ) -> Run:
     """Create the run's folder, or go on in it.
 
@@ -137,13 +148,13 @@ def open_run(
         how: resume, overwrite, or neither.
         recipe: the recipe's name.
         data_record: what is known of the rows, `Data.record`.
-        planned: what was planned, `Plan.record()`.
+        plan: of `make_plan`; said in a few lines once nothing is refused any more.
 
     Raises:
         UserError: the folder holds a run (or anything else) and neither flag was given; a resumed run was asked for
             something else; another process works in the folder.
     """
-    folder, planned = config.folder, planned or {"memory": None, "plan": None}
+    folder, planned = config.folder, plan.record() if plan else {"memory": None, "plan": None}
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output-dir {folder} is a file; give a folder")
     held = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock") if folder.is_dir() else []
@@ -186,6 +197,8 @@ def open_run(
             "git_revision": git_revision(),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         }
+    if plan:
+        print("\n".join(plan.lines()), file=sys.stderr)
     return run
 
 

@@ -53,8 +53,10 @@ class Watch:
 
     def after_step(self, trainer: Any, control: Any) -> None:
         """Ask the held-out rows where it is their turn; a new best becomes a checkpoint, and then `best/`."""
-        step = trainer.state.global_step
-        if not self.held_out or step % self.settings.every_steps:
+        step, uses = trainer.state.global_step, trainer.num_iterations
+        # Between two uses of the same rollouts there are no checkpoints.
+        is_turn = step % uses == 0 and step // self.settings.every_steps > (step - uses) // self.settings.every_steps
+        if not self.held_out or not is_turn:
             return
         trainer.on_phase("held out")
         started = time.perf_counter()

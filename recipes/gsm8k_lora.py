@@ -88,7 +88,7 @@ def main() -> None:
     if how.preview:
         return preview(config, data)
 
-    run = open_run(config, how, "gsm8k_lora", data.record, plan.record())
+    run = open_run(config, how, "gsm8k_lora", data.record, plan)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     train_rows, watched_rows = hold_out(train_rows, config)

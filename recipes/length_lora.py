@@ -49,7 +49,7 @@ def main() -> None:
     if how.preview:
         return preview(config, data)
 
-    run = open_run(config, how, "length_lora", data.record, plan.record())
+    run = open_run(config, how, "length_lora", data.record, plan)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     rows, watched_rows = hold_out(rows, config)

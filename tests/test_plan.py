@@ -29,6 +29,11 @@ def planned(config, **how):
     return config, plan.record()["memory"]
 
 
+def said(config):
+    """What a run begins with."""
+    return make_plan(config, Invocation())[1].lines()
+
+
 @pytest.fixture
 def model(tmp_path):
     """A folder with a model's configuration and nothing else."""
@@ -44,22 +49,22 @@ def asked(model, **changes):
     return replace(replace(RunConfig(output_dir="out"), settings), changes)
 
 
-def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model, capsys):  # noqa: F811
+def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):  # noqa: F811
     config = asked(model)
     assert planned(config) == (config, None)
-    told = capsys.readouterr().err.splitlines()
+    told = said(config)
     assert [line.partition(":")[0] for line in told] == ["memory", "work", "time"]
     assert told[0].startswith("memory: micro-batch 8 (at most ")
     assert told[1] == "work: 200 steps of 64 completions, at most 13.1 million tokens"
     assert told[2].startswith("time: no estimate for a CPU; the first 3 steps of a run in out give one")
 
 
-def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, capsys):  # noqa: F811
+def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):  # noqa: F811
     machine(8188)
     config, record = planned(asked(model))
     assert config.train.micro_batch_size in micro_batches(config)
     assert config.train.micro_batch_size > 1
-    line = capsys.readouterr().err.splitlines()[0]
+    line = said(asked(model))[0]
     assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size} (at most ")
     assert ", 64 completions at once; planned " in line
     assert line.endswith(" of 7.5 free")
@@ -77,14 +82,14 @@ def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch)
     assert record["free_gib"] == record["total_gib"]
 
 
-def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model, capsys):  # noqa: F811
+def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):  # noqa: F811
     machine(8188)
     (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gemma3"}))
     with pytest.raises(UserError, match="the memory of a gemma3 model cannot be planned"):
         planned(asked(model))
     named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
     assert planned(named) == (named, None)
-    assert "memory: not planned: the memory of a gemma3 model" in capsys.readouterr().err
+    assert said(named)[0].startswith("memory: not planned: the memory of a gemma3 model")
     (model / "config.json").unlink()
     with pytest.raises(UserError, match="cannot be read"):
         planned(asked(model))
@@ -246,10 +251,10 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     _, plan = make_plan(named, Invocation(plan=True))
     with pytest.raises(UserError, match=r"cheapest first, pass --train\.micro-batch-size 2 "):
         show_plan(plan)
-    said = capsys.readouterr().out
-    assert "\ntogether " in said and "the longest that fits: 0 with this micro-batch" in said
+    told = capsys.readouterr().out
+    assert "\ntogether " in told and "the longest that fits: 0 with this micro-batch" in told
     assert planned(named)[0].train.micro_batch_size == 64
-    assert capsys.readouterr().err.splitlines()[0].endswith("TOO LITTLE for what your settings ask")
+    assert said(named)[0].endswith("TOO LITTLE for what your settings ask")
 
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):  # noqa: F811
