@@ -4,18 +4,19 @@
 |-----------------|----------------------------------------------------------------------------------------------------|
 | `nan`           | loss, reward, KL, entropy or the gradient's norm is no number                                      |
 | `drift`         | sampler and trainer are further apart than rounding explains                                       |
-| `collapse`      | the reward lost half of what it was at its best, by more than 4 standard errors                    |
+| `collapse`      | the reward of 20 steps is below half of the best 20, or the base's, by more than 6 standard errors |
 | `zero_variance` | in more than 4 of 5 groups all completions earn the same                                           |
 | `entropy`       | below a twentieth of what it was at the start, while a quarter of the full marks is still missing  |
 | `truncated`     | more than 9 of 10 completions hit their length limit                                               |
 | `hacking`       | held-out rows earn more than before, and fewer of their answers are right (p < 0.01)               |
 
-All but `nan`, `drift` and `hacking` look at the mean of the last `WINDOW` steps. Each fires once, and again only when
-it has been quiet for as many steps.
+`zero_variance`, `entropy` and `truncated` look at the mean of the last `WINDOW` steps. Each watch fires once, and again
+only when it has been quiet for as many steps.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,10 @@ from lora_grpo.passk import mcnemar_exact
 WATCHES = ("nan", "drift", "collapse", "zero_variance", "entropy", "truncated", "hacking")
 WINDOW = 10
 """Steps whose mean is looked at."""
-_STANDARD_ERRORS = 4.0
+LONG_WINDOW = 20
+"""The same for a reward, which is noisier."""
+_STANDARD_ERRORS = 6.0
+"""Of a best that was chosen from many, step after step: with fewer, sparse rewards raise false alarms."""
 _MOSTLY_EQUAL, _MOSTLY_TRUNCATED = 0.8, 0.9
 _ENTROPY_LEFT = 0.05
 _NEARLY_FULL = 0.75
@@ -61,7 +65,7 @@ class Health:
     float16: bool = False
     _steps: list[Mapping[str, float]] = field(default_factory=list)
     _best: tuple[float, float] | None = None
-    """Mean reward of the base, or of the best `WINDOW` steps before the last `WINDOW`, and its squared error."""
+    """Mean reward of the base, or of the best `LONG_WINDOW` steps before as many others, and its squared error."""
     hacked: bool = False
     """Whether the last held-out pass earned more with fewer right answers."""
     _passes: list[tuple[int, float, Mapping[str, bool]]] = field(default_factory=list)
@@ -97,7 +101,7 @@ class Health:
                 where nothing is right or wrong.
         """
         if not number and len(rewards) > 1:
-            self._best = _estimate(rewards)
+            self._best = (statistics.fmean(rewards), statistics.variance(rewards) / len(rewards))
         self._passes.append((number, statistics.fmean(rewards), passed))
         message = self._hacking(rewards, passed) if passed else None
         self.hacked = message is not None
@@ -138,21 +142,24 @@ class Health:
         )
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
-        """Compare the last `WINDOW` steps with the best that came before them."""
-        before, now = rewards[-2 * WINDOW : -WINDOW], rewards[-WINDOW:]
-        if len(before) == WINDOW and (self._best is None or statistics.fmean(before) > self._best[0]):
-            self._best = _estimate(before)
+        """Compare the last `LONG_WINDOW` steps with the best that came before them."""
+        if len(rewards) < LONG_WINDOW:
+            return None
+        # From one step to the next little is learned: what differs there is noise, and all steps tell of it.
+        noise = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(rewards)) / 2
+        before, now = rewards[-2 * LONG_WINDOW : -LONG_WINDOW], rewards[-LONG_WINDOW:]
+        if len(before) == LONG_WINDOW and (self._best is None or statistics.fmean(before) > self._best[0]):
+            self._best = (statistics.fmean(before), noise / LONG_WINDOW)
         if self._best is None:
             return None
-        then, then_error = self._best
-        last, last_error = _estimate(now)
-        error = math.sqrt(then_error + last_error)
+        (then, then_error), last = self._best, statistics.fmean(now)
+        error = math.sqrt(max(then_error, noise / LONG_WINDOW) + noise / LONG_WINDOW)
         # Rewards may be negative: half of the way is then counted from where the run began.
-        floor = min(0.0, statistics.fmean(rewards[:WINDOW]))
+        floor = min(0.0, statistics.fmean(rewards[:LONG_WINDOW]))
         if then - last <= _STANDARD_ERRORS * error or last - floor >= (then - floor) / 2:
             return None
         return (
-            f"the reward of the last {WINDOW} steps is {last:.2f}, after {then:.2f} at its best: the policy has "
+            f"the reward of the last {LONG_WINDOW} steps is {last:.2g}, after {then:.2g} at its best: the policy has "
             "collapsed; take best/, or begin anew with a lower --train.learning-rate or a --train.beta above 0"
         )
 
@@ -197,11 +204,6 @@ class Health:
             "completions/, lower the scales of the rewards that are not the verdict, and begin anew; what best/ holds, "
             "if anything, is from before"
         )
-
-
-def _estimate(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its squared standard error."""
-    return statistics.fmean(rewards), statistics.variance(rewards) / len(rewards)
 
 
 def _truncated(window: Sequence[Mapping[str, float]]) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.drift import METRIC as DRIFT
-from lora_grpo.health import WATCHES, WINDOW, Health
+from lora_grpo.health import LONG_WINDOW, WATCHES, WINDOW, Health
 
 FULL = 4.0
 RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"
@@ -67,32 +67,46 @@ def test_a_sampler_apart_from_the_trainer_is_told():
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_a_reward_that_falls_by_half_is_a_collapse(scale):
     steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
-    steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 45)]
+    steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 55)]
     ((watch, step),) = told(*steps, health=Health(scale * FULL))
-    assert watch == "collapse" and 30 + WINDOW / 2 < step <= 30 + WINDOW
+    assert watch == "collapse" and 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
 
 
 def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
     health = Health(FULL)
     assert health.held_out(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
     ((watch, step),) = told(
-        *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 20)), health=health
+        *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)), health=health
     )
-    assert (watch, step) == ("collapse", WINDOW)
+    assert (watch, step) == ("collapse", LONG_WINDOW)
 
 
-def test_a_reward_that_falls_by_a_third_or_is_noisy_is_no_collapse():
+def test_a_reward_that_falls_by_a_third_is_no_collapse():
     steps = [fine(number, reward=3.0 if number <= 30 else 2.0) for number in range(1, 61)]
     assert told(*steps) == []
-    rarely = [fine(n, entropy=0.2, reward=float(random.Random(n).random() < 0.15)) for n in range(1, 301)]
-    assert told(*rarely) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shape", "steps"), [(8, (0.2, 2), 600), (8, (0.05, 1.6), 300), (1, (0.5, 0.8), 300)]
+)
+def test_rewards_that_are_rare_or_noisy_are_no_collapse(prompts, shape, steps):
+    """A policy that never changes, on problems of many difficulties: n = 30 runs of each kind, none raises an alarm."""
+    for seed in range(30):
+        draw, health = random.Random(seed), Health(1.0)
+
+        def mean_reward(draw=draw):
+            chances = [draw.betavariate(*shape) for _ in range(prompts)]
+            return sum(draw.random() < chance for chance in chances for _ in range(8)) / (8 * prompts)
+
+        health.held_out(0, [float(draw.random() < draw.betavariate(*shape)) for _ in range(64)], {})
+        assert not any(health.step(number, {"reward": mean_reward()}) for number in range(1, steps + 1)), seed
 
 
 def test_a_penalty_that_gets_worse_is_a_collapse():
     steps = [fine(number, reward=-1 + 0.02 * min(number, 40)) for number in range(1, 51)]
     assert told(*steps) == []
-    ((watch, step),) = told(*steps, *(fine(number, reward=-2.0) for number in range(51, 61)))
-    assert watch == "collapse" and 50 < step <= 60
+    ((watch, step),) = told(*steps, *(fine(number, reward=-2.0) for number in range(51, 81)))
+    assert watch == "collapse" and 50 < step <= 70
 
 
 def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
