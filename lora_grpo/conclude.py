@@ -23,7 +23,7 @@ def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = 
     """
     if not ranks.is_main():
         return
-    page = _evaluation(run, before, after) if before else None
+    page, steps = _evaluation(run, before, after) if before else None, run.config.train.max_steps
     reward = reward_curve(run)
     run.finish({"table": page.table if page else [], "reward": reward})
     if page:
@@ -31,6 +31,7 @@ def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = 
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     if best := run.record.get("best"):
         print(f"held-out reward: {best['reward']:.2f} at its best, after step {best['step']}")
+    more = "--watch.early-stopping 0" if "stopped_early" in run.record else f"--train.max-steps {2 * steps}"
     lines: list[tuple[str, object]] = (
         [("adapter", run.adapter), ("best", run.best)] if best else [("adapter", run.adapter)]
     )
@@ -39,7 +40,7 @@ def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = 
     lines += [
         ("merge", f"python scripts/merge.py {run.folder}"),
         ("share", f"python scripts/push.py {run.folder} YOU/NAME --dry-run"),
-        ("longer", f"the same command with --resume --train.max-steps {2 * run.config.train.max_steps}"),
+        ("longer", f"the same command with --resume {more}"),
     ]
     print("\n".join(["", report_line(run.folder), *(f"{name:9} {value}" for name, value in lines)]))
 

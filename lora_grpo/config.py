@@ -17,6 +17,9 @@ from lora_grpo.tasks import CODE_TASKS
 STARTER = "starter"
 """The model name that means the embedded model; nothing is downloaded for it."""
 
+LEAST_WATCHED = 16
+"""Fewer rows say too little to be held out of training."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -150,7 +153,8 @@ class WatchConfig:
     )
     """Watches that end the run when they fire; the others warn. What each looks at: lora_grpo/health.py."""
     rows: int = 64
-    """Training rows, at most a tenth, that are kept out of training and asked again and again; 0 leaves that out."""
+    """Training rows, at least 16 and at most a tenth, that are kept out of training and asked again and again; 0 leaves
+    that out."""
     every_steps: int = 20
     """Steps between asking them."""
     early_stopping: int = 0

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from lora_grpo import ranks
-from lora_grpo.config import RunConfig, flag
+from lora_grpo.config import LEAST_WATCHED, RunConfig, flag
 from lora_grpo.errors import UserError
 from lora_grpo.grpo_fields import check_name, parse_grpo_overrides
 from lora_grpo.prompts import check_style
@@ -142,6 +142,10 @@ def check(config: RunConfig) -> None:
         raise UserError(
             f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
             f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
+        )
+    if 0 < config.watch.rows < LEAST_WATCHED:
+        raise UserError(
+            f"--watch.rows {config.watch.rows} says too little; pass {LEAST_WATCHED} or more, or 0 for none"
         )
     if config.watch.early_stopping and not config.watch.rows:
         raise UserError("--watch.early-stopping goes by held-out rows; leave --watch.rows 0 out")

@@ -6,12 +6,12 @@
 | `drift`         | sampler and trainer are further apart than rounding explains                                       |
 | `collapse`      | the reward of 20 steps is below half of the best 20, or the base's, by more than 6 standard errors |
 | `zero_variance` | in more than 4 of 5 groups all completions earn the same                                           |
-| `entropy`       | below a twentieth of what it was at the start, while a quarter of the full marks is still missing  |
+| `entropy`       | below a twentieth of what it was at the start, while a tenth of the full marks is still missing    |
 | `truncated`     | more than 9 of 10 completions hit their length limit                                               |
 | `hacking`       | held-out rows earn more than before, and fewer of their answers are right (p < 0.01)               |
 
 `zero_variance`, `entropy` and `truncated` look at the mean of the last `WINDOW` steps. Each watch fires once, and again
-only when it has been quiet for as many steps.
+only when it found nothing for as many steps, `hacking` in one pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STANDARD_ERRORS = 6.0
 """Of a best that was chosen from many, step after step: with fewer, sparse rewards raise false alarms."""
 _MOSTLY_EQUAL, _MOSTLY_TRUNCATED = 0.8, 0.9
 _ENTROPY_LEFT = 0.05
-_NEARLY_FULL = 0.75
+_NEARLY_FULL = 0.9
 """Share of the full marks above which a model that is certain is simply right."""
 _HACKED_P = 0.01
 
@@ -69,7 +69,10 @@ class Health:
     hacked: bool = False
     """Whether the last held-out pass earned more with fewer right answers."""
     _passes: list[tuple[int, float, Mapping[str, bool]]] = field(default_factory=list)
-    _quiet_until: dict[str, int] = field(default_factory=dict)
+    _overflows: int = 0
+    """Steps on end whose gradient's norm was no number."""
+    _quiet: dict[str, int] = field(default_factory=dict)
+    """For each watch that fired, how many looks have found nothing since."""
 
     def step(self, number: int, metrics: Mapping[str, Any]) -> list[Alarm]:
         """Look at one step's metrics and return what is wrong with it.
@@ -80,9 +83,10 @@ class Health:
         """
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         self._steps.append({**numbers, "step": number})
-        rewarded = [step for step in self._steps if "reward" in step]
         found = {"nan": self._not_a_number(), "drift": self._drift(number)}
-        if "reward" in metrics and len(rewarded) >= WINDOW:
+        self._steps[-1] = {name: value for name, value in self._steps[-1].items() if math.isfinite(value)}
+        rewarded = [step for step in self._steps if "reward" in step]
+        if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
             found |= {
                 "collapse": self._collapse([step["reward"] for step in rewarded]),
                 "zero_variance": self._zero_variance(rewarded[-WINDOW:]),
@@ -108,21 +112,23 @@ class Health:
         return self._new(number, {"hacking": message})
 
     def _new(self, number: int, found: Mapping[str, str | None]) -> list[Alarm]:
-        """Return the alarms that were not given lately."""
+        """Return the alarms that were not given already."""
         alarms = []
         for watch, message in found.items():
             if message is None:
+                if watch in self._quiet:
+                    self._quiet[watch] += 1
                 continue
-            if number > self._quiet_until.get(watch, -1):
+            if self._quiet.get(watch, WINDOW) >= (1 if watch == "hacking" else WINDOW):
                 alarms.append(Alarm(number, watch, message))
-            self._quiet_until[watch] = number + WINDOW
+            self._quiet[watch] = 0
         return alarms
 
     def _not_a_number(self) -> str | None:
         last = self._steps[-1]
         names = [name for name in ("loss", "reward", "kl", "entropy") if not math.isfinite(last.get(name, 0.0))]
-        norms = [step.get("grad_norm", 0.0) for step in self._steps[-3 if self.float16 else -1 :]]
-        if not any(map(math.isfinite, norms)) and len(norms) == (3 if self.float16 else 1):
+        self._overflows = 0 if math.isfinite(last.get("grad_norm", 0.0)) else self._overflows + 1
+        if self._overflows >= (3 if self.float16 else 1):
             names.append("grad_norm")
         if not names:
             return None

@@ -15,16 +15,14 @@ import numpy as np
 
 from lora_grpo import atomic, json_lines, ranks
 from lora_grpo.completion_lines import completion_lines
-from lora_grpo.config import RunConfig
+from lora_grpo.config import LEAST_WATCHED, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.prompts import render_row
 from lora_grpo.reward_registry import Reward
 from lora_grpo.rollouts import Sampler, completion_seed
 from lora_grpo.tasks import Row
-from lora_grpo.training_set import as_asked, score
+from lora_grpo.training_set import score
 
-LEAST = 16
-"""Fewer rows say too little to be kept out."""
 _MOST_SHARE = 10
 """At most a tenth of the training rows is kept out."""
 
@@ -43,9 +41,9 @@ def hold_out(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Ro
         UserError: early stopping is asked for and there are too few rows.
     """
     number = min(config.watch.rows, len(rows) // _MOST_SHARE)
-    if number < LEAST:
+    if number < LEAST_WATCHED:
         if config.watch.rows:
-            told = f"no training row is held out for the watch: a tenth of {len(rows)} is fewer than {LEAST}"
+            told = f"no training row is held out for the watch: a tenth of {len(rows)} is fewer than {LEAST_WATCHED}"
             if config.watch.early_stopping:
                 raise UserError(f"{told}, and --watch.early-stopping goes by them; give more rows or leave it out")
             print(f"{told}; no best adapter is kept", file=sys.stderr)
@@ -66,14 +64,22 @@ class HeldOut:
         folder: gets `step-00020.jsonl`, one line a row.
         config: of the run; its sampling settings are used.
         rows: R rows with `prompt`.
+        asked: the same as rewards are given them, with the columns of all rows of the run; see `as_asked`.
         rewards: of the run.
         sampler: draws from the policy as it is.
     """
 
     def __init__(
-        self, folder: Path, config: RunConfig, rows: Sequence[Row], rewards: Sequence[Reward], sampler: Sampler
+        self,
+        folder: Path,
+        config: RunConfig,
+        rows: Sequence[Row],
+        asked: Sequence[Row],
+        rewards: Sequence[Reward],
+        sampler: Sampler,
     ) -> None:
-        self.folder, self.config, self.rows, self.rewards, self.sampler = folder, config, rows, rewards, sampler
+        self.folder, self.config, self.rows, self.asked = folder, config, rows, asked
+        self.rewards, self.sampler = rewards, sampler
 
     def ask(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
         """Draw, score and write the completions after a step, and return their R lines on every rank.
@@ -87,7 +93,8 @@ class HeldOut:
         """
         import torch
 
-        sampling, mine = self.config.sampling, self.rows[ranks.rank() :: ranks.world_size()]
+        sampling = self.config.sampling
+        mine, asked = (rows[ranks.rank() :: ranks.world_size()] for rows in (self.rows, self.asked))
         prompts = [render_row(self.sampler.tokenizer, row) for row in mine]
         on_gpu = torch.cuda.is_available()
         lines = []
@@ -107,7 +114,7 @@ class HeldOut:
                     seed=[completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in mine],
                 )
                 texts, ids = [each[0].text for each in drawn], [each[0].token_ids for each in drawn]
-                earned = score(self.rewards, as_asked(self.sampler.tokenizer, mine), texts, ids, trainer_state)
+                earned = score(self.rewards, asked, texts, ids, trainer_state)
                 weights = {reward.name: reward.weight for reward in self.rewards}
                 lines = completion_lines(mine, texts, ids, earned, weights, self.sampler.eos_token_ids)
             self.sampler.rest()

@@ -39,7 +39,7 @@ from lora_grpo.run_record import Run
 from lora_grpo.step_phases import StepPhases, add_training_time
 from lora_grpo.stop_signal import StopOnSignal
 from lora_grpo.tasks import Row
-from lora_grpo.training_set import training_set
+from lora_grpo.training_set import as_asked, training_set
 from lora_grpo.watch import Watch
 
 
@@ -63,6 +63,8 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     config = run.config
     if _is_trained(run):
         load_adapter(policy.model, run.adapter)
+        if step := _stopped_early(run):
+            print(f"stopped early after step {step}; --watch.early-stopping 0 goes on", file=sys.stderr)
         return
     policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
     found = ranks.from_main(lambda: newest_complete(run.checkpoints))
@@ -101,9 +103,9 @@ def _is_trained(run: Run) -> bool:
 
 
 def _stopped_early(run: Run) -> int | None:
-    """Return the step after which early stopping ended the training, where it did and is still asked for."""
-    stopped: int | None = run.record.get("stopped_early")
-    return stopped if run.config.watch.early_stopping else None
+    """Return the step after which early stopping ended the training, where no more patience is asked for now."""
+    stopped, patience = run.record.get("stopped_early"), run.config.watch.early_stopping
+    return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
 
 
 def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
@@ -200,13 +202,14 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy.model.set_adapter("default")
     # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
     comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
+    asked = as_asked(policy.tokenizer, [*rows, *watched])[len(rows) :]  # with the columns of all rows
     full_marks = sum(max(0.0, weight) for weight in weights.values())
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
     trainer.on_phase = trainer.progress.phase
     trainer.watch = Watch(
         run,
         Health(full_marks, tolerance(compute_dtype()) if comparable else None, compute_dtype() == torch.float16),
-        HeldOut(run.held_out, config, watched, rewards, sampler) if watched else None,
+        HeldOut(run.held_out, config, watched, asked, rewards, sampler) if watched else None,
     )
     if sampler.is_other_engine:
         correct(trainer)

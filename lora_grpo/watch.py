@@ -38,7 +38,7 @@ class Watch:
         """Take up where the run stands: its earlier steps are looked at in silence, and the base is asked."""
         step = trainer.state.global_step
         passes = self.held_out.earlier() if self.held_out else {}
-        if 0 in passes:
+        if step and 0 in passes:
             self._look_at(0, passes[0])
         for metrics in ranks.from_main(lambda: _metrics(self.run)):
             number = metrics["step"]
@@ -70,7 +70,7 @@ class Watch:
         if self._best and self._best[1] == step:
             self._unsaved = control.should_save = True
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
-            self.run.update(stopped_early=step)
+            self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
             control.should_save = control.should_training_stop = True
             if ranks.is_main():
                 print(f"stopped early: {self._passes_since_best} passes brought no higher reward", file=sys.stderr)
@@ -110,10 +110,10 @@ class Watch:
             entry = {"step": alarm.step, "watch": alarm.watch, "message": alarm.message, "stopped": stops}
             self.run.update(alarms=[*self.run.record.get("alarms", []), entry])
             if stops:
-                left = [name for name in self.settings.stop_on if name != alarm.watch]
+                left = " ".join(["--watch.stop-on", *(name for name in self.settings.stop_on if name != alarm.watch)])
                 raise RunError(
-                    f"step {alarm.step}: {alarm.message} (stopped by --watch.stop-on {alarm.watch}; to go on all the "
-                    f"same: --resume --watch.stop-on {' '.join(left) or '(nothing)'})"
+                    f"step {alarm.step}: {alarm.message} (the watch {alarm.watch} stops a run; to go on all the same: "
+                    f"--resume {left})"
                 )
             if ranks.is_main():
                 print(f"watch, step {alarm.step}: {alarm.watch}: {alarm.message}", file=sys.stderr)
@@ -128,7 +128,7 @@ def forget_after(run: Run, step: int) -> None:
         del run.record["best"]
         if ranks.is_main():
             shutil.rmtree(run.best, ignore_errors=True)
-    if run.record.get("stopped_early", 0) > step:
+    if run.record.get("stopped_early", {}).get("step", 0) > step:
         del run.record["stopped_early"]
     run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
 

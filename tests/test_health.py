@@ -122,6 +122,25 @@ def test_an_alarm_comes_again_only_after_quiet_steps():
     assert told(*steps) == [("truncated", 10), ("truncated", 70)]
 
 
+def test_after_a_number_that_is_none_the_other_watches_go_on():
+    assert told(*(fine(number, **({"reward": float("nan")} if number == 15 else {})) for number in range(1, 80))) == [
+        ("nan", 15)
+    ]
+
+
+def test_a_state_that_lasts_is_told_once_however_rarely_it_is_looked_at():
+    health = Health(FULL)
+    assert asked(health, 0, 1.0, 40) == []
+    found = [asked(health, number, 2.0, 10) for number in (20, 40, 60)]
+    assert [len(alarms) for alarms in found] == [1, 0, 0]
+    assert asked(health, 80, 2.0, 39) == [] and len(asked(health, 100, 2.0, 10)) == 1
+
+
+def test_wrong_answers_in_the_right_format_are_not_learned():
+    (alarm,) = alarms(*(fine(number, reward=3.1, frac_reward_zero_std=0.9) for number in range(1, 30)))
+    assert "--data.filter-solved" in alarm.message
+
+
 def test_entropy_that_is_gone_is_told_unless_the_answers_are_right():
     gone = [fine(number, reward=2.0, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
     ((watch, step),) = told(*gone)

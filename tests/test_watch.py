@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from test_train import TINY
 
-from lora_grpo import folder_lock, held_out
+from lora_grpo import folder_lock
 from lora_grpo.command_line import replace
-from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.config import LEAST_WATCHED, Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.held_out import hold_out
@@ -102,7 +102,7 @@ def test_watching_changes_nothing_that_is_trained(unbroken, tmp_path):
     assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("step", [1, 3, 4])
 def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
     def kill(trainer):
         save = trainer.watch.save_best
@@ -134,18 +134,39 @@ def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroke
 def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsys):
     worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "watch": {"early_stopping": 2, "stop_on": ()}}
     run = run_watched(tmp_path / "run", **worse)
-    assert run.record["stopped_early"] < 12 and "stopped early" in capsys.readouterr().err
+    assert run.record["stopped_early"]["step"] < 12 and "stopped early" in capsys.readouterr().err
     earned = rewards_of(run)
     best = max(earned, key=lambda step: (earned[step], -step))
-    assert sorted(earned)[-1] == run.record["stopped_early"] == best + 4
-    steps = len(lines(run.metrics))
-    let_go()
-    again = run_watched(tmp_path / "run", Invocation(resume=True), **worse)
-    assert len(lines(again.metrics)) == steps
+    assert sorted(earned)[-1] == run.record["stopped_early"]["step"] == best + 4
     if best:
         kept = (run.adapter / "adapter_model.safetensors").read_bytes()
         assert kept == (run.best / "adapter_model.safetensors").read_bytes()
         assert run.record["trained_steps"] == best
+    steps = len(lines(run.metrics))
+    assert "--watch.early-stopping 0 goes on" not in capsys.readouterr().err
+    let_go()
+    again = run_watched(tmp_path / "run", Invocation(resume=True), **worse)
+    assert len(lines(again.metrics)) == steps and "--watch.early-stopping 0 goes on" in capsys.readouterr().err
+    let_go()
+    patient = {**worse, "watch": {**worse["watch"], "early_stopping": 3}}
+    assert lines(run_watched(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
+
+
+def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_watched_ones(tmp_path):
+    rows = [
+        {"question": f"What is {n} + 1?", "answer": str(n + 1), **({"hint": "?"} if n < 3 else {})} for n in range(200)
+    ]
+    for split in ("train", "eval"):
+        shown = rows if split == "train" else [{"question": "What is 3 + 500?", "answer": "503"}]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
+    (tmp_path / "r.py").write_text("def length(completions, hint, **columns):\n    return [1.0 for _ in hint]\n")
+    run = run_watched(
+        tmp_path / "run",
+        data={"task": "gsm8k", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
+        rewards=(f"{tmp_path}/r.py:length=1.0",),
+        train={"max_steps": 2},
+    )
+    assert set(rewards_of(run)) == {0, 2}
 
 
 def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
@@ -158,7 +179,7 @@ def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
     assert hold_out(rows, replace(config, {"seed": 1}))[1] != watched
     assert hold_out(rows, replace(config, {"watch": {"rows": 0}})) == (rows, [])
     assert capsys.readouterr().err == ""
-    few = rows[: 10 * held_out.LEAST - 1]
+    few = rows[: 10 * LEAST_WATCHED - 1]
     assert hold_out(few, config) == (few, [])
     assert "159 is fewer than 16" in capsys.readouterr().err
     with pytest.raises(UserError, match="early-stopping goes by them"):

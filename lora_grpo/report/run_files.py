@@ -13,6 +13,10 @@ from lora_grpo.errors import UserError
 from lora_grpo.run_record import read_record
 
 Line = dict[str, Any]
+_TYPES: dict[str, type] = {
+    "step": int, "completion": str, "rewards": dict, "task_id": str, "passed": bool
+}  # fmt: skip
+"""Of the entries that a line must have."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def _lines(path: Path, needed: tuple[str, ...], remarks: list[str]) -> Iterator[
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and all(name in value for name in needed):
+        if isinstance(value, dict) and all(isinstance(value.get(name), _TYPES[name]) for name in needed):
             yield value
         elif number == len(lines):  # no line feed after it: the process was writing it
             remarks.append(f"{path.name}: its last line is not whole and is left out")
