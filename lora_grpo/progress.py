@@ -20,7 +20,7 @@ class Progress:
 
     def __init__(self, total: int, title: str = "GRPO") -> None:
         self.total, self.title = total, title
-        self._held_out = ""
+        self._reward = self._held_out = ""
         self._started: tuple[float, int] | None = None
         self._next = 0
         self._bar: Any = None
@@ -45,7 +45,9 @@ class Progress:
         """Show that `done` steps are done, with the reward of the last one and that of the last held-out pass."""
         if "held_out/reward" in logs:
             self._held_out = f", held out {logs['held_out/reward']:.2f}"
-        self.show(done, f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}{self._held_out}")
+        if "reward" in logs:  # absent where rollouts are used again
+            self._reward = f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}"
+        self.show(done, self._reward + self._held_out)
 
     def phase(self, name: str) -> None:
         """Show what a step is at, on a terminal."""

@@ -230,8 +230,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         if ranks.is_main():
             with run.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-        if "reward" in logs:
-            trainer.progress.step(state.global_step, logs)
+        trainer.progress.step(state.global_step, logs)
         trainer.watch.after_log(state.global_step, logs)
 
     def on_train_begin() -> None:

@@ -31,6 +31,7 @@ class Watch:
         self.run, self.health, self.held_out = run, health, held_out
         self.settings = run.config.watch
         self._best: tuple[float, int] | None = None
+        self._accuracy: float | None = None
         self._passes_since_best = 0
         self._unsaved = False
 
@@ -88,9 +89,10 @@ class Watch:
         if not self._unsaved or not self._best:
             return
         reward, step = self._best
+        best = {"step": step, "reward": reward} | ({} if self._accuracy is None else {"accuracy": self._accuracy})
         if ranks.is_main():
             save_adapter(trainer.model, trainer.processing_class, self.run.best)
-        self.run.update(best={"step": step, "reward": reward})
+        self.run.update(best=best)
         self._unsaved = False
 
     def _look_at(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
@@ -99,6 +101,7 @@ class Watch:
         alarms = self.health.held_out(step, [line["reward"] for line in lines], _passed(lines))
         if self._best is None or (reward > self._best[0] and not self.health.hacked):
             self._best, self._passes_since_best = (reward, step), 0
+            self._accuracy = statistics.fmean(_passed(lines).values()) if _passed(lines) else None
         else:
             self._passes_since_best += 1
         return alarms

@@ -69,6 +69,41 @@ def test_held_out_figures_are_drawn_where_they_were_measured(tmp_path):
     assert "kl from the base has no finite value" in page and "NaN" not in page
 
 
+def test_the_watched_rows_are_on_the_page_from_the_base_on(tmp_path):
+    run = write_run(tmp_path / "run", steps=4, stopped_early={"step": 4, "passes": 2})
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[3] |= {"held_out/reward": 1.5, "held_out/accuracy": 0.75}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "held_out").mkdir()
+    for step, passed in ((0, False), (4, True)):
+        line = {"step": step, "id": "w", "question": "q", "completion": f"after {step}", "passed": passed}
+        line |= {"rewards": {"correct": float(passed)}, "reward": float(passed)}
+        (run / "held_out" / f"step-{step:05d}.jsonl").write_text(json.dumps(line) + "\n")
+    plots = {plot.key: plot for plot in plots_of(read_run(run))}
+    assert (plots["held-out-reward"].curves[0].x, plots["held-out-reward"].curves[0].y) == ([0, 4], [0.0, 1.5])
+    assert plots["reward"].curves[0].x[0] == 1
+    page = page_of(run)
+    data = data_of(page)
+    shown = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+    assert [row["completion"] for row in shown if row["source"] == "held out"] == ["after 0", "after 4"]
+    assert "4 of 200, stopped early" in page
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("metrics.jsonl", {"step": "x"}),
+        ("completions/step-00001.jsonl", {"step": 1, "completion": "c", "rewards": []}),
+        ("completions/step-00001.jsonl", {"step": None, "completion": "c", "rewards": {}}),
+    ],
+)
+def test_an_entry_of_another_kind_is_told_by_its_line(file, line, tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / file).write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=rf"{file}:1: expected an object with step"):
+        read_run(run)
+
+
 def test_a_long_run_is_averaged_and_says_so(tmp_path):
     run = write_run(tmp_path / "run", steps=2 * MOST_POINTS, every=True)
     plots = {plot.key: plot for plot in plots_of(read_run(run))}

@@ -86,7 +86,8 @@ def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
     if not best:  # then nothing else can be said of these few steps
         assert "best" not in record and not unbroken.best.exists()
         pytest.fail("choose other settings: this run never became better")
-    assert record["best"] == {"step": best, "reward": pytest.approx(earned[best])}
+    right = [line["passed"] for line in lines(unbroken.held_out / f"step-{best:05d}.jsonl")]
+    assert record["best"] == {"step": best, "reward": pytest.approx(earned[best]), "accuracy": sum(right) / 16}
     saved = (unbroken.best / "adapter_model.safetensors").read_bytes()
     kept = unbroken.checkpoints / f"checkpoint-{best}" / "adapter_model.safetensors"
     if kept.exists():

@@ -93,7 +93,7 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
         ("Recipe", record.get("recipe", "unknown")),
         ("Model", config["model"]["name"]),
         ("Task", task if held_out == task else f"{task}, evaluated on {held_out}"),
-        ("Steps", f"{run.steps} of {asked}"),
+        ("Steps", f"{run.steps} of {asked}{', stopped early' if record.get('stopped_early') else ''}"),
         ("Started", _time(record.get("started"))),
     ]
     if ended := record.get("ended"):

@@ -95,7 +95,7 @@ _OF_ONE_METRIC = (
 def plots_of(run: RunFiles) -> list[Plot]:
     """Return the plots that a run has values for, in the order in which they are read."""
     every = max(1, math.ceil(len(run.metrics) / MOST_POINTS))
-    lines = run.metrics
+    lines = [*_base(run.held_out), *run.metrics]
     found = [*_rewards(lines, every)]
     for group, key, metric, title, unit, share, look_for in _OF_ONE_METRIC:
         if curve := _curve(lines, metric, title.lower(), every):
@@ -103,6 +103,15 @@ def plots_of(run: RunFiles) -> list[Plot]:
     found += [*_lengths(lines, every), *_phases(lines, every), *_pass_at_k(run)]
     order = (LEARNS, CAN_LEARN, WRITES, SOUND, TIME, EVALUATED)
     return sorted(found, key=lambda plot: order.index(plot.group))
+
+
+def _base(held_out: Sequence[Line]) -> Iterator[Line]:
+    """Yield what the base earned on the held-out rows, as metrics of step 0."""
+    asked = [line for line in held_out if line["step"] == 0]
+    for metric, name in (("held_out/reward", "reward"), ("held_out/accuracy", "passed")):
+        values = [line[name] for line in asked if isinstance(line.get(name), (int, float))]
+        if values:
+            yield {"step": 0, metric: sum(values) / len(values)}
 
 
 def reward_parts(lines: Sequence[Line]) -> list[str]:

@@ -11,7 +11,7 @@ from lora_grpo.report.run_files import Line, RunFiles
 
 MOST_SHOWN = 20_000
 """Completions on one page."""
-TRAINING = "training"
+TRAINING, HELD_OUT = "training", "held out"
 
 _COLUMNS = (
     *("source", "step", "draw", "problem", "completion", "extracted", "passed", "status", "tokens", "truncated"),
@@ -32,8 +32,9 @@ def sampled_texts(run: RunFiles, most: int = MOST_SHOWN) -> dict[str, Any]:
         the `total` that the run has.
     """
     groups: dict[tuple[str, Any], list[Line]] = {}
-    for line in run.completions:
-        groups.setdefault((TRAINING, line["step"]), []).append(line)
+    for source, found in ((TRAINING, run.completions), (HELD_OUT, run.held_out)):
+        for line in found:
+            groups.setdefault((source, line["step"]), []).append(line)
     for name, samples in run.samples.items():
         groups[(name, None)] = samples
     kept = _shares([len(lines) for lines in groups.values()], most)
@@ -43,7 +44,7 @@ def sampled_texts(run: RunFiles, most: int = MOST_SHOWN) -> dict[str, Any]:
     for ((source, _), lines), number in zip(groups.items(), kept, strict=True):
         for place in range(number):
             line = lines[place * len(lines) // number]
-            values = _trained(line, rewards) if source == TRAINING else _evaluated(line, run.rows)
+            values = _trained(line, rewards) if source in (TRAINING, HELD_OUT) else _evaluated(line, run.rows)
             values["problem"] = problems.setdefault(values["problem"], len(problems))
             values["source"] = source
             rows.append([_finite(values.get(name)) for name in _COLUMNS])
