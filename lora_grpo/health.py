@@ -166,7 +166,8 @@ class Health:
             return None
         return (
             f"the reward of the last {LONG_WINDOW} steps is {last:.2g}, after {then:.2g} at its best: the policy has "
-            "collapsed; take best/, or begin anew with a lower --train.learning-rate or a --train.beta above 0"
+            "collapsed; take best/, if it is there, or begin anew with a lower --train.learning-rate or a --train.beta "
+            "above 0"
         )
 
     def _zero_variance(self, window: Sequence[Mapping[str, float]]) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from test_train import TINY
+from transformers import TrainerCallback
 
 from lora_grpo import folder_lock
 from lora_grpo.command_line import replace
@@ -245,10 +246,7 @@ def reward_file(folder):
     path.write_text(
         "from lora_grpo.rewards import correct_answer\n\n"
         "def wrong(completions, **columns):\n"
-        "    return [1.0 - value for value in correct_answer(completions, **columns)]\n\n"
-        "def one_sentence(completions, **columns):\n"
-        "    texts = [completion[-1]['content'] for completion in completions]\n"
-        "    return [0.2 * text.startswith('The ') + 0.3 * (text == 'The result is 6.') for text in texts]\n"
+        "    return [1.0 - value for value in correct_answer(completions, **columns)]\n"
     )
     return path
 
@@ -274,22 +272,26 @@ def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_reward_for_one_sentence_ends_all_exploration(tmp_path):
-    said, _ = fails(
-        tmp_path / "run",
-        "entropy",
-        train={**STRONG, "max_steps": 60},
-        sampling=GROUPS,
-        rewards=(f"{reward_file(tmp_path)}:one_sentence=1.0",),
-        watch={"rows": 0},
-    )
+def test_a_policy_that_is_certain_and_wrong_is_told(tmp_path):
+    def sharpen(trainer):
+        norm = trainer.model.get_base_model().model.norm
+
+        class Sharpen(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 10:
+                    norm.weight.data *= 20  # and with it every logit
+
+        trainer.add_callback(Sharpen())
+
+    said, record = fails(tmp_path / "run", "entropy", before=sharpen, train=TWENTY, watch={"rows": 0})
     assert "the model no longer tries anything else" in said
+    assert [alarm["step"] for alarm in record["alarms"] if alarm["watch"] == "entropy"] == [20]
 
 
 @pytest.mark.slow
 def test_a_learning_rate_that_breaks_the_policy_is_a_collapse(tmp_path):
-    broken = {**STRONG, "max_steps": 20, "learning_rate": 0.05}
+    broken = {**STRONG, "max_steps": 24, "learning_rate": 0.05}
     said, record = fails(
         tmp_path / "run", "collapse", train=broken, sampling=GROUPS, watch={"rows": 16, "every_steps": 20}
     )
-    assert "the policy has collapsed" in said and 10 <= record["alarms"][-1]["step"] < 20
+    assert "the policy has collapsed" in said and record["alarms"][-1]["step"] == 20
