@@ -54,7 +54,7 @@ def cheaper_settings(config: RunConfig, *, by_engine: bool = False) -> list[list
         found.insert(0, [{"model.gpu_memory_share": None}])
     if by_engine:
         found.append([{"sampling.backend": "transformers"}])
-    if "8bit" not in config.train.optimizer:
+    if "8bit" not in config.train.optimizer and config.train.optimizer != "sgd":
         found.append([{"train.optimizer": "adamw_8bit"}])
     if config.model.bits == 16:
         found.append([{"model.bits": 4}])
@@ -125,7 +125,9 @@ def advice(planner: Planner, config: RunConfig) -> str:
         if planner.accepts(changed(config, *together)):
             told = f"{', '.join(short(together))}{further(together)}"
             return f"pass together, which needs {needs(*together)} and is enough: {told}"
-    nearest = min(_combinations(ladders), key=lambda offers: planner.least(changed(config, *offers)).needed)
+    nearest = min(_combinations(ladders), key=lambda offers: planner.least(changed(config, *offers)).needed, default=())
+    if not nearest:  # nothing is left that can be made smaller
+        return "pass a smaller --model.name"
     told = ", ".join(map(as_flags, nearest))
     return f"not enough even together: {told} ({needs(*nearest)}); pass a smaller --model.name"
 
@@ -133,7 +135,7 @@ def advice(planner: Planner, config: RunConfig) -> str:
 def _combinations(ladders: Sequence[Sequence[Offer]]) -> list[tuple[Offer, ...]]:
     """Return up to three offers together: mild values before harsh ones, few before many, cheap before dear."""
     found = []
-    for depth in range(max(map(len, ladders))):
+    for depth in range(max(map(len, ladders), default=0)):
         values = [ladder[min(depth, len(ladder) - 1)] for ladder in ladders]
         for count in range(2, OFFERED + 1):
             found += [offers for offers in itertools.combinations(values, count) if not _overlap(offers)]

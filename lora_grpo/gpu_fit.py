@@ -252,10 +252,11 @@ def _with_share(one: Fit, share: float, most: int) -> Fit:
     rest += one.parts["weights"] if one.sampler == "shared" else 0
     cache = int(share * of) - rest
     if cache < a_sequence:
+        enough = math.ceil(100 * (rest + a_sequence) / of) / 100
         raise UserError(
             f"--model.gpu-memory-share {share:g} leaves vLLM {max(cache, 0) / GIB:.2f} GiB for its cache, and one "
-            f"completion takes {a_sequence / GIB:.2f}; leave the flag out, or pass "
-            f"{min(1.0, math.ceil(100 * (rest + a_sequence) / of) / 100):g} or more"
+            f"completion takes {a_sequence / GIB:.2f}; leave the flag out"
+            + (f", or pass {enough:g} or more" if enough <= 1 else "")
         )
     return dataclasses.replace(
         one,
