@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -115,15 +116,31 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     """
     folder = Path(source(settings.name))
     try:
-        if folder.is_dir():
-            path = folder / "config.json"
-        else:
-            from huggingface_hub import hf_hub_download
-
-            path = Path(hf_hub_download(settings.name, "config.json", revision=settings.revision))
-        return json_objects.read(path)
+        return json_objects.read(folder / "config.json" if folder.is_dir() else _from_hub(settings))
     except Exception as error:  # what is missing or damaged raises many types
         raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
+
+
+def _from_hub(settings: ModelConfig) -> Path:
+    """Return a model's config.json as the Hub's cache has it, else as the Hub has.
+
+    Raises:
+        UserError: it is not in the cache, and the Hub is out of reach: huggingface_hub (1.33) tries for half a minute.
+    """
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
+    with contextlib.suppress(LocalEntryNotFoundError):
+        return Path(hf_hub_download(**wanted, local_files_only=True))
+    try:
+        get_hf_file_metadata(hf_hub_url(**wanted))
+    except (httpx.TransportError, ConnectionError) as error:
+        raise UserError(f"it is not in the cache, and the Hub is out of reach ({first_line(error)})") from None
+    except HfHubHTTPError:
+        pass  # the download says it in more words, or goes better
+    return Path(hf_hub_download(**wanted))
 
 
 def load_base(settings: ModelConfig) -> Any:

@@ -50,9 +50,11 @@ def cheaper_settings(config: RunConfig, *, by_engine: bool = False) -> list[list
         found.append([{"train.micro_batch_size": size} for size in micro_batches(config) if size < micro])
     if not config.train.gradient_checkpointing:
         found.append([{"train.gradient_checkpointing": True}])
+    if by_engine and config.model.gpu_memory_share is not None:
+        found.insert(0, [{"model.gpu_memory_share": None}])
     if by_engine:
         found.append([{"sampling.backend": "transformers"}])
-    if "8bit" not in config.train.optimizer:
+    if "8bit" not in config.train.optimizer and config.train.optimizer != "sgd":
         found.append([{"train.optimizer": "adamw_8bit"}])
     if config.model.bits == 16:
         found.append([{"model.bits": 4}])
@@ -69,7 +71,10 @@ def cheaper_settings(config: RunConfig, *, by_engine: bool = False) -> list[list
 
 def as_flags(offer: Offer) -> str:
     """Return an offer as it stands on a command line."""
-    return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in offer.items())
+    return " ".join(
+        f"no {flag(name)}" if value is None else flag(name) if value is True else f"{flag(name)} {value}"
+        for name, value in offer.items()
+    )
 
 
 def changed(config: RunConfig, *offers: Offer) -> RunConfig:
@@ -90,12 +95,14 @@ def refusal(planner: Planner, config: RunConfig) -> str:
     return (
         f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} "
         f"needs {least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used "
-        f"({card.free / GIB:.2f} of {card.total / GIB:.2f} are free); {_advice(planner, config)}"
+        f"({card.free / GIB:.2f} of {card.total / GIB:.2f} are free); {advice(planner, config)}"
     )
 
 
-def _advice(planner: Planner, config: RunConfig) -> str:
+def advice(planner: Planner, config: RunConfig) -> str:
     """Name three settings: those that are enough alone, else those that are enough together, then the nearest."""
+    if planner.card.on_cpu:  # where it is not named it does not depend on the memory
+        config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
     ladders = cheaper_settings(config, by_engine=planner.sampler in ("vllm", "shared"))
 
     def needs(*offers: Offer) -> str:
@@ -118,7 +125,9 @@ def _advice(planner: Planner, config: RunConfig) -> str:
         if planner.accepts(changed(config, *together)):
             told = f"{', '.join(short(together))}{further(together)}"
             return f"pass together, which needs {needs(*together)} and is enough: {told}"
-    nearest = min(_combinations(ladders), key=lambda offers: planner.least(changed(config, *offers)).needed)
+    nearest = min(_combinations(ladders), key=lambda offers: planner.least(changed(config, *offers)).needed, default=())
+    if not nearest:  # nothing is left that can be made smaller
+        return "pass a smaller --model.name"
     told = ", ".join(map(as_flags, nearest))
     return f"not enough even together: {told} ({needs(*nearest)}); pass a smaller --model.name"
 
@@ -126,7 +135,7 @@ def _advice(planner: Planner, config: RunConfig) -> str:
 def _combinations(ladders: Sequence[Sequence[Offer]]) -> list[tuple[Offer, ...]]:
     """Return up to three offers together: mild values before harsh ones, few before many, cheap before dear."""
     found = []
-    for depth in range(max(map(len, ladders))):
+    for depth in range(max(map(len, ladders), default=0)):
         values = [ladder[min(depth, len(ladder) - 1)] for ladder in ladders]
         for count in range(2, OFFERED + 1):
             found += [offers for offers in itertools.combinations(values, count) if not _overlap(offers)]

@@ -136,7 +136,8 @@ class Planner:
 
         Args:
             config: the run; its `train.micro_batch_size` and `model.gpu_memory_share` are worked out where they are
-                None, and taken as they are, though it be too much, where they are named.
+                None, and taken as they are where they are named: a micro-batch though it be too much, if a smaller
+                one fits.
 
         Returns:
             The plan; None where nothing fits.
@@ -146,21 +147,33 @@ class Planner:
         """
         candidates = self.candidates(config)
         fitting = [found for found in candidates if found.fits]
-        if not fitting and config.train.micro_batch_size is not None:
+        if not fitting and config.train.micro_batch_size is not None and self.smallest_fits(config):
             fitting = [found for found in candidates if found.drawing <= found.card.usable] or candidates[-1:]
-        if not fitting and self.card.on_cpu and self.accepts(config):
-            fitting = candidates
         # Where the engine sleeps each is the largest; where it does not, memory is shared between the two.
         return max(
             fitting, key=lambda found: (found.micro_batch_size * found.max_num_seqs, found.max_num_seqs), default=None
         )
 
     def least(self, config: RunConfig) -> Fit:
-        """Return the plan that needs least of those that may be chosen; on a CPU that of one completion."""
+        """Return the plan that needs least of those that may be chosen."""
         if self.card.on_cpu:
-            return self.at(config, 1, 1)
+            return self.candidates(config)[-1]
         micro = self._sizes(config)[-1]
         return self._filling(config, micro) if self._fills_share(config) else self.at(config, micro, 1)
+
+    def smallest_fits(self, config: RunConfig) -> bool:
+        """Tell whether one completion a pass, and one at once, fits, whatever micro-batch is named."""
+        return self.fits(config, 1, 1)
+
+    def fits(self, config: RunConfig, micro: int, sequences: int) -> bool:
+        """Tell whether a micro-batch fits with as many completions at once."""
+        if self.card.on_cpu or not self._fills_share(config):
+            return self.at(config, micro, sequences).fits
+        try:
+            found = self._filling(config, micro)
+        except UserError:  # a share that is too small
+            return False
+        return found.fits and found.max_num_seqs >= sequences
 
     def accepts(self, config: RunConfig) -> bool:
         """Tell whether any plan fits."""
@@ -239,10 +252,11 @@ def _with_share(one: Fit, share: float, most: int) -> Fit:
     rest += one.parts["weights"] if one.sampler == "shared" else 0
     cache = int(share * of) - rest
     if cache < a_sequence:
+        enough = math.ceil(100 * (rest + a_sequence) / of) / 100
         raise UserError(
             f"--model.gpu-memory-share {share:g} leaves vLLM {max(cache, 0) / GIB:.2f} GiB for its cache, and one "
-            f"completion takes {a_sequence / GIB:.2f}; leave the flag out, or pass "
-            f"{min(1.0, math.ceil(100 * (rest + a_sequence) / of) / 100):g} or more"
+            f"completion takes {a_sequence / GIB:.2f}; leave the flag out"
+            + (f", or pass {enough:g} or more" if enough <= 1 else "")
         )
     return dataclasses.replace(
         one,

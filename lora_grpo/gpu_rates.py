@@ -13,8 +13,8 @@ from lora_grpo.gpu_limits import Limits
 
 _RATES: tuple[tuple[str, float, float], ...] = (
     # As nvidia-smi calls them; the first that is found in the name.
-    (r"H200 NVL", 4800, 835),
-    (r"H200", 4800, 989),
+    (r"\bH200 NVL", 4800, 835),
+    (r"\bH200", 4800, 989),
     (r"H100 NVL", 3900, 835),
     (r"H100 PCIe", 2000, 756),
     (r"H100", 3350, 989),

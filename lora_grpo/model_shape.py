@@ -9,6 +9,11 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 
+
+class UnknownFamily(UserError):
+    """A model of a kind whose parameters are not counted here."""
+
+
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose every parameter is counted here."""
 
@@ -42,39 +47,42 @@ class Shape:
             config: config.json as a dictionary, or a transformers configuration.
 
         Raises:
-            UserError: a model of another kind, whose parameters are not counted here.
+            UnknownFamily: a model of another kind, whose parameters are not counted here.
+            UserError: a size is missing or no positive whole number.
         """
         values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
         family = values.get("model_type")
         if family not in _FAMILIES:
-            raise UserError(
-                f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}; pass "
-                "--train.micro-batch-size and, with vLLM, --model.gpu-memory-share"
+            raise UnknownFamily(
+                f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
-        try:
-            hidden, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
-            width = values.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
-            biases: list[str] = []
-            if family == "qwen2":
-                biases += ["q_proj", "k_proj", "v_proj"]
-            elif family != "mistral" and values.get("attention_bias", False):
-                biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
-            if family == "llama" and values.get("mlp_bias", False):
-                biases += ["gate_proj", "up_proj", "down_proj"]
-            return cls(
-                hidden=hidden,
-                layers=int(values["num_hidden_layers"]),
-                queries=heads * width,
-                keys=(values.get("num_key_value_heads") or heads) * width,
-                head=width,
-                inner=int(values["intermediate_size"]),
-                vocabulary=int(values["vocab_size"]),
-                tied=bool(values.get("tie_word_embeddings", False)),
-                biases=tuple(biases),
-                head_norms=family == "qwen3",
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the model's config.json cannot be read: {type(error).__name__} {error}") from None
+        hidden, heads = size(values, "hidden_size"), size(values, "num_attention_heads")
+        if values.get("head_dim") is not None:
+            width = size(values, "head_dim")
+        else:
+            width = 128 if family == "qwen3" else hidden // heads
+        if not width:
+            raise UserError(f"the model's config.json has a hidden_size of {hidden} for {heads} num_attention_heads")
+        biases: list[str] = []
+        if family == "qwen2":
+            biases += ["q_proj", "k_proj", "v_proj"]
+        elif family != "mistral" and values.get("attention_bias", False):
+            biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
+        if family == "llama" and values.get("mlp_bias", False):
+            biases += ["gate_proj", "up_proj", "down_proj"]
+        grouped = values.get("num_key_value_heads") is not None
+        return cls(
+            hidden=hidden,
+            layers=size(values, "num_hidden_layers"),
+            queries=heads * width,
+            keys=(size(values, "num_key_value_heads") if grouped else heads) * width,
+            head=width,
+            inner=size(values, "intermediate_size"),
+            vocabulary=size(values, "vocab_size"),
+            tied=bool(values.get("tie_word_embeddings", False)),
+            biases=tuple(biases),
+            head_norms=family == "qwen3",
+        )
 
     def linears(self) -> dict[str, tuple[int, int]]:
         """Return (inputs, outputs) of each linear layer of one transformer layer."""
@@ -140,3 +148,16 @@ class Shape:
                 yield f"model.layers.{layer}.{name}", inputs, outputs
         yield "lm_head", self.hidden, self.vocabulary
         yield "model.embed_tokens", self.vocabulary, self.hidden
+
+
+def size(values: Mapping[str, Any], name: str) -> int:
+    """Return a positive whole number of a model's configuration.
+
+    Raises:
+        UserError: it is missing, or something else.
+    """
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        got = f"has {name} {value!r}" if name in values else f"lacks {name}"
+        raise UserError(f"the model's config.json {got}; expected a whole number of at least 1")
+    return value

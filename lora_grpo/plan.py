@@ -13,12 +13,12 @@ from typing import Any
 from lora_grpo import base_model, hardware, ranks
 from lora_grpo.backends import as_with_gpu_extra, choose_engine, drawn_by, uses_vllm
 from lora_grpo.checkpoints import newest_step
-from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.config import Invocation, RunConfig, flag
 from lora_grpo.errors import UserError
-from lora_grpo.fit_offers import fit, refusal
+from lora_grpo.fit_offers import advice, fit, refusal
 from lora_grpo.gpu_fit import USABLE_SHARE, Card, Fit, Planner
 from lora_grpo.memory import CONTEXT, GIB, LIBRARIES, VLLM_WORKSPACE, WORKSPACE, Sampler
-from lora_grpo.model_shape import Shape
+from lora_grpo.model_shape import Shape, UnknownFamily, size
 from lora_grpo.plan_time import DECODING_SHARES, TRAINING_SHARE, Time, Work, estimate
 
 DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
@@ -57,6 +57,8 @@ class Plan:
     largest: Largest | None
     too_large: str | None
     """What the user named does not fit: what is needed, and what to change; None where it fits."""
+    instead: str | None
+    """What to change alone; None where it fits."""
     derived: tuple[str, ...]
     """Settings that the plan worked out."""
     only_named: bool
@@ -87,7 +89,7 @@ class Plan:
                 f"{found.max_num_seqs} completions at once{share}; planned {found.training / GIB:.1f} GiB training, "
                 f"{found.drawing / GIB:.1f} GiB drawing, of {card.free / GIB:.1f} free"
             )
-            said.append(text if found.fits else f"{text}: TOO LITTLE for what your settings ask")
+            said.append(text if found.fits else f"{text}: TOO LITTLE for what your settings ask; {self.instead}")
         work = self.work
         said.append(
             f"work: {work.steps} steps of {work.completions_per_step} completions, at most {count(work.tokens)} tokens"
@@ -119,22 +121,29 @@ def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
         if _value(config, name) is None and not (idle and name == "model.gpu_memory_share")
     ]
     work = Work.of(config, newest_step(config.folder / "checkpoints") if how.resume else 0)
-    shape = found = largest = too_large = not_planned = None
+    shape = found = largest = too_large = instead = not_planned = None
     try:
         if card.on_cpu and uses_vllm(config) and not config.sampling.server_url:
             raise UserError("what vLLM takes on a CPU is not counted")
         values = base_model.read_config(config.model)
-        shape = Shape.of(values)
     except UserError as error:
         if derived:
             raise
         not_planned = str(error)
+    else:
+        try:
+            shape = Shape.of(values)
+        except UnknownFamily as error:
+            if derived:
+                raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
+            not_planned = str(error)
     if shape is not None:
         planner = Planner(shape, card, _sampler(config, card), fused=engine == "unsloth" and not card.on_cpu)
         found = fit(planner, config)
-        largest = _largest(planner, config, found, values.get("max_position_embeddings"))
+        longest = "max_position_embeddings"
+        largest = _largest(planner, config, found, None if values.get(longest) is None else size(values, longest))
         if not found.fits:
-            too_large = refusal(planner, config)
+            too_large, instead = refusal(planner, config), advice(planner, config)
         if not card.on_cpu:
             config = _settled(config, found)
     plan = Plan(
@@ -142,12 +151,13 @@ def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
         engine=engine,
         processes=ranks.world_size(),
         work=work,
-        time=estimate(config, work, shape, found),
+        time=estimate(config, work, shape, found, derived),
         not_planned=not_planned,
         shape=shape,
         fit=found,
         largest=largest,
         too_large=too_large,
+        instead=instead,
         derived=tuple(derived),
         only_named=only_named,
         assumptions=tuple(_assumptions(config, card, found, only_named)),
@@ -162,8 +172,8 @@ def _card(config: RunConfig, only_planned: bool) -> tuple[Card, bool]:
         card = Card.of(gpus[0])
         # Processes that start at different times find different amounts free, and have to come to the same numbers.
         return (dataclasses.replace(card, free=card.total) if ranks.world_size() > 1 else card), False
-    if only_planned and (size := hardware.preset_gigabytes(config.preset)):
-        return Card(f"a GPU with {size} GB", size * GIB, size * GIB), True
+    if only_planned and (gigabytes := hardware.preset_gigabytes(config.preset)):
+        return Card(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), True
     return Card("this machine", *hardware.machine_memory(), on_cpu=True), False
 
 
@@ -187,16 +197,16 @@ def _largest(planner: Planner, config: RunConfig, found: Fit, declared: int | No
         return dataclasses.replace(config, model=dataclasses.replace(config.model, max_sequence_tokens=longest))
 
     def fits(longest: int) -> bool:
-        return planner.at(with_context(longest), found.micro_batch_size, found.max_num_seqs).fits
+        return planner.fits(with_context(longest), found.micro_batch_size, found.max_num_seqs)
 
     def micro_fits(micro: int) -> bool:
-        return planner.at(config, micro, found.max_num_seqs).fits
+        return planner.fits(config, micro, found.max_num_seqs)
 
     return Largest(
         micro_batch_size=_highest(micro_fits),
         context=_highest(fits, above=config.sampling.max_completion_tokens),
         context_at_least=_highest(
-            lambda longest: planner.accepts(with_context(longest)), above=config.sampling.max_completion_tokens
+            lambda longest: planner.smallest_fits(with_context(longest)), above=config.sampling.max_completion_tokens
         ),
         declared=declared,
     )
@@ -219,6 +229,8 @@ def _assumptions(config: RunConfig, card: Card, found: Fit | None, only_named: b
         yield f"the GPU has {card.total / GIB:g} GiB and all of it is free; no GPU is here to be asked"
         yield "engine and sampler are those of the `gpu` extra where the settings leave them open"
     yield "every prompt and every completion is as long as the settings allow"
+    if config.data.filter_solved:
+        yield "the samples by which --data.filter-solved chooses its rows are not counted"
     if config.watch.rows:
         yield f"the watch's passes over at most {config.watch.rows} held-out rows are not counted"
     if found is None:
@@ -249,7 +261,7 @@ def _value(config: RunConfig, name: str) -> Any:
 
 def count(number: float) -> str:
     """Write a count to three digits: 16.4 million."""
-    for size, word in ((1e9, "billion"), (1e6, "million")):
-        if number >= size:
-            return f"{number / size:.3g} {word}"
+    for unit, word in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {word}"
     return f"{number:,.0f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ class Time:
         }
 
 
-def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None) -> Time:
+def estimate(
+    config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None, derived: Collection[str] = ()
+) -> Time:
     """Return how long a run takes.
 
     Args:
@@ -102,8 +105,9 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
         work: what there is to do.
         shape: of the model; None where it is not known.
         fit: how the run uses its memory; None where that was not planned.
+        derived: settings that follow from the memory.
     """
-    measured = _measured(config)
+    measured = _measured(config, derived)
     if measured:
         seconds, steps = measured
         told = f"measured: the median of {steps} steps in {config.output_dir}, {seconds:.1f} s a step"
@@ -144,11 +148,10 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
 
 
 def _duration(seconds: tuple[float, float]) -> str:
-    """Write a range of seconds: 12 to 40 min."""
-    size, unit = next(
-        (size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if seconds[1] >= size or size == 1
-    )
-    low, high = (f"{each / size:.2g}" for each in seconds)
+    """Write a range of seconds to two digits: 12 to 40 min."""
+    units = ((86400, "days", 2 * 86400), (3600, "h", 3600), (60, "min", 60), (1, "s", 0))
+    size, unit = next((size, unit) for size, unit, least in units if seconds[1] >= least)
+    low, high = (f"{float(f'{each / size:.2g}'):,.10g}" for each in seconds)
     return f"{high} {unit}" if low == high else f"{low} to {high} {unit}"
 
 
@@ -157,21 +160,27 @@ def _over(seconds: float, shares: tuple[float, float]) -> tuple[float, float]:
     return seconds / shares[1], seconds / shares[0]
 
 
-def _measured(config: RunConfig) -> tuple[float, int] | None:
+def _measured(config: RunConfig, derived: Collection[str]) -> tuple[float, int] | None:
     """Return the median seconds of a step of the run in the output folder, and of how many, if it is one like this."""
     folder = Path(config.output_dir)
     try:
-        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if _same_work(before) != _same_work(json.loads(json.dumps(config.to_dict()))):
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        before, followed = record["config"], (record.get("memory") or {}).get("derived", ())
+        # What followed from the memory differs with what was free, and hardly changes the time.
+        open_both_times = {*derived} & {*followed}
+        now = json.loads(json.dumps(config.to_dict()))
+        if _same_work(before, open_both_times) != _same_work(now, open_both_times):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     lines = [line for line in json_lines.read_finished(folder / "metrics.jsonl") if isinstance(line, dict)]
     seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))][1:]
     return (statistics.median(seconds), len(seconds)) if len(seconds) >= MEASURED_STEPS - 1 else None
 
 
-def _same_work(settings: dict[str, Any]) -> list[Any]:
-    """Return the settings that decide how long a step takes."""
-    sections = [settings.get(name) for name in _SECTIONS]
-    return [*sections, [settings.get("train", {}).get(name) for name in _TRAIN]]
+def _same_work(settings: dict[str, Any], ignored: Collection[str]) -> dict[str, Any]:
+    """Return the settings that decide how long a step takes, by their dotted names."""
+    sections = {name: settings[name] for name in _SECTIONS}
+    sections["train"] = {name: settings["train"][name] for name in _TRAIN}
+    found = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+    return {name: value for name, value in found.items() if name not in {"model.gpu_memory_share", *ignored}}

@@ -183,6 +183,20 @@ def test_a_named_share_is_filled_with_the_cache():
     with pytest.raises(UserError) as refused:
         fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(24), sampler="vllm")
     assert "--model.gpu-memory-share 0.05 leaves vLLM 0.00 GiB for its cache" in str(refused.value)
+    assert str(refused.value).endswith("; leave the flag out, or pass 0.12 or more")
+    with pytest.raises(UserError, match=r"; leave the flag out$"):
+        fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(2), sampler="vllm")
+
+
+def test_where_everything_is_as_small_as_can_be_only_the_model_is_left():
+    least = {
+        "model": {"max_sequence_tokens": 640},
+        "sampling": {"max_completion_tokens": 512},
+        "lora": {"rank": 4},
+        "train": {"micro_batch_size": 1},
+    }
+    with pytest.raises(UserError, match=r"are free\); pass a smaller --model\.name$"):
+        fit(SHAPE, replace(CONFIG, least), card(2), sampler="transformers")
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

@@ -348,8 +348,8 @@ def test_a_plan_grows_with_what_it_holds():
     [
         ({"model_type": "gemma3"}, "the memory of a gemma3 model cannot be planned; expected one of llama, mistral"),
         ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a qwen2_moe model"),
-        ({"model_type": "llama"}, "config.json cannot be read: KeyError 'hidden_size'"),
-        ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json cannot be read: ValueError"),
+        ({"model_type": "llama"}, "config.json lacks hidden_size"),
+        ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json has"),
     ],
 )
 def test_a_model_that_is_not_counted_is_refused(config, told):

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 
 import pytest
 from test_hardware import machine  # noqa: F401 (a fixture)
@@ -19,6 +22,7 @@ from lora_grpo.gpu_rates import rates_of
 from lora_grpo.memory import GIB
 from lora_grpo.plan import make_plan
 from lora_grpo.plan_report import show_plan
+from lora_grpo.plan_time import Time
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -85,11 +89,12 @@ def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch)
 def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):  # noqa: F811
     machine(8188)
     (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gemma3"}))
-    with pytest.raises(UserError, match="the memory of a gemma3 model cannot be planned"):
+    with pytest.raises(UserError, match=r"a gemma3 model cannot be planned; .*; pass --train\.micro-batch-size$"):
         planned(asked(model))
     named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
     assert planned(named) == (named, None)
     assert said(named)[0].startswith("memory: not planned: the memory of a gemma3 model")
+    assert "pass" not in said(named)[0]
     (model / "config.json").unlink()
     with pytest.raises(UserError, match="cannot be read"):
         planned(asked(model))
@@ -254,7 +259,123 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     told = capsys.readouterr().out
     assert "\ntogether " in told and "the longest that fits: 0 with this micro-batch" in told
     assert planned(named)[0].train.micro_batch_size == 64
-    assert said(named)[0].endswith("TOO LITTLE for what your settings ask")
+    line = said(named)[0]
+    assert "TOO LITTLE for what your settings ask; cheapest first, pass --train.micro-batch-size 2 (" in line
+
+
+def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):  # noqa: F811
+    folder = folder_of(tmp_path, {**QWEN25_HALF, **LARGE["32B"]})
+    named = replace(asked(folder), {"train": {"micro_batch_size": 32}})
+    monkeypatch.setattr("lora_grpo.hardware.machine_memory", lambda: (20 * GIB, 20 * GIB))
+    with pytest.raises(UserError, match=r"does not fit on this machine: .* micro-batch of 32 "):
+        make_plan(named, Invocation())
+    machine(12288)
+    with pytest.raises(UserError, match=r"does not fit on Card 0: .* micro-batch of 32 "):
+        make_plan(named, Invocation())
+
+
+@pytest.mark.parametrize("micro", [None, 8])
+def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model, monkeypatch, micro):  # noqa: F811
+    monkeypatch.setattr("lora_grpo.hardware.machine_memory", lambda: (GIB * 12, GIB * 12))
+    config = replace(
+        asked(model),
+        {"train": {"micro_batch_size": micro, "gradient_checkpointing": False}, "sampling": {"num_generations": 2}},
+    )
+
+    def refused(config):
+        with pytest.raises(UserError) as error:
+            show_plan(make_plan(config, Invocation(plan=True))[1])
+        return str(error.value)
+
+    message = refused(config)
+    assert " with a micro-batch of 8 needs " in message
+    offers = re.findall(r"--([^ (]*) ?([^( ]*) \([\d.]+ GiB, (enough|not enough alone)\)", message)
+    assert ("train.micro-batch-size", "2", "enough") in offers and len(offers) == 3, message
+    for name, value, verdict in offers:
+        section, _, key = name.replace("-", "_").partition(".")
+        cheaper = replace(config, {section: {key: int(value) if value.isdigit() else value or True}})
+        if verdict == "enough":
+            show_plan(make_plan(cheaper, Invocation(plan=True))[1])
+            assert "TOO LITTLE" not in said(cheaper)[0]
+        else:
+            refused(cheaper)
+    if micro is None:  # by a run too, which would take 8
+        with pytest.raises(UserError, match="does not fit on this machine"):
+            make_plan(config, Invocation())
+    else:
+        assert "TOO LITTLE for what your settings ask; cheapest first, pass " in said(config)[0]
+
+
+def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):  # noqa: F811
+    machine(8192)
+    shared = {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.95}}
+    with pytest.raises(
+        UserError, match=r"cheapest first, pass no --model\.gpu-memory-share \([\d.]+ GiB, enough\) or "
+    ):
+        planned(replace(asked(model), shared))
+    shared["model"] = {"gpu_memory_share": None}
+    assert make_plan(replace(asked(model), shared), Invocation())[1].fit.fits
+
+
+def test_the_longest_context_of_a_named_share_draws_as_many_at_once(machine, model):  # noqa: F811
+    machine(8192)
+    config = replace(asked(model), {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.16}})
+    _, plan = make_plan(config, Invocation(plan=True))
+    assert 1 < plan.fit.max_num_seqs < 64
+    for more, fits in ((0, True), (1, False)):
+        longest = plan.largest.context + more
+        _, longer = make_plan(replace(config, {"model": {"max_sequence_tokens": longest}}), Invocation(plan=True))
+        assert (longer.fit.max_num_seqs >= plan.fit.max_num_seqs) is fits
+
+
+ODD = [
+    {"num_attention_heads": 0},
+    {"head_dim": "64"},
+    {"num_hidden_layers": -3},
+    {"hidden_size": 0},
+    {"intermediate_size": 1.5},
+    {"num_key_value_heads": 0},
+    {"vocab_size": None},
+    {"max_position_embeddings": "32768"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: next(iter(odd)))
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_odd_configuration_is_refused_by_the_name_of_its_field(machine, tmp_path, odd, on_gpu):  # noqa: F811
+    if on_gpu:
+        machine(8192)
+    [(name, value)] = odd.items()
+    with pytest.raises(UserError) as error:
+        make_plan(asked(folder_of(tmp_path, {**QWEN25_HALF, **odd})), Invocation(plan=True))
+    assert f"config.json has {name} {value!r}; expected a whole number of at least 1" in str(error.value)
+
+
+def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, tmp_path):  # noqa: F811
+    # A process of its own: huggingface_hub reads the environment when it is imported.
+    snapshot = tmp_path / "cache" / "models--owner--cached" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(QWEN25_HALF))
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    away = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+
+    def planned_for(name):
+        command = [sys.executable, str(GSM8K), "--preset", "8gb", "--plan", "--model.name", name]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **away})
+
+    found = planned_for("owner/cached")
+    assert found.returncode == 0 and "owner/cached: 494 million parameters" in found.stdout
+    missing = planned_for("owner/missing")
+    assert missing.returncode == 2 and "Retrying" not in missing.stderr
+    assert "owner/missing cannot be read: it is not in the cache, and the Hub is out of reach (" in missing.stderr
+
+
+def test_the_filter_is_named_as_not_counted(machine, model):  # noqa: F811
+    filtered = replace(asked(model), {"data": {"filter_solved": True}})
+    for config, times in ((asked(model), 0), (filtered, 1)):
+        assumed = make_plan(config, Invocation(plan=True))[1].assumptions
+        assert sum("--data.filter-solved" in each for each in assumed) == times
 
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):  # noqa: F811
@@ -306,6 +427,41 @@ def test_measured_steps_of_a_like_run_are_the_estimate(machine, tmp_path):  # no
     assert recipe(*flags, "--sampling.num-generations", "8")[1].time.training is None
 
 
+def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_path):  # noqa: F811
+    flags = ["--preset", "12gb", "--model.name", folder_of(tmp_path, {**QWEN25_HALF, **LARGE["1.5B"]})]
+    flags += ["--output-dir", str(tmp_path / "run"), "--sampling.backend", "vllm", "--model.engine", "unsloth"]
+
+    def with_free(free, *more):
+        machine(script=f"echo '0, GPU-1, Card, 12288, {free}'")
+        return recipe(*flags, *more)
+
+    config, plan = with_free(11900)
+    with_steps(tmp_path / "run", config, [90.0, 4.0, 4.0])
+    record = {"config": config.to_dict(), **plan.record()}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    less, plan = with_free(5000)
+    assert less.model.gpu_memory_share != config.model.gpu_memory_share
+    assert less.train.micro_batch_size != config.train.micro_batch_size
+    assert plan.time.source.startswith("measured")
+    named = ["--train.micro-batch-size", str(less.train.micro_batch_size)]
+    assert not with_free(5000, *named)[1].time.source.startswith("measured")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ((20, 45.4), "20 to 45 s"),
+        ((600, 600), "10 min"),
+        ((360, 7200), "0.1 to 2 h"),
+        ((47 * 3600, 47 * 3600), "47 h"),
+        ((590 * 3600, 2200 * 3600), "25 to 92 days"),
+        ((5e7, 1.3e8), "580 to 1,500 days"),
+    ],
+)
+def test_a_duration_is_said_in_plain_numbers(seconds, said):
+    assert Time(seconds, (0.0, 0.0), "here").said() == f"{said} for the steps (here)"
+
+
 def test_a_recipe_without_an_evaluation_counts_none(machine, tmp_path):  # noqa: F811
     config = replace(asked(folder_of(tmp_path, QWEN25_HALF)), {"data": {"task": "prompts"}})
     config = replace(config, {"output_dir": str(tmp_path / "run")})
@@ -348,6 +504,7 @@ def test_a_known_gpu_has_a_range_that_its_rates_decide(machine, tmp_path):  # no
         ("NVIDIA H100 80GB HBM3", 3350),
         ("NVIDIA H100 PCIe", 2000),
         ("NVIDIA H200", 4800),
+        ("NVIDIA GH200 480GB", None),
         ("NVIDIA GeForce RTX 3060 Laptop GPU", None),
         ("NVIDIA GeForce RTX 3060 Ti", None),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", None),
