@@ -279,7 +279,7 @@ def test_a_policy_that_is_certain_and_wrong_is_told(tmp_path):
         class Sharpen(TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
                 if state.global_step == 10:
-                    norm.weight.data *= 20  # and with it every logit
+                    norm.weight.data *= 200  # and with it every logit
 
         trainer.add_callback(Sharpen())
 
