@@ -177,7 +177,7 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
             refresh(adapter=adapter)
 
     monkeypatch.setattr(sampler, "refresh", forgetful)
-    with pytest.raises(RunError, match=r"in step 3 the log-probabilities .* nats a token apart"):
+    with pytest.raises(RunError, match=r"step 3: the log-probabilities .* nats a token apart"):
         train(run, policy, trainer)
     steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     apart = [step["sampling/sampling_logp_difference/mean"] for step in steps]

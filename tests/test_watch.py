@@ -104,7 +104,7 @@ def test_watching_changes_nothing_that_is_trained(unbroken, tmp_path):
     assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("step", [1, 3, 4])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
     def kill(trainer):
         save = trainer.watch.save_best
@@ -199,6 +199,7 @@ def fails(folder, name, before=None, **changes):
 TWENTY = {"max_steps": 20, "prompts_per_step": 2, "checkpoint_steps": 20}
 
 
+@pytest.mark.slow
 def test_completions_that_are_cut_off_end_a_run_that_asks_for_it(tmp_path):
     sampling = {"num_generations": 4, "max_completion_tokens": 4}
     said, record = fails(tmp_path / "run", "truncated", train=TWENTY, sampling=sampling, watch={"rows": 0})
@@ -207,6 +208,7 @@ def test_completions_that_are_cut_off_end_a_run_that_asks_for_it(tmp_path):
     assert alarm["step"] == 10 and alarm["stopped"] and "--sampling.max-completion-tokens" in alarm["message"]
 
 
+@pytest.mark.slow
 def test_a_reward_that_never_differs_is_told_and_the_run_goes_on(tmp_path, capsys):
     rewards = tmp_path / "my_rewards.py"
     rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
