@@ -83,7 +83,7 @@ class Health:
         """
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         self._steps.append({**numbers, "step": number})
-        found = {"nan": self._not_a_number(), "drift": self._drift(number)}
+        found = {"nan": self._not_a_number(), "drift": self._drift()}
         self._steps[-1] = {name: value for name, value in self._steps[-1].items() if math.isfinite(value)}
         rewarded = [step for step in self._steps if "reward" in step]
         if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
@@ -137,7 +137,7 @@ class Health:
             "--train.learning-rate or --train.max-grad-norm, and look at rewards of your own for divisions by zero"
         )
 
-    def _drift(self, number: int) -> str | None:
+    def _drift(self) -> str | None:
         apart = self._steps[-1].get(DRIFT)
         if apart is None or self.allowed_drift is None or apart <= self.allowed_drift:
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import sys
@@ -10,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo import ranks
+from lora_grpo import json_lines, ranks
 from lora_grpo.adapter_files import save_adapter
 from lora_grpo.errors import RunError
 from lora_grpo.health import Alarm, Health
@@ -41,7 +40,7 @@ class Watch:
         passes = self.held_out.earlier() if self.held_out else {}
         if step and 0 in passes:
             self._look_at(0, passes[0])
-        for metrics in ranks.from_main(lambda: _metrics(self.run)):
+        for metrics in ranks.from_main(lambda: json_lines.read_finished(self.run.metrics)):
             number = metrics["step"]
             self.health.step(number, metrics)
             if number in passes:
@@ -134,12 +133,6 @@ def forget_after(run: Run, step: int) -> None:
     if run.record.get("stopped_early", {}).get("step", 0) > step:
         del run.record["stopped_early"]
     run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
-
-
-def _metrics(run: Run) -> list[dict[str, Any]]:
-    if not run.metrics.exists():
-        return []
-    return [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
 
 
 def _reward(lines: Sequence[dict[str, Any]]) -> float:

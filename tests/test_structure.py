@@ -102,7 +102,7 @@ MAY_IMPORT = {
     },
     "adapter_files": {"atomic"},
     "health": {"drift", "passk"},
-    "watch": {"adapter_files", "errors", "health", "held_out", "ranks", "run_record"},
+    "watch": {"adapter_files", "errors", "health", "held_out", "json_lines", "ranks", "run_record"},
     "stop_signal": {"ranks"},
     "step_phases": set(),
     "drift": {"errors"},
