@@ -12,9 +12,8 @@ always in outputs/check_gpu/results.md. The exit code is 1 where a row failed, 2
 import sys
 from pathlib import Path
 
-from lora_grpo.command_line import run_command
+from lora_grpo.cli import read_flags, run_command
 from lora_grpo.gpu_check import Options, check_gpu
-from lora_grpo.script_flags import read_flags
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gsm8k_lora.py"
 

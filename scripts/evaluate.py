@@ -11,10 +11,8 @@ HumanEval's own harness reads them.
 
 import sys
 
-from lora_grpo.command_line import run_command
-from lora_grpo.evaluation import evaluate_and_report
-from lora_grpo.evaluation_options import Options
-from lora_grpo.script_flags import read_flags
+from lora_grpo.cli import read_flags, run_command
+from lora_grpo.evaluation import Options, evaluate_and_report
 
 
 def main() -> None:

@@ -8,9 +8,8 @@ The second needs llama.cpp's llama-quantize on the PATH.
 
 import sys
 
-from lora_grpo.command_line import run_command
-from lora_grpo.gguf_options import Options, export_and_say
-from lora_grpo.script_flags import read_flags
+from lora_grpo.cli import read_flags, run_command
+from lora_grpo.gguf_export import Options, export_and_say
 
 
 def main() -> None:

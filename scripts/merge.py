@@ -9,9 +9,8 @@ the smallest precision that keeps it. Killed at any moment, the same command goe
 
 import sys
 
-from lora_grpo.command_line import run_command
+from lora_grpo.cli import read_flags, run_command
 from lora_grpo.merging import Options, merge_and_report
-from lora_grpo.script_flags import read_flags
 
 
 def main() -> None:

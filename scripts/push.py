@@ -10,12 +10,13 @@ same command goes on and sends what is missing.
 
 import sys
 
-from lora_grpo.command_line import run_command
-from lora_grpo.pushing import push, read_options
+from lora_grpo.cli import read_flags, run_command
+from lora_grpo.hub import Options, push, refuse_tokens_in
 
 
 def main() -> None:
-    push(read_options(sys.argv[1:], str(__doc__)))
+    refuse_tokens_in(sys.argv[1:])
+    push(read_flags(Options, sys.argv[1:], prog="push.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ still goes on it shows how far it has come.
 
 import sys
 
-from lora_grpo.command_line import run_command
-from lora_grpo.report.command import Options, report
-from lora_grpo.script_flags import read_flags
+from lora_grpo.cli import read_flags, run_command
+from lora_grpo.report import Options, report
 
 
 def main() -> None:

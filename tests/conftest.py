@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from warm_process import FreshInterpreters, WarmProcess
+from helpers.warm_process import FreshInterpreters, WarmProcess
 
-from lora_grpo import run_record
-from lora_grpo.hardware import nvidia_gpus
+from lora_grpo.config import hardware
+from lora_grpo.config.hardware import nvidia_gpus
+from lora_grpo.runs import record
 
 # Before any test imports torch; see lora_grpo.policy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -29,7 +30,7 @@ def real_data() -> Path:
 @pytest.fixture(autouse=True)
 def no_run_is_open(monkeypatch):
     """A process has one run, which its end closes and reports on; a test must not end that of another."""
-    monkeypatch.setattr(run_record, "_opened", [])
+    monkeypatch.setattr(record, "_opened", [])
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +55,22 @@ def warm_in_time(request):
     """Have the warm process begin its imports before the first test, beside those that do without it."""
     if any("warm" in item.fixturenames for item in request.session.items):
         request.getfixturevalue("warm")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return a function that puts a stand-in nvidia-smi, alone, on the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def build(*mebibytes, script=None):
+        lines = [
+            f"echo '{place}, GPU-{place}abc, Card {place}, {size}, {size - 500}'"
+            for place, size in enumerate(mebibytes)
+        ]
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text("#!/bin/sh\n" + (script or "\n".join(lines)) + "\n")
+        tool.chmod(0o755)
+        hardware._asked.cache_clear()
+
+    return build

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lora_grpo.report.plots import EVALUATED, Curve, Plot, plots_of
-from lora_grpo.report.run_files import RunFiles
+from lora_grpo.runs import RunFiles
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from lora_grpo.comparison import verdict
 from lora_grpo.config import RunConfig
-from lora_grpo.evaluation_report import Page, run_title
+from lora_grpo.evaluation import Page, run_title, verdict
 from lora_grpo.report.plots import reward_parts
-from lora_grpo.report.run_files import RunFiles
-from lora_grpo.run_record import flat
+from lora_grpo.runs import RunFiles, flat
 
 _MATTER = (
     "preset",

@@ -11,9 +11,9 @@ from typing import Any
 
 from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart
-from lora_grpo.report.run_files import RunFiles
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
 from lora_grpo.report.visible import visible
+from lora_grpo.runs import RunFiles
 
 _FILES = Path(__file__).parent / "page"
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lora_grpo.report import facts
-from lora_grpo.report.run_files import RunFiles
 from lora_grpo.report.visible import visible
+from lora_grpo.runs import RunFiles
 
 
 def report_markdown(run: RunFiles) -> str:

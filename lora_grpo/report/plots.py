@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_grpo.report.run_files import Line, RunFiles
+from lora_grpo.runs import Line, RunFiles
 
 MOST_POINTS = 600
 """Points of one curve; a longer one has the means of equally many steps."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo.report.run_files import Line, RunFiles
+from lora_grpo.runs import Line, RunFiles
 
 MOST_SHOWN = 20_000
 """Completions on one page."""

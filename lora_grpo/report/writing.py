@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from lora_grpo import atomic
 from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
 from lora_grpo.report.diff import common_plots, names_of
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import diff_markdown, report_markdown
 from lora_grpo.report.plots import plots_of
-from lora_grpo.report.run_files import read_run
+from lora_grpo.runs import read_run
 
 
 def write_report(folder: Path) -> Path:

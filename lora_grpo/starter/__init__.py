@@ -1,18 +1,16 @@
 """The embedded starter: a tiny language model and its problems, so that GRPO runs on a laptop without a download.
 
-families.py, problems.py            word problems: how they are worded, family by family; seeded draws, split by a hash
+families.py, problems.py            word problems: templates by family; seeded sampling, split by a hash
 code_families.py, code_problems.py  the same for problems about tiny Python functions, with unit tests
-pools.py                            as many of either as are asked for, no question twice
-code_slips.py                       what commonly goes wrong in such a function
-code_manners.py                     how the model answers code problems: careful, careless or unformatted
-corpus.py                           how it answers word problems, and all that it was pretrained on: train problems only
-pretraining.py                      how the model was made of it: tokenizer, shape, phases
-model/                              the model itself, built by scripts/build_starter.py
+pools.py                            as many distinct problems as requested
+model/                              the model itself, built by tools/build_starter.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
+
+from lora_grpo.starter import code_problems, problems
+
+__all__ = ["code_problems", "model_path", "problems"]
 
 
 def model_path() -> Path:

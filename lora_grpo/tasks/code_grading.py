@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import write_completion
-from lora_grpo.tasks import CODE_TASKS, Row, Verdict
+from lora_grpo.tasks.chat import write_completion
 from lora_grpo.tasks.code_extraction import extract_program
+from lora_grpo.tasks.registry import CODE_TASKS, Row, Verdict
 
 NO_CODE = "no_code"
 """The reason of a completion that holds no program; every other reason is the sandbox's status."""

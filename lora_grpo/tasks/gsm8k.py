@@ -32,10 +32,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import json_lines
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import DEFAULT_STYLE, read_completion, write_completion
-from lora_grpo.tasks import Row, Verdict, sources
+from lora_grpo.files import json_lines
+from lora_grpo.tasks import sources
+from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completion
+from lora_grpo.tasks.registry import Row, Verdict
 
 HUB_DATASET = "openai/gsm8k"
 _HUB_SPLITS = {"train": "train", "eval": "test"}

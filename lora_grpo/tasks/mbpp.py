@@ -14,8 +14,9 @@ import sys
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import Row, sources
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+from lora_grpo.tasks.registry import Row
 
 __all__ = ["gold_completion", "grade", "grade_many", "load", "read"]
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import Row, Verdict, starter
+from lora_grpo.tasks import starter
+from lora_grpo.tasks.registry import Row, Verdict
 
 _KEYS = ("prompt", "question", "text")
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lora_grpo import json_lines
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import Row
+from lora_grpo.files import json_lines
+from lora_grpo.tasks.registry import Row
 
 Item = TypeVar("Item")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lora_grpo.starter.problems import pool
-from lora_grpo.tasks import Row, Verdict, gsm8k, sources
+from lora_grpo.starter import problems
+from lora_grpo.tasks import gsm8k, sources
+from lora_grpo.tasks.registry import Row, Verdict
 
 POOL_SIZES = {"train": 4000, "eval": 1000}
 
@@ -24,7 +25,7 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
         UserError: a source is given, the split is unknown, or the limit is less than 1.
     """
     sources.check_generated("starter", split, source, limit)
-    kept = sources.draw(list(enumerate(pool(split, POOL_SIZES[split]))), limit, seed)
+    kept = sources.draw(list(enumerate(problems.pool(split, POOL_SIZES[split]))), limit, seed)
     return [
         {
             "id": f"starter/{split}/{index:05d}",

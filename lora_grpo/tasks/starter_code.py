@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lora_grpo.starter.code_problems import pool
-from lora_grpo.tasks import Row, sources
+from lora_grpo.starter import code_problems
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+from lora_grpo.tasks.registry import Row
 
 __all__ = ["gold_completion", "grade", "grade_many", "load"]
 
@@ -24,7 +25,7 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
         UserError: a source is given, the split is unknown, or the limit is less than 1.
     """
     sources.check_generated("starter-code", split, source, limit)
-    kept = sources.draw(list(enumerate(pool(split, POOL_SIZES[split]))), limit, seed)
+    kept = sources.draw(list(enumerate(code_problems.pool(split, POOL_SIZES[split]))), limit, seed)
     return [
         {
             "id": f"starter-code/{split}/{index:05d}",

@@ -5,9 +5,9 @@ import subprocess
 import pytest
 from gpu_runs import COIN
 
-from lora_grpo.gpu_check import write_problems
-from lora_grpo.hardware import nvidia_gpus
-from lora_grpo.random_model import QWEN, build_command
+from lora_grpo.config.hardware import nvidia_gpus
+from lora_grpo.gpu_check.check import write_problems
+from lora_grpo.gpu_check.random_model import QWEN, build_command
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,14 +9,15 @@ import runpy
 import sys
 from pathlib import Path
 
-from lora_grpo.command_line import parse
-from lora_grpo.data import fit_to_context, load_data
-from lora_grpo.parity import trainer_log_probs
-from lora_grpo.plan import make_plan
-from lora_grpo.policy import load_policy
-from lora_grpo.prompts import render_row
-from lora_grpo.run_record import open_run
-from lora_grpo.train import make_trainer, train
+from lora_grpo.cli.arguments import parse
+from lora_grpo.models.policy import load_policy
+from lora_grpo.planning.plan import make_plan
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks.chat import render_row
+from lora_grpo.tasks.loading import fit_to_context, load_data
+from lora_grpo.training.logprob_check import trainer_log_probs
+from lora_grpo.training.run import make_trainer, train
 
 RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gsm8k_lora.py"
 
@@ -83,7 +84,7 @@ def main():
     run = open_run(config, how, "gsm8k_lora", data.record, plan)
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
-    sampler = policy.sampler(config)
+    sampler = build_sampler(policy, config)
     trainer = make_trainer(run, policy, rows, sampler)
     run.begin(policy.record)
 

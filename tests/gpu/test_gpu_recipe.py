@@ -5,10 +5,10 @@ import math
 import pytest
 from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
 
-from lora_grpo import pretended_card
-from lora_grpo.gpu_check import check
-from lora_grpo.gpu_check_row import Plan, Row
-from lora_grpo.random_model import QWEN
+from lora_grpo.gpu_check import pretended_card
+from lora_grpo.gpu_check.check import check
+from lora_grpo.gpu_check.random_model import QWEN
+from lora_grpo.gpu_check.row import Plan, Row
 
 pytestmark = pytest.mark.gpu
 

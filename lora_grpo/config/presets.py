@@ -1,0 +1,53 @@
+"""Defaults that the presets of all recipes share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Overrides = Mapping[str, Any]
+"""Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
+
+_GPU: Overrides = {
+    "model": {"max_sequence_tokens": 1024},
+    "lora": {"rank": 32, "alpha": 64},
+    "sampling": {"num_generations": 8, "max_completion_tokens": 512},
+    "train": {
+        "prompts_per_step": 8,
+        "learning_rate": 2e-5,
+        "optimizer": "adamw_8bit",
+        "gradient_checkpointing": True,
+    },
+}
+"""One GPU: LoRA on every linear layer, 8-bit AdamW, 64 completions of up to 512 tokens per step."""
+
+_STARTER: Overrides = {
+    "sampling": {"num_generations": 16, "max_completion_tokens": 64},
+    "train": {
+        "max_steps": 60,
+        "prompts_per_step": 8,
+        "micro_batch_size": 32,
+        "learning_rate": 5e-4,
+        "lr_scheduler": "constant",
+        "warmup_steps": 0,
+        "max_grad_norm": 1.0,
+    },
+}
+"""The embedded model on two CPU cores: 128 short completions per step, a learning rate that suits 2 million weights."""
+
+
+def gpu_preset(name: str, /, **changes: Any) -> Overrides:
+    """Return the GPU defaults with model `name` and changes by section: `gpu_preset("org/model", lora={"rank": 8})`."""
+    return _merge(_merge(_GPU, {"model": {"name": name}}), changes)
+
+
+def starter_preset(**changes: Any) -> Overrides:
+    """Return the defaults of the embedded model with a recipe's changes."""
+    return _merge(_STARTER, changes)
+
+
+def _merge(base: Overrides, changes: Overrides) -> Overrides:
+    merged = dict(base)
+    for key, value in changes.items():
+        merged[key] = _merge(base.get(key, {}), value) if isinstance(value, Mapping) else value
+    return merged

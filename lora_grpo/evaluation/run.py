@@ -1,0 +1,228 @@
+"""Samples and verdicts of held-out rows, kept as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from lora_grpo import distributed
+from lora_grpo.errors import RunError
+from lora_grpo.evaluation.results import GREEDY, Result, drawn, task_id
+from lora_grpo.files import atomic, json_lines
+from lora_grpo.models import BASE
+from lora_grpo.progress import Progress
+from lora_grpo.runs import Run
+from lora_grpo.sampling import Rollout, Sampler, completion_seed
+from lora_grpo.tasks import Row, grade_all, render_row
+
+_UNIT = 256
+"""Completions between two writes, and all that a killed evaluation draws again."""
+_STREAMED_UNIT = 64
+"""The same where the sampler hands completions out as they end."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How each row is asked."""
+
+    num_samples: int
+    """Completions of each row; 1 where the temperature is 0."""
+    temperature: float
+    """Softmax temperature; 0 decodes greedily."""
+    top_p: float
+    """Nucleus probability."""
+    max_tokens: int
+    """Longest completion."""
+    name: str = ""
+    """The `draw` of a single sample that stands in a file beside numbered ones."""
+
+    @property
+    def names(self) -> tuple[str | int, ...]:
+        """The `draw` of each sample of a row."""
+        return (self.name,) if self.name else tuple(range(self.num_samples))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Rows that are asked at once, and finished or not together."""
+
+    draws: Draws
+    rows: tuple[Row, ...]
+
+    @property
+    def keys(self) -> list[tuple[str, str | int]]:
+        return [(task_id(row), name) for row in self.rows for name in self.draws.names]
+
+
+def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
+    """Ask the run's held-out rows, once greedily and `eval.num_samples` times.
+
+    Args:
+        run: the open run; the samples are `evaluation/<name>.samples.jsonl`, what was asked `evaluation/rows.jsonl`.
+        sampler: draws from the run's policy as it is now.
+        rows: R held-out rows with `prompt`.
+        name: what is evaluated: `base` (the adapter left out) or `trained`.
+
+    Returns:
+        R x (num_samples + 1) samples.
+
+    Raises:
+        RunError: the file of samples does not fit these rows.
+    """
+    config = run.config
+    sampler.refresh(adapter=name != BASE)
+    run.evaluation.mkdir(exist_ok=True)
+    if distributed.is_main():
+        kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
+        atomic.write_text(run.evaluation / "rows.jsonl", json_lines.dump(kept))
+    longest = config.sampling.max_completion_tokens
+    asked = [Draws(1, 0.0, 1.0, longest, GREEDY)]
+    if config.eval.num_samples:
+        asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
+    path = run.evaluation / f"{name}.samples.jsonl"
+    results = draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
+    sampler.rest()
+    return results
+
+
+def draw_and_grade(
+    path: Path, sampler: Sampler, rows: Sequence[Row], task: str, asked: Sequence[Draws], seed: int, title: str
+) -> list[Result]:
+    """Sample and grade every row, appending to a file of samples; what is in the file already is not drawn again.
+
+    The random numbers of a completion depend on the seed, its row's id and its number alone: two models are asked with
+    the same ones, and so are the rows of a smaller evaluation. A sampler that decodes all of a call together gets the
+    same rows together after a kill as without one, so that rounding, too, is the same. Several ranks share the work,
+    each with a file of its own beside `path`, which rank 0 gathers into it.
+
+    Args:
+        path: the file of samples.
+        sampler: draws from the model as it is now.
+        rows: R rows with `prompt`.
+        task: grades them.
+        asked: how each row is asked; of a row's samples each draw is in one of them.
+        seed: of all random numbers.
+        title: what is evaluated, for the progress.
+
+    Returns:
+        The samples of every row, in one order whatever was killed when.
+
+    Raises:
+        RunError: the file of samples does not fit these rows.
+    """
+    units = list(_units(rows, asked, sampler.streams))
+    kept = distributed.from_main(lambda: _kept(path, units))
+    total = sum(len(unit.keys) for unit in units)
+    if len(kept) == total:
+        return kept
+    if kept:
+        print(f"{path}: {len(kept)} of {total} samples are there already", file=sys.stderr)
+    finished = {(sample["task_id"], sample["draw"]) for sample in kept}
+    todo = [unit for unit in units if unit.keys[0] not in finished][distributed.rank() :: distributed.world_size()]
+    if sampler.streams:  # everything at once: the engine sees to what runs together
+        todo = [
+            _Unit(draws, tuple(unit.rows[0] for unit in same))
+            for draws, same in groupby(todo, key=lambda unit: unit.draws)
+        ]
+    prompts = {row["id"]: render_row(sampler.tokenizer, row) for row in rows}
+    longest_prompt = max(map(len, sampler.encode(list(prompts.values()))))
+    sampler.find_slots(longest_prompt, max(draws.max_tokens for draws in asked))
+    samples, passed = kept, sum(sample["passed"] for sample in kept)
+    own, mine = path, total
+    if distributed.world_size() > 1:
+        own = path.with_name(f"{path.name}.rank{distributed.rank()}")
+        mine = len(kept) + sum(len(unit.keys) for unit in todo)
+        title += f" (share of 1 of {distributed.world_size()} processes)"
+    progress = Progress(mine, f"evaluating {title}")
+    with contextlib.closing(progress), own.open("a", encoding="utf-8") as file:
+        for unit in todo:
+            for part in _drawn(sampler, unit, prompts, seed):
+                verdicts = grade_all(
+                    task,
+                    [rollout.text for _, rollouts in part for rollout in rollouts],
+                    [row for row, rollouts in part for _ in rollouts],
+                )
+                graded = iter(verdicts)
+                new = [
+                    drawn(task, row, name, rollout.text, next(graded))
+                    | {"num_tokens": len(rollout.token_ids), "truncated": rollout.truncated}
+                    for row, rollouts in part
+                    for name, rollout in zip(unit.draws.names, rollouts, strict=True)
+                ]
+                json_lines.append(file, new)
+                samples += new
+                passed += sum(sample["passed"] for sample in new)
+                progress.show(len(samples), f"{passed / len(samples):.1%} pass")
+    sampler.slots = None  # training decodes a step's completions together
+    return distributed.from_main(lambda: _kept(path, units))
+
+
+def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) -> list[Result] | None:
+    """Return the samples of a finished evaluation, or None where any is missing; arguments as in `draw_and_grade`."""
+    keys = [key for unit in _units(rows, asked, streams=False) for key in unit.keys]
+    found = _found(path)
+    return [found[key] for key in keys] if found.keys() == set(keys) else None
+
+
+def _drawn(
+    sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
+) -> Iterator[list[tuple[Row, list[Rollout]]]]:
+    """Yield the unit's rows with their completions, as many at once as are to be written together."""
+    draws, part = unit.draws, []
+    for place, rollouts in sampler.stream(
+        [prompts[row["id"]] for row in unit.rows],
+        draws.num_samples,
+        max_tokens=draws.max_tokens,
+        temperature=draws.temperature,
+        top_p=draws.top_p,
+        seed=[completion_seed(seed, row["id"], name) for row in unit.rows for name in draws.names],
+    ):
+        part.append((unit.rows[place], rollouts))
+        if sampler.streams and len(part) * draws.num_samples >= _STREAMED_UNIT:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _units(rows: Sequence[Row], asked: Sequence[Draws], streams: bool) -> Iterator[_Unit]:
+    """Cut the work up; rows of like length go together, so that little of a batch is padding."""
+    ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
+    for draws in asked:
+        size = 1 if streams else max(1, _UNIT // draws.num_samples)
+        for start in range(0, len(ordered), size):
+            yield _Unit(draws, tuple(ordered[start : start + size]))
+
+
+def _shares(path: Path) -> list[Path]:
+    """Return the files of the ranks that shared the work; a kill leaves them, and any number of ranks goes on."""
+    return sorted(path.parent.glob(f"{path.name}.rank*"))
+
+
+def _found(path: Path) -> dict[tuple[str, str | int], Result]:
+    found = [sample for file in (path, *_shares(path)) for sample in json_lines.read_finished(file)]
+    needed = {"task_id", "draw", "passed"}
+    if not all(isinstance(sample, dict) and needed <= sample.keys() for sample in found):
+        raise RunError(f"{path} has a line that is no sample; delete it and run the command again")
+    return {(sample["task_id"], sample["draw"]): sample for sample in found}
+
+
+def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
+    """Return the samples of finished units, in the units' order, and rewrite the file where it holds anything else."""
+    shares = _shares(path)
+    if not path.exists() and not shares:
+        return []
+    found = _found(path)
+    if found.keys() - {key for unit in units for key in unit.keys}:
+        raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
+    kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
+    text = json_lines.dump(kept)
+    if shares or path.read_text(encoding="utf-8", errors="replace") != text:
+        atomic.write_text(path, text)
+    for share in shares:
+        share.unlink()
+    return kept

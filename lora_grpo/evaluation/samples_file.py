@@ -1,0 +1,185 @@
+"""Files of samples in the format of HumanEval's own harness: one JSON a line, `task_id` and `completion`.
+
+What a completion is:
+
+- humaneval: the text after the prompt. The program is prompt + completion, then the tests and `check(entry_point)`, as
+  in the harness: nothing is extracted and nothing cut, so a fence or a word of prose is a syntax error.
+- mbpp, starter-code: the whole program. MBPP's `task_id` is `mbpp/11`, `Mbpp/11` or 11.
+- gsm8k, starter: the answer in words; GSM8K's `task_id` is `gsm8k/test/N`, N the row's number from 0. A sample passes
+  by the `robust` rule; every rule is in its result.
+
+Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import sandbox
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation.foreign_samples import translate
+from lora_grpo.evaluation.results import Result, outcome
+from lora_grpo.evaluation.results import task_id as harness_id
+from lora_grpo.files import atomic, json_lines
+from lora_grpo.progress import Progress
+from lora_grpo.tasks import CODE_TASKS, Row, Verdict, check_tests, fingerprint, get_task, gsm8k, mbpp, run_sources
+
+_CHUNK = 256
+"""Samples graded between two writes; a killed evaluation loses no more."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line of a file of samples."""
+
+    line: Mapping[str, Any]
+    """The whole line; its keys are kept in the results."""
+    row: Row
+
+    @property
+    def completion(self) -> str:
+        """The model's text."""
+        return str(self.line["completion"])
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """A file that was read and checked, and the rows that its samples answer."""
+
+    task: str
+    samples: list[Sample]
+    tasks_in_data: int
+    identity: dict[str, Any]
+    """What tells this grading from any other."""
+    judged: bool
+    """Whether another tool judged these samples too (`foreign_samples`)."""
+
+    @property
+    def fewest(self) -> int:
+        """The fewest samples of a task that has any."""
+        return min(Counter(sample.row["id"] for sample in self.samples).values())
+
+    def results_by_task(self, results: Sequence[Result]) -> list[Result]:
+        """Return the results with one spelling of each task's name."""
+        pairs = zip(self.samples, results, strict=True)
+        return [{**result, "task_id": harness_id(sample.row)} for sample, result in pairs]
+
+
+def read(path: Path, task: str, data: str | None, style: str | None, limits: sandbox.Settings) -> SampleFile:
+    """Read a file of samples, and the rows of its task.
+
+    Args:
+        path: JSON lines, may be gzipped.
+        task: what the samples answer.
+        data: the task's rows: a file, a Hub data set, or None for the task's own.
+        style: what GSM8K's strict rule looks for; None takes `hashes`, how the data set writes its answers and what
+            samples made elsewhere were most likely shown.
+        limits: how programs are run.
+
+    Raises:
+        UserError: a file is missing, empty or malformed, a task_id is unknown, or tests cannot decide anything.
+    """
+    if task in CODE_TASKS:
+        sandbox.check_settings(limits)
+    style = style or ("hashes" if task == "gsm8k" else "xml")
+    rows = _rows(task, data, style)
+    samples, judged = _samples(path, task, rows)
+    identity: dict[str, Any] = {
+        "task": task,
+        "samples_sha256": atomic.sha256(path),
+        "data_sha256": fingerprint(list(rows.values())),
+    }
+    if task in CODE_TASKS:
+        check_tests({sample.row["id"]: sample.row for sample in samples}.values())
+        identity |= {name: value for name, value in asdict(limits).items() if name != "workers"}
+    else:
+        identity["style"] = style
+    return SampleFile(task, samples, len(rows), identity, judged)
+
+
+def grade(file: SampleFile, target: Path) -> list[Result]:
+    """Grade every sample that is not graded yet, chunk by chunk, and return all results.
+
+    Programs run in the sandbox that was started.
+
+    Args:
+        file: what `read` returned.
+        target: the file of results; a killed evaluation goes on after its last whole chunk.
+
+    Raises:
+        RunError: a row's tests cannot run, or the sandbox cannot.
+        UserError: the file of results does not fit the samples.
+    """
+    results: list[Result] = json_lines.read_finished(target)
+    for sample, result in zip(file.samples, results, strict=False):
+        same = isinstance(result, dict) and "passed" in result
+        if not same or any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
+            raise UserError(f"{target} does not fit the samples; delete it and run the command again")
+    json_lines.cut(target, len(results))
+    if len(results) == len(file.samples):
+        return results
+    if results:
+        print(f"{len(results)} of {len(file.samples)} samples are graded already", file=sys.stderr)
+    passed = sum(result["passed"] for result in results)
+    progress = Progress(len(file.samples), f"grading {file.task}")
+    with contextlib.closing(progress), target.open("a", encoding="utf-8") as stream:
+        for start in range(len(results), len(file.samples), _CHUNK):
+            new = _grade_chunk(file.task, file.samples[start : start + _CHUNK])
+            json_lines.append(stream, new)
+            results += new
+            passed += sum(result["passed"] for result in new)
+            progress.show(len(results), f"{passed / len(results):.1%} pass")
+    return results
+
+
+def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
+    """Return the data's rows by the id that samples name them with."""
+    if task == "mbpp":
+        return {row["id"]: row for row in mbpp.read(data)}
+    loaded = get_task(task).load("eval", data, None, 0)
+    if task == "gsm8k":
+        return {f"gsm8k/test/{i}": {**row, "prompt_style": style} for i, row in enumerate(loaded)}
+    return {row["id"]: {**row, "prompt_style": style} if task == "starter" else row for row in loaded}
+
+
+def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> tuple[list[Sample], bool]:
+    """Return the samples, and whether they are another tool's."""
+    lines = list(json_lines.read(path, "one JSON object with 'task_id' and 'completion' a line"))
+    foreign = translate(lines, rows) if task == "gsm8k" else None
+    lines = lines if foreign is None else foreign
+    by_id = {row["id"]: row for row in rows.values()} | dict(rows)
+    samples = []
+    for where, line in lines:
+        if not isinstance(line, dict):
+            raise UserError(f"{where}: got {type(line).__name__}; expected an object with 'task_id' and 'completion'")
+        for key, kinds in (("task_id", (str, int)), ("completion", str)):
+            if not isinstance(line.get(key), kinds):
+                got = f"is {line[key]!r:.60}" if key in line else "is missing"
+                raise UserError(f"{where}: {key!r} {got}; expected a JSON object with 'task_id' and 'completion'")
+        name = str(line["task_id"])
+        if task == "mbpp":
+            name = f"mbpp/{name[5:] if name[:5].lower() == 'mbpp/' else name}"
+        if name not in by_id:
+            raise UserError(
+                f"{where}: unknown task_id {line['task_id']!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
+            )
+        samples.append(Sample(line, by_id[name]))
+    return samples, foreign is not None
+
+
+def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
+    if task not in CODE_TASKS:
+        return [{**sample.line, **outcome(gsm8k.grade(sample.completion, sample.row))} for sample in samples]
+    sources = [sample.row.get("completion_prefix", "") + sample.completion for sample in samples]
+    outcomes = run_sources(sources, [sample.row for sample in samples])
+    return [
+        {**sample.line, **outcome(Verdict(verdict.passed, verdict.status, detail=verdict.message or None))}
+        for sample, (_, verdict) in zip(samples, outcomes, strict=True)
+        if verdict is not None
+    ]

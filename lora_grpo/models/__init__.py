@@ -1,0 +1,82 @@
+"""Models: what a name means, the base and its adapter, shape and memory."""
+
+from lora_grpo.models import base_model
+from lora_grpo.models.adapter import load_adapter, save_adapter
+from lora_grpo.models.base_model import (
+    compute_dtype,
+    end_tokens,
+    load_base,
+    load_tokenizer,
+    prepare_torch,
+    wait_without_spinning,
+)
+from lora_grpo.models.memory import (
+    CONTEXT,
+    GIB,
+    LIBRARIES,
+    PICK_BYTES,
+    VLLM_WORKSPACE,
+    WORKSPACE,
+    Sampler,
+    Step,
+    kv_bytes_a_token,
+    optimizer_bytes,
+    parts,
+    phases,
+    weight_bytes,
+)
+from lora_grpo.models.policy import Policy, check_model, load_policy
+from lora_grpo.models.shape import Shape, UnknownFamily, size
+from lora_grpo.models.target import (
+    BASE,
+    LICENCES,
+    TOKENIZER_FILES,
+    Overrides,
+    Subject,
+    adapter_sha256,
+    context_tokens,
+    files_of,
+    resolve,
+    run_of,
+)
+
+__all__ = [
+    "BASE",
+    "CONTEXT",
+    "GIB",
+    "LIBRARIES",
+    "LICENCES",
+    "PICK_BYTES",
+    "TOKENIZER_FILES",
+    "VLLM_WORKSPACE",
+    "WORKSPACE",
+    "Overrides",
+    "Policy",
+    "Sampler",
+    "Shape",
+    "Step",
+    "Subject",
+    "UnknownFamily",
+    "adapter_sha256",
+    "base_model",
+    "check_model",
+    "compute_dtype",
+    "context_tokens",
+    "end_tokens",
+    "files_of",
+    "kv_bytes_a_token",
+    "load_adapter",
+    "load_base",
+    "load_policy",
+    "load_tokenizer",
+    "optimizer_bytes",
+    "parts",
+    "phases",
+    "prepare_torch",
+    "resolve",
+    "run_of",
+    "save_adapter",
+    "size",
+    "wait_without_spinning",
+    "weight_bytes",
+]

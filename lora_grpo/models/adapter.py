@@ -1,0 +1,32 @@
+"""A trained adapter as a folder that PEFT, vLLM and Unsloth read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.files import atomic
+
+
+def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:
+    """Write the adapter, its configuration and the tokenizer, all or nothing; an older folder is replaced."""
+    with atomic.new_folder(path) as folder:
+        model.save_pretrained(folder, selected_adapters=["default"])
+        tokenizer.save_pretrained(folder)
+        # PEFT's card is a form to fill in, with the base's path on this machine.
+        (folder / "README.md").unlink(missing_ok=True)
+        (folder / "adapter_model.safetensors").chmod(0o644)
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        # PEFT writes this set in the order of string hashes, which differs between two runs.
+        if isinstance(settings["target_modules"], list):
+            settings["target_modules"].sort()
+        atomic.write_json(folder / "adapter_config.json", settings)
+
+
+def load_adapter(model: Any, path: Path) -> None:
+    """Put the weights of a saved adapter into a model that has one of the same shape."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    set_peft_model_state_dict(model, load_file(path / "adapter_model.safetensors"))

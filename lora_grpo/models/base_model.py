@@ -1,0 +1,231 @@
+"""The base model: found in a folder or on the Hub, loaded in 4 or 16 bits, and kept as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import starter
+from lora_grpo.config import STARTER, ModelConfig
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import json_objects, sha256
+
+
+def source(name: str) -> str:
+    """Return what `from_pretrained` is given: a folder, or a Hub id."""
+    if name == STARTER:
+        return str(starter.model_path())
+    return str(Path(name).expanduser()) if is_folder_name(name) else name
+
+
+def is_folder_name(name: str) -> bool:
+    """Tell a folder's name from a Hub id such as `owner/name`."""
+    return name != STARTER and (name.startswith(("/", "./", "../", "~")) or Path(name).exists() or name.count("/") > 1)
+
+
+def check_folder(name: str, flag: str) -> None:
+    """Refuse a folder that holds no model, without importing torch; a Hub id passes.
+
+    Args:
+        name: of the model.
+        flag: what to call it in the message.
+
+    Raises:
+        UserError: says what is missing.
+    """
+    if not is_folder_name(name):
+        return
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{flag} {name} does not exist; give a model's folder or a Hub id such as owner/name")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{flag} {name} holds no config.json; give the folder of a transformers model")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"{flag} {name} holds no .safetensors weights; pickled weights are not loaded")
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Return one SHA-256 over the names and bytes of a folder's safetensors files."""
+    files = {file.name: _known_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+@functools.lru_cache
+def _known_sha256(path: Path, changed: int) -> str:
+    """Return a file's SHA-256, computed once: a base has gigabytes. `changed` tells its versions apart."""
+    return sha256(path)
+
+
+def wait_without_spinning() -> None:
+    """Let OpenMP's threads sleep while they wait; to be called before torch is imported.
+
+    On cores that something else wants too, spinning is many times slower; on idle ones it gains next to nothing
+    (docs/benchmarks.md).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def prepare_torch(seed: int) -> None:
+    """Import torch as every model here wants it: quiet, seeded, and on a CPU repeatable to the bit."""
+    wait_without_spinning()
+    quieten()
+    import torch
+    from transformers import set_seed
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    set_seed(seed)
+    if not torch.cuda.is_available():
+        # The order in which threads add is fixed, so that two runs agree in every bit.
+        torch.use_deterministic_algorithms(True)
+        # Filling every new tensor with NaN finds bugs and costs time; nothing here reads memory it did not write.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def quieten() -> None:
+    """Drop the libraries' start-up chatter, before they start; what they warn of later still shows."""
+    for name in (
+        "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel that only inference uses
+        "torchao",  # "Failed to load ...": kernels for GPUs; Unsloth brings it along and transformers looks at it
+        "torch.utils._pytree",  # "... is deprecated": about torchao's use of it
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def compute_dtype() -> Any:
+    """Return the dtype of activations: float32 on a CPU, bfloat16 on a GPU that has it, else float16."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.float32
+    # Older cards (T4, RTX 20) emulate bfloat16, slowly.
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def read_config(settings: ModelConfig) -> dict[str, Any]:
+    """Return a model's config.json, without importing torch or transformers.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    folder = Path(source(settings.name))
+    try:
+        return json_objects.read(folder / "config.json" if folder.is_dir() else _from_hub(settings))
+    except Exception as error:  # what is missing or damaged raises many types
+        raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
+
+
+def _from_hub(settings: ModelConfig) -> Path:
+    """Return a model's config.json as the Hub's cache has it, else as the Hub has.
+
+    Raises:
+        UserError: it is not in the cache, and the Hub is out of reach: huggingface_hub (1.33) tries for half a minute.
+    """
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
+    with contextlib.suppress(LocalEntryNotFoundError):
+        return Path(hf_hub_download(**wanted, local_files_only=True))
+    try:
+        get_hf_file_metadata(hf_hub_url(**wanted))
+    except (httpx.TransportError, ConnectionError) as error:
+        raise UserError(f"it is not in the cache, and the Hub is out of reach ({first_line(error)})") from None
+    except HfHubHTTPError:
+        pass  # the download says it in more words, or goes better
+    return Path(hf_hub_download(**wanted))
+
+
+def load_base(settings: ModelConfig) -> Any:
+    """Load the model without an adapter, on the GPU where there is one.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = compute_dtype()
+    quantisation = None
+    if settings.bits == 4:
+        quantisation = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source(settings.name),
+            revision=settings.revision,
+            quantization_config=quantisation,
+            dtype=dtype,
+            device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"},
+            use_safetensors=True,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # what is missing or damaged raises many types
+        raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}") from error
+    keep_frozen(model)
+    return model
+
+
+def load_tokenizer(settings: ModelConfig) -> Any:
+    """Load the model's tokenizer alone.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    quieten()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source(settings.name), revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except Exception as error:  # what is missing or damaged raises many types
+        raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
+    if not tokenizer("a")["input_ids"]:  # without its files, transformers makes an empty one
+        raise UserError(f"the tokenizer of {settings.name} cannot be loaded: it has no vocabulary")
+    return tokenizer
+
+
+def end_tokens(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
+    """Return every token that ends a completion, and give the tokenizer a padding token where it has none.
+
+    Args:
+        generation_config: the model's.
+        tokenizer: its tokenizer.
+        name: of the model, for the message.
+
+    Raises:
+        RunError: there is none, so that no completion would end.
+    """
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    declared = generation_config.eos_token_id
+    ends = [declared] if isinstance(declared, int) else list(declared or [])
+    ends = sorted({*ends, tokenizer.eos_token_id} - {None})
+    if not ends:
+        raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
+    return ends
+
+
+def keep_frozen(model: Any) -> None:
+    """Stop bitsandbytes (0.50) from repacking 4-bit weights in place.
+
+    On a CPU with AVX512-BF16 its first forward pass in eval mode rounds every block's scale to bfloat16 for good and
+    moves the layer to a kernel without a backward pass: the base drifts and the adapter below it stops learning.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

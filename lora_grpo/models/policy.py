@@ -1,0 +1,171 @@
+"""The policy: a frozen 4-bit base and a LoRA adapter. The only module that knows of Unsloth."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import distributed
+from lora_grpo.config import (
+    RunConfig,
+    choose_engine,
+    preset_gigabytes,
+    use_one_gpu,
+    uses_vllm,
+    vllm_available,
+)
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.models import base_model
+from lora_grpo.optional import require
+
+
+@dataclass
+class Policy:
+    """A trainable model and everything that says what it is."""
+
+    model: Any
+    """A PEFT model; its adapter is called `default`."""
+    tokenizer: Any
+    eos_token_ids: list[int]
+    """Every token that ends a completion."""
+    engine: str
+    """`peft` or `unsloth`."""
+    record: dict[str, Any]
+    """What run.json says of it: base model, commit or fingerprint, engine, precision, device."""
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuse a model folder or an engine that cannot be used here, without importing torch.
+
+    Raises:
+        UserError: says what is missing and what installs it.
+    """
+    base_model.check_folder(config.model.name, "--model.name")
+    if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
+        raise UserError(
+            "--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
+            "(on a CPU: `make engines`), or pass --model.engine peft"
+        )
+    if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_available():
+        raise UserError(
+            "--sampling.backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), "
+            "or pass --sampling.backend transformers"
+        )
+
+
+def load_policy(config: RunConfig) -> Policy:
+    """Load the base model and put a fresh, seeded adapter on it.
+
+    Raises:
+        UserError: the model cannot be found or read, or the engine is not installed.
+    """
+    base_model.wait_without_spinning()
+    use_one_gpu()
+    engine = choose_engine(config)
+    if engine == "unsloth":
+        _import_unsloth()
+
+    base_model.prepare_torch(config.seed)
+    distributed.join()
+    import torch
+
+    if preset_gigabytes(config.preset) and not torch.cuda.is_available():
+        raise UserError(
+            f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
+            "install torch's CUDA build or a newer driver, or pass --preset starter"
+        )
+    model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config)
+    base_model.keep_frozen(model)
+    base = model.get_base_model()
+    ends = base_model.end_tokens(base.generation_config, tokenizer, config.model.name)
+    device = next(model.parameters()).device
+    path = Path(base_model.source(config.model.name))
+    record = {
+        "base_model": config.model.name,
+        "revision": getattr(base.config, "_commit_hash", None),
+        "fingerprint": base_model.weights_fingerprint(path) if path.is_dir() else None,
+        "engine": engine,
+        "bits": config.model.bits,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "trust_remote_code": config.model.trust_remote_code,
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+    return Policy(model, tokenizer, ends, engine, record)
+
+
+def _load_peft(config: RunConfig) -> tuple[Any, Any]:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    base = base_model.load_base(config.model)
+    targets = config.lora.targets[0] if config.lora.targets == ("all-linear",) else list(config.lora.targets)
+    adapter = LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=targets,
+        **_lora_options(config),
+    )
+    torch.manual_seed(config.seed)
+    return get_peft_model(base, adapter), base_model.load_tokenizer(config.model)
+
+
+def _lora_options(config: RunConfig) -> dict[str, Any]:
+    """Return what PEFT's LoraConfig and Unsloth's get_peft_model call by the same names."""
+    return {
+        "r": config.lora.rank,
+        "lora_alpha": config.lora.alpha,
+        "lora_dropout": config.lora.dropout,
+        "use_rslora": config.lora.rslora,
+        "use_dora": config.lora.dora,
+    }
+
+
+def _import_unsloth() -> None:
+    # Unsloth patches trl, transformers and peft as it is imported and only warns when it comes after them.
+    # Standby mode (vLLM's memory lent to training between rollouts) is read from the environment at import.
+    os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
+    # Otherwise standby mode replaces gpu_memory_utilization by a figure of its own.
+    os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
+    require("unsloth", extra="gpu", feature="--model.engine unsloth")
+
+
+def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
+    import torch
+    from safetensors import SafetensorError
+    from unsloth import FastLanguageModel
+
+    on_gpu = torch.cuda.is_available()
+    fast = on_gpu and uses_vllm(config)
+    options: dict[str, Any] = {}
+    if fast:
+        options = {"fast_inference": True, "max_lora_rank": config.lora.rank}
+        if config.model.gpu_memory_share is not None:  # gpu_fit works it out
+            options["gpu_memory_utilization"] = config.model.gpu_memory_share
+    try:
+        model, tokenizer = FastLanguageModel.from_pretrained(
+            model_name=base_model.source(config.model.name),
+            max_seq_length=config.model.max_sequence_tokens,
+            load_in_4bit=config.model.bits == 4,
+            dtype=base_model.compute_dtype(),
+            revision=config.model.revision,
+            trust_remote_code=config.model.trust_remote_code,
+            # Otherwise Unsloth takes its own mirror of a known model and leaves the revision out.
+            use_exact_model_name=True,
+            **options,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
+    targets = list(config.lora.targets)
+    if targets == ["all-linear"]:
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    torch.manual_seed(config.seed)
+    model = FastLanguageModel.get_peft_model(
+        model,
+        target_modules=targets,
+        **_lora_options(config),
+        use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
+        random_state=config.seed,
+    )
+    return model, tokenizer

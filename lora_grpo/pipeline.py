@@ -1,0 +1,133 @@
+"""The flow of every recipe: plan, load, evaluate the base, train, evaluate again, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from lora_grpo import distributed
+from lora_grpo.cli import parse, run_command
+from lora_grpo.config import Overrides
+from lora_grpo.evaluation import Page, Result, compare, evaluate, measure, run_title, shifts
+from lora_grpo.files import atomic
+from lora_grpo.models import load_policy
+from lora_grpo.planning import make_plan, show_plan
+from lora_grpo.preview import dry_run, preview
+from lora_grpo.report import report_line
+from lora_grpo.runs import Run, open_run
+from lora_grpo.sampling import build_sampler, check_server
+from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, hold_out, load_data
+from lora_grpo.training import keep_middling, make_trainer, train
+
+
+def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) -> NoReturn:
+    """Run a recipe with this process's command line, and exit with its code.
+
+    Args:
+        recipe: name of the recipe; the default output folder is `outputs/<recipe>`.
+        description: the recipe's docstring, shown by `--help`.
+        presets: changes to the defaults, by the name that `--preset` selects.
+    """
+
+    def main() -> None:
+        config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets)
+        config, plan = make_plan(config, invocation)
+        if invocation.plan:
+            return show_plan(plan)
+        data = load_data(config)
+        if invocation.dry_run:
+            return dry_run(config, data)
+        if invocation.preview:
+            return preview(config, data)
+        train_and_evaluate(open_run(config, invocation, recipe, data.record, plan), data)
+
+    sys.exit(run_command(main))
+
+
+def train_and_evaluate(run: Run, data: Data) -> None:
+    """Train a run's adapter, and compare it with its base where answers are right or wrong."""
+    config = run.config
+    check_server(config)
+    policy = load_policy(config)
+    train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
+    train_rows, validation_rows = hold_out(train_rows, config)
+    is_graded = config.data.held_out_task not in UNGRADED_TASKS
+    eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval") if is_graded else []
+    sampler = build_sampler(policy, config)
+    trainer = make_trainer(run, policy, train_rows, sampler, validation_rows)
+    run.begin(policy.record)
+
+    before = evaluate(run, sampler, eval_rows, "base") if is_graded else []
+    keep_middling(run, sampler, trainer, train_rows)
+    train(run, policy, trainer)
+    after = evaluate(run, sampler, eval_rows, "trained") if is_graded else []
+    conclude(run, before, after)
+
+
+def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
+    """Close run.json, write the report, and print the table, the reward's change and what to do next.
+
+    Args:
+        run: the trained run.
+        before: the base's graded samples; none where nothing is right or wrong.
+        after: those of the trained model.
+    """
+    if not distributed.is_main():
+        return
+    page, steps = _evaluation(run, before, after) if before else None, run.config.train.max_steps
+    reward = reward_curve(run)
+    run.finish({"table": page.table if page else [], "reward": reward})
+    if page:
+        page.show()
+    print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
+    if best := run.record.get("best"):
+        print(f"held-out reward: {best['reward']:.2f} at its best, after step {best['step']}")
+    more = "--watch.early-stopping 0" if "stopped_early" in run.record else f"--train.max-steps {2 * steps}"
+    lines: list[tuple[str, object]] = (
+        [("adapter", run.adapter), ("best", run.best)] if best else [("adapter", run.adapter)]
+    )
+    lines += [("samples", f"{run.evaluation}/*.samples.jsonl")] if page else []
+    lines += [("evaluate", f"python scripts/evaluate.py {run.folder} --compare base")] if page else []
+    lines += [
+        ("merge", f"python scripts/merge.py {run.folder}"),
+        ("share", f"python scripts/push.py {run.folder} YOU/NAME --dry-run"),
+        ("longer", f"the same command with --resume {more}"),
+    ]
+    print("\n".join(["", report_line(run.folder), *(f"{name:9} {value}" for name, value in lines)]))
+
+
+def _evaluation(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Page:
+    """Compare base and trained, and write both reports of the evaluation."""
+    settings, seed = run.config.eval, run.config.seed
+    ks = settings.k if settings.num_samples else ()
+    table = compare(before, after, ks, seed)
+    protocol = {
+        "task": run.config.data.held_out_task,
+        "rows": len({sample["task_id"] for sample in before}),
+        "data_sha256": run.record["data"]["eval"]["sha256"],
+        "left_out_as_trained_on": run.record["data"].get("left_out_as_trained_on", 0),
+        "sandbox": run.record["data"].get("sandbox"),
+        "prompt_style": run.config.data.prompt_style,
+        "few_shot": run.config.data.few_shot,
+        "num_samples": settings.num_samples,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_completion_tokens": run.config.sampling.max_completion_tokens,
+        "seed": seed,
+        "policy": run.record["policy"],
+    }
+    sides = {"base": measure(before, ks, seed), "trained": measure(after, ks, seed)}
+    moved = shifts(before, after)
+    page = Page(run_title(protocol), sides, protocol, table, moved)
+    atomic.write_json(run.evaluation / "report.json", {"protocol": protocol, "table": table, **sides, **moved})
+    atomic.write_text(run.evaluation / "report.md", page.markdown())
+    return page
+
+
+def reward_curve(run: Run) -> dict[str, float]:
+    """Return the mean reward of the first and of the last step, and the number of steps."""
+    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if "reward" in line]  # rollouts used twice are rewarded once
+    return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}

@@ -1,0 +1,85 @@
+"""`--preview`: a handful of groups from the base, what they earn, and whether GRPO can learn from them."""
+
+from __future__ import annotations
+
+import sys
+
+from lora_grpo.config import RunConfig
+from lora_grpo.models import load_policy
+from lora_grpo.preview.groups import Answer, Group
+from lora_grpo.preview.page import show
+from lora_grpo.rewards import as_asked, parse_reward_specs, resolve, score
+from lora_grpo.sampling import Sampler, build_sampler, completion_seed
+from lora_grpo.tasks import UNGRADED_TASKS, Data, Row, fit_to_context, grade_all, hold_out, prompt_order, render_row
+
+PROMPTS = 8
+"""Groups that are sampled: a training step's worth."""
+
+
+def preview(config: RunConfig, data: Data) -> None:
+    """Sample the prompts that training would ask first, and print what they come to; nothing is written.
+
+    Raises:
+        UserError: the model cannot be loaded, or too few rows fit its context.
+        RewardError: a reward function failed.
+    """
+    policy = load_policy(config)
+    rows, _ = hold_out(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
+    sampler = build_sampler(policy, config)
+    try:
+        groups = draw_groups(config, sampler, rows)
+    finally:
+        sampler.close()
+    show(config, groups)
+
+
+def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
+    """Sample groups of the base as the first steps of training would, and give them their rewards.
+
+    Args:
+        config: the run.
+        sampler: draws from its policy.
+        rows: training rows with `prompt`.
+
+    Returns:
+        At most PROMPTS groups, of different rows. The first step's completions are those that training draws.
+    """
+    import torch
+
+    order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
+    # All rows are asked for their columns: a reward may read one that these few lack.
+    columns = as_asked(sampler.tokenizer, rows)
+    asked, size = [columns[place] for place in order], config.sampling.num_generations
+    prompts = [render_row(sampler.tokenizer, rows[place]) for place in order]
+    a_step = config.train.prompts_per_step * size
+    print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
+    sampler.refresh(adapter=False)
+    if torch.cuda.is_available():  # as in training, where a CPU decodes a step together
+        longest = max(map(len, sampler.encode(prompts)))
+        sampler.find_slots(longest, config.sampling.max_completion_tokens)
+    drawn = sampler.rollouts(
+        prompts,
+        size,
+        max_tokens=config.sampling.max_completion_tokens,
+        temperature=config.sampling.temperature,
+        top_p=config.sampling.top_p,
+        seed=[
+            completion_seed(config.seed, f"step {place // a_step}", place % a_step)
+            for place in range(len(prompts) * size)
+        ],
+    )
+    rollouts = [rollout for group in drawn for rollout in group]
+    repeated, texts = [row for row in asked for _ in range(size)], [rollout.text for rollout in rollouts]
+    rewards = resolve(parse_reward_specs(config.rewards))
+    values = score(rewards, repeated, texts, [rollout.token_ids for rollout in rollouts])
+    task = config.data.task
+    verdicts = [None] * len(texts) if task in UNGRADED_TASKS else grade_all(task, texts, repeated)
+    answers = [
+        Answer(rollout.text, len(rollout.token_ids), rollout.truncated, each, verdict)
+        for rollout, each, verdict in zip(rollouts, values, verdicts, strict=True)
+    ]
+    weights = {reward.name: reward.weight for reward in rewards}
+    return [
+        Group(row, weights, tuple(answers[start : start + size]))
+        for row, start in zip(asked, range(0, len(answers), size), strict=True)
+    ]

@@ -1,0 +1,123 @@
+"""The completions of every n-th step with their verdicts and all their rewards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import distributed
+from lora_grpo.evaluation import outcome
+from lora_grpo.files import atomic, json_lines
+from lora_grpo.rewards import RewardFunction, completion_text
+from lora_grpo.tasks import UNGRADED_TASKS, Row, Verdict, grade_all
+
+
+class CompletionLog:
+    """Looks over the trainer's shoulder as it calls the reward functions.
+
+    Args:
+        folder: gets `step-00010.jsonl`, one line a completion; of several processes the first one's completions.
+        every: steps between two files.
+        weights: scale of each reward, by name.
+        eos_token_ids: the tokens that end a completion.
+    """
+
+    def __init__(self, folder: Path, every: int, weights: dict[str, float], eos_token_ids: Sequence[int]) -> None:
+        self.folder, self.every, self.weights, self.eos_token_ids = folder, every, weights, eos_token_ids
+        self._step = 1
+        self._rewards: dict[str, list[float | None]] = {}
+        self._batch: tuple[list[Row], list[str], list[list[int]]] = ([], [], [])
+
+    def resumed_at(self, step: int) -> None:
+        """Say that the next step is the one after `step`."""
+        self._step = step + 1
+
+    def watch(self, reward: RewardFunction) -> RewardFunction:
+        """Return the reward function, noting what it is given and what it returns in the steps that are written."""
+        name = reward.__name__
+
+        @functools.wraps(reward)
+        def watched(completions: list[Any], **columns: Any) -> list[float | None]:
+            values = reward(completions=completions, **columns)
+            if distributed.is_main() and (self._step == 1 or self._step % self.every == 0):
+                self._note(name, completions, values, columns)
+            return values
+
+        return watched
+
+    def write(self, step: int) -> None:
+        """Write what was noted during `step`, and get ready for the next one."""
+        if self._rewards:
+            rows, texts, token_ids = self._batch
+            values = zip(*self._rewards.values(), strict=True)
+            rewards = [dict(zip(self._rewards, each, strict=True)) for each in values]
+            lines = completion_lines(rows, texts, token_ids, rewards, self.weights, self.eos_token_ids)
+            text = json_lines.dump([{"step": step, **line} for line in lines])
+            atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
+        self._rewards, self._step = {}, step + 1
+
+    def _note(self, name: str, completions: list[Any], values: list[float | None], columns: dict[str, Any]) -> None:
+        if not self._rewards or name in self._rewards:  # a new batch
+            per_row = {column: entries for column, entries in columns.items() if isinstance(entries, list)}
+            rows = [{column: per_row[column][place] for column in per_row} for place in range(len(completions))]
+            self._batch = (rows, [completion_text(each) for each in completions], columns["completion_ids"])
+            self._rewards = {}
+        self._rewards[name] = list(values)
+
+
+def completion_lines(
+    rows: Sequence[Row],
+    completions: Sequence[str],
+    token_ids: Sequence[Sequence[int]],
+    rewards: Sequence[Mapping[str, float | None]],
+    weights: Mapping[str, float],
+    eos_token_ids: Sequence[int],
+) -> list[dict[str, Any]]:
+    """Grade completions and write down what each is and earned.
+
+    Args:
+        rows: B rows of one task, the one that each completion answers.
+        completions: B texts.
+        token_ids: B completions in tokens, with the end-of-sequence token where there was one.
+        rewards: B times each reward's value by name, before its scale; None where it cannot grade the row.
+        weights: scale of each reward by name.
+        eos_token_ids: the tokens that end a completion.
+
+    Returns:
+        B lines. `reward` is the scaled sum; `passed`, `status` and `extracted` are the grader's, None where there is no
+        right answer.
+    """
+    verdicts = _verdicts(rows, completions)
+    lines = []
+    for row, completion, ids, earned, verdict in zip(rows, completions, token_ids, rewards, verdicts, strict=True):
+        lines.append(
+            {
+                "id": row["id"],
+                "question": row["question"],
+                "answer": row.get("answer"),
+                "completion": completion,
+                "extracted": verdict.extracted if verdict else None,
+                "passed": verdict.passed if verdict else None,
+                "status": outcome(verdict)["status"] if verdict else None,
+                "num_tokens": len(ids),
+                "truncated": not ids or ids[-1] not in eos_token_ids,
+                "rewards": dict(earned),
+                "reward": sum(weights[name] * (value or 0.0) for name, value in earned.items()),
+            }
+        )
+    return lines
+
+
+def _verdicts(rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict | None]:
+    gradable = [
+        place for place, row in enumerate(rows) if row["task"] not in UNGRADED_TASKS and row.get("answer") is not None
+    ]
+    found: list[Verdict | None] = [None] * len(rows)
+    if gradable:
+        asked = [rows[place] for place in gradable]
+        graded = grade_all(asked[0]["task"], [completions[place] for place in gradable], asked)
+        for place, verdict in zip(gradable, graded, strict=True):
+            found[place] = verdict
+    return found

@@ -1,0 +1,71 @@
+"""`--data.filter-solved`: train on the rows that the base solves sometimes, since the others teach GRPO little."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lora_grpo.errors import RunError
+from lora_grpo.evaluation import Draws, draw_and_grade, tallies, task_id
+from lora_grpo.rewards import training_set
+from lora_grpo.runs import Run
+from lora_grpo.sampling import Sampler
+from lora_grpo.tasks import Row, prompt_order
+
+_CHUNK = 128
+"""Rows that are asked before it is seen whether they suffice; each chunk has a file of its own."""
+
+
+def keep_middling(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row]) -> None:
+    """Have the trainer ask only rows that the base solves sometimes, where the run is asked to filter.
+
+    Rows are walked in the order in which training would ask them, with training's own sampling settings, until there is
+    one for each prompt of the run; where there are too few, those that were kept are asked again in seeded passes. The
+    order of a longer run begins with that of a shorter one. Samples are kept as they come: what is there is not drawn
+    again.
+
+    Args:
+        run: the open run, begun; samples are in its `filter/`, counts in run.json.
+        sampler: draws from the run's policy.
+        trainer: what `make_trainer` returned.
+        rows: the training rows that it was given.
+
+    Raises:
+        RunError: fewer rows are left than one step has prompts, or a file of samples does not fit these rows.
+    """
+    config, sampling = run.config, run.config.sampling
+    if not config.data.filter_solved:
+        return
+    size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
+    draws = Draws(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
+    order = prompt_order(len(rows), len(rows), config.seed)
+    kept: list[Row] = []
+    asked = always = never = 0
+    sampler.refresh(adapter=False)
+    run.filter.mkdir(exist_ok=True)
+    for start in range(0, len(rows), _CHUNK):
+        if len(kept) >= wanted:
+            break
+        chunk = [rows[place] for place in order[start : start + _CHUNK]]
+        path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
+        title = f"difficulty, {len(kept)} of {wanted} rows kept"
+        samples = draw_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title)
+        solved = {name: passed for name, (_, passed) in tallies(samples, greedy=False).items()}
+        kept += [row for row in chunk if 0 < solved[task_id(row)] < size]
+        asked += len(chunk)
+        always += sum(passed == size for passed in solved.values())
+        never += sum(passed == 0 for passed in solved.values())
+    sampler.rest()
+    run.update(filter={"rows": asked, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
+    said = f"of {asked} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
+    if len(kept) < config.train.prompts_per_step:
+        other = "easier" if never > always else "harder"
+        raise RunError(
+            f"{said}: too few for --train.prompts-per-step {config.train.prompts_per_step}; give {other} rows with "
+            "--data.train, raise --sampling.num-generations or --sampling.temperature, or leave "
+            "--data.filter-solved out (any of them with --overwrite)"
+        )
+    print(f"filter: {said}", file=sys.stderr)
+    again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)
+    trainer.train_dataset = training_set(sampler.tokenizer, kept, [*range(len(kept)), *again][:wanted])

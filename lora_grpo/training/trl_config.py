@@ -1,0 +1,73 @@
+"""The arguments of TRL's GRPOConfig, worked out from a run's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.models import compute_dtype
+
+
+def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:
+    """Return every GRPOConfig argument the run relies on.
+
+    All are given: TRL's defaults change between versions, and Unsloth's patched GRPOConfig has others (learning rate
+    5e-5, 8-bit AdamW, importance-sampling correction off).
+    """
+    import torch
+
+    shape, dtype, on_gpu = batch_shape(config), compute_dtype(), torch.cuda.is_available()
+    settings, sampling = config.train, config.sampling
+    return {
+        "output_dir": str(folder),
+        "max_steps": settings.max_steps,
+        "per_device_train_batch_size": shape.micro_batch_size,
+        "gradient_accumulation_steps": shape.accumulation_steps,
+        "steps_per_generation": shape.accumulation_steps,
+        "num_generations": sampling.num_generations,
+        "max_completion_length": sampling.max_completion_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": settings.lr_scheduler,
+        "warmup_steps": settings.warmup_steps,
+        "weight_decay": 0.0,
+        "optim": settings.optimizer,
+        "max_grad_norm": settings.max_grad_norm,
+        "beta": settings.beta,
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "num_iterations": 1,
+        "scale_rewards": "group",
+        "importance_sampling_level": "token",
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 3.0,
+        "vllm_mode": "colocate",
+        "mask_truncated_completions": False,
+        "reward_weights": reward_weights,
+        # The order of rows is decided by prompt_order; see there.
+        "shuffle_dataset": False,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "bf16": on_gpu and dtype == torch.bfloat16,
+        "fp16": on_gpu and dtype == torch.float16,
+        "use_cpu": not on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        # Without it DDP cuts its buckets anew after the first step, also after that of a resumed run; more than two
+        # ranks then add their gradients up in another order than an unbroken run did.
+        "ddp_find_unused_parameters": True,
+        "seed": config.seed,
+        "save_strategy": "steps",
+        "save_steps": settings.checkpoint_steps,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "log_completions": False,
+        "report_to": list(settings.report_to),
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        **parse_grpo_overrides(config.grpo),
+    }

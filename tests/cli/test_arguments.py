@@ -1,0 +1,451 @@
+import json
+import os
+import runpy
+import signal
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.cli.arguments import flag_names, parse, replace
+from lora_grpo.cli.main import run_command
+from lora_grpo.config.schema import RunConfig
+from lora_grpo.errors import Interrupted, RunError, UserError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "gsm8k_lora.py"
+PRESETS = runpy.run_path(str(RECIPE))["PRESETS"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def read(*arguments, presets=PRESETS):
+    return parse(arguments, recipe="gsm8k_lora", description="", presets=presets)
+
+
+def config(*arguments):
+    return read(*arguments)[0]
+
+
+def refusal(*arguments):
+    with pytest.raises(UserError) as error:
+        read(*arguments)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.strip()
+    return message
+
+
+def settings(text, name="settings.yaml"):
+    Path(name).write_text(text)
+    return ["--config", name]
+
+
+def run_folder(folder, **changes):
+    """What a run leaves of its settings."""
+    Path(folder).mkdir(parents=True)
+    asked = replace(config("--output-dir", folder), changes).to_dict()
+    (Path(folder) / "run.json").write_text(json.dumps({"lora_grpo_run": 1, "recipe": "gsm8k_lora", "config": asked}))
+    return asked
+
+
+# Which of preset, file and flag decides
+
+
+def test_without_arguments_the_hardwares_preset_decides():
+    made, how = read()
+    assert made.preset == "starter"
+    assert made.output_dir == "outputs/gsm8k_lora"
+    assert made.train.max_steps == PRESETS["starter"]["train"]["max_steps"]
+    assert made.rewards == PRESETS["starter"]["rewards"]
+    assert made.lora == RunConfig().lora
+    assert (how.dry_run, how.resume, how.overwrite) == (False, False, False)
+
+
+def test_a_flag_goes_over_the_file_and_the_file_over_the_preset():
+    file = settings("train: {max_steps: 7, prompts_per_step: 4, micro_batch_size: 64}\nseed: 3\n")
+    made = config(*file, "--seed", "9", "--train.prompts-per-step", "8")
+    assert (made.seed, made.train.max_steps, made.train.prompts_per_step) == (9, 7, 8)
+    assert made.train.learning_rate == PRESETS["starter"]["train"]["learning_rate"]
+    # Where the file stands among the flags does not matter.
+    assert config("--seed", "9", *file, "--train.prompts-per-step", "8") == made
+    assert config("--seed", "9", "--config=settings.yaml", "--train.prompts-per-step=8") == made
+
+
+def test_the_file_may_name_the_preset_and_a_flag_may_change_it():
+    presets = {"starter": PRESETS["starter"], "other": {"train": {"max_steps": 5}}}
+    file = settings("preset: other\n")
+    assert read(*file, presets=presets)[0].train.max_steps == 5
+    assert read(*file, "--preset=starter", presets=presets)[0].train.max_steps == 60
+
+
+def test_the_last_of_two_equal_flags_counts():
+    assert config("--seed", "1", "--seed", "2").seed == 2
+
+
+def test_the_invocation_is_read_besides():
+    assert read("--dry-run")[1].dry_run
+    assert read("--overwrite")[1].overwrite
+    assert read("--resume")[1].resume
+
+
+def test_every_preset_is_one_that_this_version_accepts():
+    from lora_grpo.cli.validate import check
+
+    for changes in PRESETS.values():
+        check(replace(RunConfig(output_dir="out"), changes))
+
+
+# Spelling
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--train.max-steps", "4"],
+        ["--train.max_steps", "4"],
+        ["--train.max-steps=4"],
+        ["--train.max_steps=4"],
+    ],
+)
+def test_flags_have_dashes_or_underscores(arguments):
+    assert config(*arguments).train.max_steps == 4
+
+
+@pytest.mark.parametrize("key", ["max_steps", "max-steps"])
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.yaml", "train:\n  {}: 4\n".format), ("a.json", '{{"train": {{"{}": 4}}}}'.format)]
+)
+def test_keys_have_dashes_or_underscores_in_yaml_and_json(key, name, write):
+    assert config(*settings(write(key), name)).train.max_steps == 4
+
+
+def test_values_of_every_kind_in_a_file():
+    made = config(
+        *settings(
+            "output_dir: -odd name\n"
+            "model: {revision: null, trust_remote_code: false}\n"
+            "lora: {rslora: true, targets: [q_proj, v_proj], dropout: 0.1}\n"
+            "data: {train_limit: null, eval_limit: 10}\n"
+            "train: {learning_rate: 1e-5, report_to: []}\n"
+            "eval: {k: [1, 2], num_samples: 2}\n"
+        )
+    )
+    assert made.output_dir == "-odd name"
+    assert (made.model.revision, made.model.trust_remote_code) == (None, False)
+    assert (made.lora.rslora, made.lora.targets, made.lora.dropout) == (True, ("q_proj", "v_proj"), 0.1)
+    assert (made.data.train_limit, made.data.eval_limit) == (None, 10)
+    assert (made.train.learning_rate, made.train.report_to) == (1e-5, ())
+    assert made.eval.k == (1, 2)
+
+
+def test_a_switch_is_turned_off_again():
+    file = settings("lora: {rslora: true}\n")
+    assert config(*file).lora.rslora
+    assert not config(*file, "--lora.no-rslora").lora.rslora
+    assert not config(*settings("lora: {rslora: false}\n")).lora.rslora
+
+
+def test_nothing_is_a_value():
+    assert config("--data.eval-limit", "None").data.eval_limit is None
+    assert config(*settings("data: {eval_limit: null}\n")).data.eval_limit is None
+
+
+def test_a_negative_number_is_a_value_and_not_a_flag():
+    assert config("--grpo", "top_k=-1", "--rewards", "correct_answer=-1").grpo == ("top_k=-1",)
+    assert refusal("--seed", "-1") == "--seed is -1; expected 0 or more"
+    assert refusal("--seed=-1") == "--seed is -1; expected 0 or more"
+    assert refusal(*settings("seed: -1\n")) == "--seed is -1; expected 0 or more"
+    assert "--train.learning-rate is -0.001" in refusal("--train.learning-rate", "-1e-3")
+
+
+@pytest.mark.parametrize(
+    ("text", "rewards"),
+    [
+        ("rewards: [correct_answer=2, integer_answer]\n", ("correct_answer=2", "integer_answer")),
+        ("rewards: {correct_answer: 2, integer_answer: null}\n", ("correct_answer=2", "integer_answer")),
+        ("rewards:\n  - correct_answer: 2\n  - integer_answer\n", ("correct_answer=2", "integer_answer")),
+        ("rewards: correct_answer\n", ("correct_answer",)),
+        ("rewards: {'pattern:a=b': -0.5}\n", ("pattern:a=b=-0.5",)),
+    ],
+)
+def test_rewards_in_a_file(text, rewards):
+    assert config(*settings(text)).rewards == rewards
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["grpo: {epsilon: 0.1, top_k: -1}\n", "grpo: ['epsilon=0.1', 'top_k=-1']\n", "grpo: [epsilon: 0.1, top_k: -1]\n"],
+)
+def test_grpo_in_a_file(text):
+    assert config(*settings(text)).grpo == ("epsilon=0.1", "top_k=-1")
+
+
+def test_values_of_grpo_keep_their_type_through_a_mapping():
+    from lora_grpo.config.trl_fields import parse_grpo_overrides
+
+    made = config(*settings("grpo: {epsilon_high: null, mask_truncated_completions: true, run_name: 'no'}\n"))
+    assert parse_grpo_overrides(made.grpo) == {
+        "epsilon_high": None,
+        "mask_truncated_completions": True,
+        "run_name": "no",
+    }
+
+
+def test_rewards_of_a_flag_replace_those_of_the_file():
+    assert config(*settings("rewards: [integer_answer]\n"), "--rewards", "correct_answer").rewards == (
+        "correct_answer",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rewards", "correct_answer", "--rewards", "integer_answer"],
+        ["--grpo", "epsilon=0.1", "--grpo=top_k=1"],
+        ["--eval.k=1", "--eval.k=2"],
+    ],
+)
+def test_a_list_flag_given_twice_would_lose_the_first(arguments):
+    assert "is given 2 times; give all its values after one" in refusal(*arguments)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--train.max-step", "4"], "unknown flag --train.max-step; did you mean --train.max-steps?"),
+        (["--trian.max-steps=4"], "unknown flag --trian.max-steps; did you mean --train.max-steps?"),
+        (["--learning-rate", "1"], "did you mean --train.learning-rate?"),
+        (["--zzzzzzzzzz"], "unknown flag --zzzzzzzzzz; --help lists them"),
+        (["-x"], "Unrecognized options: -x"),
+        (["stray"], "Unrecognized options: stray"),
+        (["--model.engine", "fast"], "invalid choice 'fast' for argument '--model.engine'"),
+        (["--model.bits", "8"], "invalid choice '8'"),
+        (["--train.report-to", "paper"], "invalid choice 'paper'"),
+        (["--seed", "x"], "Error parsing --seed"),
+        (["--train.max-steps", "1.5"], "Error parsing --train.max-steps"),
+        (["--train.learning-rate", "fast"], "Error parsing --train.learning-rate"),
+        (["--data.train-limit", "few"], "Error parsing --data.train-limit"),
+        (["--seed"], "Missing value for argument '--seed'"),
+        (["--preset"], "--preset needs a value"),
+        (["--config"], "--config needs a value"),
+        (["--resume", "--output-dir"], "--output-dir needs a value"),
+        (["--seed", "1", "2"], "Unrecognized options: 2"),
+        (["--lora.rslora", "false"], "Unrecognized options: false"),
+        (["--output-dir", ""], "--output-dir is empty"),
+        (["--rewards"], "no rewards; name at least one"),
+        (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
+        (["--preset", "16gb"], "preset 16gb needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES"),
+        (["--resume", "--overwrite"], "pass one of them"),
+        (["--model.name", "./missing"], "--model.name ./missing does not exist"),
+        (["--train.micro-batch-size", "7"], "do not divide"),
+        (["--data.train", "a.jsonl"], "--data.train is given and --data.eval is not"),
+        (["--data.eval", "a.jsonl"], "--data.eval is given and --data.train is not"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(arguments, message, capsys):
+    assert message in refusal(*arguments)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "settings.yaml is empty"),
+        ("- a\n", "holds list; expected a mapping"),
+        ("seed: [\n", "--config settings.yaml cannot be read: "),
+        ("sead: 1\n", "settings.yaml: unknown key sead; did you mean seed?"),
+        ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean train.max_steps?"),
+        ("trian: {max_steps: 1}\n", "settings.yaml: unknown key trian; did you mean train?"),
+        ("1: 2\n", "settings.yaml: unknown key 1"),
+        ("resume: true\n", "settings.yaml: unknown key resume"),
+        ("train: 5\n", "settings.yaml: train holds int; expected a mapping of settings"),
+        ("train:\n", "settings.yaml: train holds NoneType; expected a mapping"),
+        ("train: {max_steps: many}\n", "settings.yaml: Error parsing --train.max-steps"),
+        ("train: {max_steps: 7.5}\n", "settings.yaml: Error parsing --train.max-steps"),
+        ("seed: null\n", "settings.yaml: seed is empty; give a value or leave the key out"),
+        ("output_dir: null\n", "settings.yaml: output_dir is empty"),
+        ("seed: [1, 2]\n", "settings.yaml: Unrecognized options: 2"),
+        ("lora: {rslora: 'yes'}\n", "settings.yaml: lora.rslora is 'yes'; expected true or false"),
+        ("model: {engine: fast}\n", "settings.yaml: invalid choice 'fast'"),
+        ("rewards: []\n", "no rewards; name at least one"),
+        ("rewards: {corect_answer: 1}\n", "did you mean 'correct_answer'?"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(text, message):
+    assert message in refusal(*settings(text))
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    assert refusal("--config", "missing.yaml") == "--config missing.yaml cannot be read: No such file or directory"
+    assert "Is a directory" in refusal("--config", str(tmp_path))
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert refusal("--config", "binary.yaml") == "--config binary.yaml cannot be read: it is not UTF-8 text"
+    assert "--config a.json cannot be read: Expecting" in refusal(*settings('{"seed": ', "a.json"))
+
+
+def test_a_flag_over_a_wrong_value_of_the_file_does_not_hide_it():
+    assert "settings.yaml" in refusal(*settings("seed: x\n"), "--seed", "1")
+
+
+def test_a_key_of_a_preset_that_does_not_exist():
+    with pytest.raises(UserError, match="unknown key max_stepz; did you mean max_steps"):
+        read(presets={"starter": {"train": {"max_stepz": 1}}})
+
+
+# Tasks
+
+
+def test_files_over_the_starters_problems_are_read_as_gsm8k():
+    assert config().data.task == "starter"
+    assert config("--data.train", "a.jsonl", "--data.eval", "b.jsonl").data.task == "gsm8k"
+    assert config("--data.task", "prompts", "--data.train", "a.txt").data.task == "prompts"
+    assert config("--data.task", "gsm8k", "--data.train", "a.jsonl").data.task == "gsm8k"
+    assert config(*settings("data: {train: a.jsonl, eval: b.jsonl}\n")).data.task == "gsm8k"
+
+
+# Files that the kit wrote itself
+
+
+def test_a_run_json_is_a_settings_file():
+    run_folder("old", seed=5, train={"learning_rate": 1e-5})
+    made = config("--config", "old/run.json")
+    assert (made.seed, made.train.learning_rate, made.output_dir) == (5, 1e-5, "old")
+    assert config("--config", "old/run.json", "--output-dir", "new").output_dir == "new"
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.yaml"])
+def test_a_configuration_written_out_reads_back_the_same(name):
+    asked = config(
+        "--data.train=a", "--data.eval=b", "--rewards", "pattern:x=y=-0.5", "--grpo", "top_k=-1", "epsilon=1e-5",
+        "--lora.rslora", "--eval.k", "2", "--train.learning-rate", "1e-5", "--data.eval-limit", "None",
+    )  # fmt: skip
+    text = json.dumps(asked.to_dict())
+    assert config(*settings(text, name)) == asked
+
+
+def test_resume_takes_the_settings_of_the_run():
+    run_folder("old", seed=5, train={"learning_rate": 1e-5}, rewards=("integer_answer=1.0",))
+    made, how = read("--resume", "--output-dir", "old")
+    assert how.resume
+    assert (made.seed, made.train.learning_rate, made.rewards) == (5, 1e-5, ("integer_answer=1.0",))
+    assert made.output_dir == "old"
+
+
+@pytest.mark.parametrize("spelling", ["--output-dir=old", "--output_dir=old"])
+def test_resume_finds_the_folder_however_it_is_spelled(spelling):
+    run_folder("old", seed=5)
+    assert config("--resume", spelling).seed == 5
+
+
+def test_resume_finds_the_folder_that_a_file_names():
+    run_folder("old", seed=5)
+    assert config("--resume", *settings("output_dir: old\n")).seed == 5
+
+
+def test_resume_without_a_folder_means_the_recipes_own():
+    run_folder("outputs/gsm8k_lora", seed=5)
+    assert config("--resume").seed == 5
+    assert config().seed == 0
+
+
+def test_flags_go_over_the_run_that_is_resumed():
+    run_folder("old", seed=5)
+    made = config("--resume", "--output-dir", "old", "--train.max-steps", "120")
+    assert (made.seed, made.train.max_steps) == (5, 120)
+
+
+def test_a_run_folder_that_was_moved_is_resumed_where_it_is():
+    run_folder("old", seed=5)
+    Path("old").rename("moved")
+    made = config("--resume", "--output-dir", "moved")
+    assert (made.seed, made.output_dir) == (5, "moved")
+    Path("outputs").mkdir()
+    Path("moved").rename("outputs/gsm8k_lora")
+    made = config("--resume")
+    assert (made.seed, made.output_dir) == (5, "outputs/gsm8k_lora")
+
+
+def test_resuming_what_is_not_there_is_a_new_run():
+    assert config("--resume", "--output-dir", "nowhere") == config("--output-dir", "nowhere")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"lora_grpo_run": 1}'])
+def test_a_broken_run_json_is_one_line(text):
+    Path("old").mkdir()
+    Path("old/run.json").write_text(text)
+    assert "old/run.json" in refusal("--resume", "--output-dir", "old")
+
+
+# Help and endings
+
+
+def test_help_shows_every_flag_and_ends_well(capsys):
+    with pytest.raises(SystemExit) as ended:
+        read("--help", "--seed", "x")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for name in flag_names():
+        assert name in shown
+
+
+def test_nothing_is_written_and_the_preset_is_said(capsys):
+    read()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("preset starter: ")
+    assert list(Path.cwd().iterdir()) == []
+
+
+def raises(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.fixture
+def sigterm_as_before():
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("no such file"), 2, "error: no such file\n"),
+        (RunError("it broke"), 1, "error: it broke\n"),
+        (Interrupted("stopped", signal.SIGTERM), 143, "stopped\n"),
+        (Interrupted("stopped", signal.SIGINT), 130, "stopped\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_each_ending_has_its_code(error, code, said, capsys, sigterm_as_before):
+    assert run_command(raises(error)) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_good_ending_is_0(capsys, sigterm_as_before):
+    assert run_command(lambda: None) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_of_the_kits_own_keeps_its_traceback(sigterm_as_before):
+    with pytest.raises(ZeroDivisionError):
+        run_command(raises(ZeroDivisionError()))
+
+
+def test_sigterm_anywhere_ends_with_143(capsys, sigterm_as_before):
+    def main():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal did not come")
+
+    assert run_command(main) == 143
+    assert capsys.readouterr().err == "terminated\n"

@@ -1,0 +1,227 @@
+"""What a person sees who makes a mistake: one line, exit code 2, and nothing left behind."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lora_grpo.cli.arguments import parse
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+ROW = '{"question": "What is 2 + 3?", "answer": "#### 5"}\n'
+OTHER = '{"question": "What is 2 + 4?", "answer": "#### 6"}\n'
+
+
+def runner(tmp_path, commands):
+    (tmp_path / "train.jsonl").write_text(ROW * 8)
+    (tmp_path / "eval.jsonl").write_text(OTHER)
+
+    def run(*arguments, name="gsm8k_lora", **environment):
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+        return commands.start(RECIPES / f"{name}.py", *arguments, cwd=tmp_path, env=environment).end()
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path, warm):
+    """Return a function that runs a recipe in an empty folder, on a machine without a GPU."""
+    return runner(tmp_path, warm)
+
+
+@pytest.fixture
+def fresh_recipe(tmp_path, fresh):
+    """The same in an interpreter of its own."""
+    return runner(tmp_path, fresh)
+
+
+def refused(result):
+    """Check how a mistake is told, and return what is said of it."""
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    *before, last = result.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert all(line.startswith(("preset ", "left ", "memory: ", "work: ", "time: ")) for line in before), before
+    return last.removeprefix("error: ")
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--train.max-step", "3"], "unknown flag --train.max-step; did you mean --train.max-steps?"),
+        (["--model.bits", "8"], "invalid choice '8'"),
+        (["--config", "missing.yaml"], "--config missing.yaml cannot be read: No such file or directory"),
+        (["--train.micro-batch-size", "7"], "128 completions, which micro-batches of 7 do not divide"),
+        (["--eval.k", "9"], "pass --eval.num-samples 9"),
+        (["--preset", "16gb"], "needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES hides every GPU)"),
+        (["--rewards", "corect_answer"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
+        (["--rewards", "mine.py:f"], "mine.py: no such file"),
+        (["--grpo", "epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
+        (["--model.name", "./missing"], "--model.name ./missing does not exist"),
+        (["--model.name", "."], "holds no config.json"),
+        (["--data.train", "train.jsonl"], "--data.train is given and --data.eval is not"),
+        (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl: no such file"),
+        ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
+        (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
+        (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
+        (["--resume", "--overwrite"], "pass one of them"),
+        (["--preview", "--dry-run"], "--preview writes nothing and goes with no --dry-run"),
+        (["--preview", "--resume"], "--preview writes nothing and goes with no --resume"),
+        (["--preview", "--overwrite"], "--preview writes nothing and goes with no --overwrite"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe(*arguments))
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "bad.jsonl: no rows"),
+        (f"{ROW}\n{{broken\n", "bad.jsonl:3: not JSON"),
+        (f'{ROW}{{"question": "What?"}}\n', "bad.jsonl:2: 'answer' is missing"),
+        (f'{ROW}{ROW}{{"question": "What?", "answer": "some"}}\n', "bad.jsonl:3: no readable number"),
+    ],
+)
+def test_a_wrong_row_is_named_by_its_line(recipe, tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe("--data.train", "bad.jsonl", "--data.eval", "eval.jsonl"))
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_mistake_in_a_fresh_interpreter_is_one_line_as_well(fresh_recipe, tmp_path):
+    before = set(tmp_path.rglob("*"))
+    assert "did you mean --train.max-steps?" in refused(fresh_recipe("--train.max-step", "3"))
+    assert "missing.jsonl: no such file" in refused(fresh_recipe("--data.train", "missing.jsonl", *FILES[2:]))
+    assert set(tmp_path.rglob("*")) == before
+
+
+MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_list": ["assert f(1) == 1"]}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.train", "mbpp.jsonl"], "say what the file holds, e.g. --data.task mbpp"),
+        (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
+        (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
+        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a number from 1"),
+        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected a number from 64"),
+        (["--data.task", "mbpp", "--data.train", "mbpp.jsonl", "--data.eval", "bad.jsonl"], "bad.jsonl:2: "),
+    ],
+)
+def test_a_mistake_in_the_code_recipe_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
+    (tmp_path / "mbpp.jsonl").write_text(MBPP_ROW * 1)
+    (tmp_path / "bad.jsonl").write_text(MBPP_ROW + MBPP_ROW.replace("def f", "def").replace("1,", "2,"))
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe(*arguments, name="code_lora"))
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Hi"}\n')
+    result = recipe("--data.train", "mine.jsonl", name="length_lora")
+    assert "mine.jsonl:2: none of prompt, question, text holds text" in refused(result)
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
+def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path):
+    assert "needs the package unsloth; run `pip install" in refused(recipe("--model.engine", "unsloth"))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_filter_needs_right_answers(recipe, tmp_path):
+    result = recipe("--data.filter-solved", name="length_lora")
+    assert "--data.task prompts has no right answers; leave it out" in refused(result)
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_preview_is_of_one_process(recipe, tmp_path):
+    assert "--preview samples in one process, and 2 were started" in refused(recipe("--preview", WORLD_SIZE="2"))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_launcher_that_sets_nonsense(recipe, tmp_path):
+    assert "WORLD_SIZE='two'" in refused(recipe(WORLD_SIZE="two"))
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run as it was left, of these settings."""
+    folder = tmp_path / "outputs" / "gsm8k_lora"
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "run.json").write_text(json.dumps({"lora_grpo_run": 1, "config": {"preset": "starter"}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "outputs/gsm8k_lora already holds a run; pass --resume"),
+        (["--resume"], "outputs/gsm8k_lora/run.json is not a run record"),
+        (["--resume", "--seed", "x"], "Error parsing --seed"),
+        (["--overwrite", "--train.micro-batch-size", "7"], "do not divide"),
+    ],
+)
+def test_a_run_that_is_there_stays_as_it_is(recipe, run_folder, arguments, message):
+    before = files(run_folder)
+    assert message in refused(recipe(*arguments))
+    assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
+
+
+def test_a_broken_run_json_is_one_line(recipe, run_folder):
+    (run_folder / "run.json").write_text("{")
+    before = files(run_folder)
+    assert "outputs/gsm8k_lora/run.json cannot be read" in refused(recipe("--resume"))
+    assert files(run_folder) == before
+
+
+def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(fresh_recipe, run_folder):
+    before = files(run_folder)
+    result = fresh_recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
+    assert "raise --model.max-sequence-tokens" in refused(result)
+    assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
+
+
+def test_a_dry_run_writes_nothing_and_prints_settings_that_read_back(recipe, tmp_path, monkeypatch):
+    arguments = [*FILES, "--seed", "7", "--train.learning-rate", "1e-5", "--grpo", "epsilon_high=0.28", "--lora.rslora"]
+    before = files(tmp_path)
+    result = recipe(*arguments, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert files(tmp_path) == before
+    assert not (tmp_path / "outputs").exists()
+
+    printed, prompt, rest = result.stdout.partition("--- prompt of train/0\n")
+    assert prompt
+    for text in ("What is 2 + 3?", "--- gold answer", "correct_answer", "nothing was trained"):
+        assert text in rest
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    Path("printed.yaml").write_text(printed)
+    presets = {"starter": {}}  # the file says everything, so the preset need not
+    asked, _ = parse(["--config", "printed.yaml"], recipe="gsm8k_lora", description="", presets=presets)
+    assert (asked.seed, asked.train.learning_rate, asked.lora.rslora) == (7, 1e-5, True)
+    assert json.loads(json.dumps(asked.to_dict())) == yaml.safe_load(printed)

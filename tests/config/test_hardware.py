@@ -1,0 +1,136 @@
+import pytest
+
+from lora_grpo.config.hardware import choose_preset, nvidia_gpus, preset_gigabytes
+from lora_grpo.errors import UserError
+
+PRESETS = ("starter", "8gb", "12gb", "16gb", "24gb")
+
+
+def refusal(wanted):
+    with pytest.raises(UserError) as error:
+        choose_preset(wanted, PRESETS)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "preset"),
+    [
+        (6144, "starter"),
+        (8188, "8gb"),
+        (10240, "8gb"),
+        (12288, "12gb"),
+        (15360, "16gb"),  # Tesla T4
+        (16376, "16gb"),
+        (24564, "24gb"),
+        (81559, "24gb"),
+    ],
+)
+def test_auto_takes_the_largest_preset_that_fits(machine, mebibytes, preset):
+    machine(mebibytes)
+    chosen, why = choose_preset("auto", PRESETS)
+    assert chosen == preset
+    assert f"preset {preset}" in why
+    assert f"Card 0 with {mebibytes / 1024:.0f} GiB" in why
+
+
+def test_auto_without_a_gpu_is_the_starter(machine):
+    assert choose_preset("auto", PRESETS) == (
+        "starter",
+        "preset starter: no NVIDIA GPU (nvidia-smi is not on the PATH)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'NVIDIA-SMI has failed' >&2; exit 9", "nvidia-smi failed: NVIDIA-SMI has failed"),
+        ("echo 'No devices were found'; exit 6", "nvidia-smi failed: No devices were found"),
+        ("exit 3", "nvidia-smi failed: exit code 3"),
+        ("true", "nvidia-smi lists no GPU"),
+        ("echo '0, GPU-1, Orin, [N/A], [N/A]'", "nvidia-smi lists no GPU"),
+    ],
+)
+def test_a_tool_that_fails_is_quoted(machine, script, reason):
+    machine(script=script)
+    preset, why = choose_preset("auto", PRESETS)
+    assert preset == "starter"
+    assert reason in why
+    assert "\n" not in why
+    assert reason in refusal("16gb")
+
+
+def test_a_tool_that_cannot_run(machine, tmp_path):
+    machine(script="true")
+    (tmp_path / "nvidia-smi").write_text("")  # neither a script nor a program
+    preset, why = choose_preset("auto", PRESETS)
+    assert preset == "starter"
+    assert "nvidia-smi did not answer (OSError)" in why
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", " "])
+def test_gpus_hidden_from_cuda_do_not_count(machine, monkeypatch, hidden):
+    machine(81559)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    preset, why = choose_preset("auto", PRESETS)
+    assert preset == "starter"
+    assert "CUDA_VISIBLE_DEVICES hides every GPU" in why
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["Card 0", "Card 1"]),
+        ("1", ["Card 1"]),
+        ("1,0", ["Card 1", "Card 0"]),
+        ("GPU-1a", ["Card 1"]),
+        ("0,7,1", ["Card 0"]),
+        ("7", []),
+        ("MIG-12", ["Card 0", "Card 1"]),
+    ],
+)
+def test_the_gpus_are_those_that_cuda_sees_in_its_order(machine, monkeypatch, visible, names):
+    machine(8188, 24564)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus, why = nvidia_gpus()
+    assert [gpu.name for gpu in gpus] == names
+    assert bool(why) == (not names)
+
+
+def test_the_preset_follows_the_visible_gpu(machine, monkeypatch):
+    machine(8188, 24564)
+    assert choose_preset("auto", PRESETS)[0] == "8gb"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert choose_preset("auto", PRESETS)[0] == "24gb"
+
+
+def test_a_preset_asked_for_is_taken_where_it_fits(machine):
+    machine(24564)
+    assert choose_preset("8gb", PRESETS) == ("8gb", "preset 8gb (asked for) on Card 0 with 24 GiB")
+    assert choose_preset("24gb", PRESETS)[0] == "24gb"
+
+
+def test_a_preset_too_large_for_the_card_offers_one_that_fits(machine):
+    machine(12288)
+    message = refusal("24gb")
+    assert "preset 24gb needs a GPU with 24 GB, got Card 0 with 12 GiB; pass --preset 12gb" in message
+    machine(2048)
+    assert refusal("8gb").endswith("pass --preset starter")
+
+
+def test_a_gpu_preset_without_a_gpu_offers_the_starter(machine):
+    assert refusal("16gb").endswith("found none (nvidia-smi is not on the PATH); pass --preset starter for the CPU")
+
+
+def test_the_starter_asks_no_hardware(machine):
+    machine(81559)
+    assert choose_preset("starter", PRESETS) == ("starter", "preset starter (asked for)")
+
+
+def test_an_unknown_preset_lists_those_there_are():
+    assert refusal("9gb") == "unknown preset '9gb'; expected auto, starter, 8gb, 12gb, 16gb, 24gb"
+
+
+def test_the_size_is_in_the_name():
+    assert [preset_gigabytes(name) for name in PRESETS] == [None, 8, 12, 16, 24]

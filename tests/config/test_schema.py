@@ -1,0 +1,207 @@
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+
+from lora_grpo.cli.validate import check
+from lora_grpo.config.batch import batch_shape
+from lora_grpo.config.schema import RunConfig, flag
+from lora_grpo.errors import UserError
+
+
+def config(**settings):
+    """RunConfig with `train__max_steps=3` for `train.max_steps`."""
+    made = RunConfig(output_dir="out")
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        if key:
+            value = dataclasses.replace(getattr(made, section), **{key: value})
+        made = dataclasses.replace(made, **{section: value})
+    return made
+
+
+def shape_of(group, prompts, micro, world_size=None):
+    asked = config(sampling__num_generations=group, train__prompts_per_step=prompts, train__micro_batch_size=micro)
+    return batch_shape(asked, world_size)
+
+
+def refusal(function, *arguments):
+    with pytest.raises(UserError) as error:
+        function(*arguments)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("group", "prompts", "micro", "processes", "completions", "passes"),
+    [(8, 8, 8, 1, 64, 8), (8, 8, 64, 1, 64, 1), (16, 8, 128, 1, 128, 1), (2, 3, 1, 1, 6, 6), (8, 8, 4, 4, 64, 4)],
+)
+def test_a_step_is_cut_into_equal_passes(group, prompts, micro, processes, completions, passes):
+    shape = shape_of(group, prompts, micro, processes)
+    assert shape.completions_per_step == completions == group * prompts
+    assert shape.accumulation_steps == passes
+    assert shape.accumulation_steps * micro * processes == completions
+
+
+def test_the_number_of_processes_is_the_launchers(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert shape_of(8, 8, 8).accumulation_steps == 8
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert shape_of(8, 8, 8).accumulation_steps == 4
+    assert shape_of(8, 8, 8, world_size=1).accumulation_steps == 8
+
+
+@pytest.mark.parametrize("value", ["abc", "", "0", "-1", "1.5"])
+def test_a_world_size_that_is_no_number_of_processes(monkeypatch, value):
+    monkeypatch.setenv("WORLD_SIZE", value)
+    assert f"WORLD_SIZE={value!r}" in refusal(check, config())
+
+
+@pytest.mark.parametrize(
+    ("group", "prompts", "micro", "processes", "parts"),
+    [
+        (8, 8, 7, 1, ["8 prompts x 8 generations = 64", "micro-batches of 7 ", "--train.micro-batch-size 8"]),
+        (8, 8, 200, 1, ["pass --train.micro-batch-size 64"]),
+        (8, 8, 64, 2, ["= 64 completions", "on 2 processes", "--train.micro-batch-size 32"]),
+        (2, 1, 1, 3, ["which 3 processes cannot share", "change --train.prompts-per-step"]),
+        (1, 8, 8, 1, ["--sampling.num-generations is 1", "at least 2"]),
+        (0, 8, 8, 1, ["--sampling.num-generations is 0"]),
+        (8, 0, 8, 1, ["--train.prompts-per-step is 0; expected 1 or more"]),
+        (8, 8, 0, 1, ["--train.micro-batch-size is 0; expected 1 or more"]),
+        (8, 8, -8, 1, ["--train.micro-batch-size is -8"]),
+    ],
+)
+def test_a_batch_that_does_not_fit_says_what_would(group, prompts, micro, processes, parts):
+    message = refusal(shape_of, group, prompts, micro, processes)
+    for part in parts:
+        assert part in message
+
+
+def test_the_size_a_refusal_offers_is_accepted():
+    for micro in range(1, 70):
+        try:
+            shape_of(8, 8, micro, 2)
+        except UserError as error:
+            offered = int(str(error).split("--train.micro-batch-size ")[1].split(",")[0])
+            assert shape_of(8, 8, offered, 2).accumulation_steps * offered * 2 == 64
+
+
+def test_the_defaults_are_accepted():
+    check(config())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("train__micro_batch_size", 7, "do not divide"),
+        ("data__task", "gsm8", "unknown task 'gsm8'; did you mean 'gsm8k'?"),
+        ("data__prompt_style", "xmll", "unknown prompt style 'xmll'; did you mean 'xml'?"),
+        ("rewards", (), "no rewards; name at least one"),
+        ("rewards", ("corect_answer",), "did you mean 'correct_answer'?"),
+        ("grpo", ("epsilonn=1",), "did you mean 'epsilon'?"),
+        ("model__max_sequence_tokens", 1, "--model.max-sequence-tokens is 1; expected 2 or more"),
+        ("lora__rank", 0, "--lora.rank is 0; expected 1 or more"),
+        ("lora__alpha", 0, "--lora.alpha is 0; expected 1 or more"),
+        ("lora__targets", (), "--lora.targets is empty; pass all-linear"),
+        ("sampling__max_completion_tokens", 0, "--sampling.max-completion-tokens is 0"),
+        ("train__max_steps", 0, "--train.max-steps is 0; expected 1 or more"),
+        ("train__warmup_steps", -1, "--train.warmup-steps is -1; expected 0 or more"),
+        ("train__checkpoint_steps", 0, "--train.checkpoint-steps is 0"),
+        ("train__keep_checkpoints", 0, "--train.keep-checkpoints is 0"),
+        ("train__completions_steps", 0, "--train.completions-steps is 0"),
+        ("eval__num_samples", -1, "--eval.num-samples is -1; expected 0 or more"),
+        ("data__few_shot", -1, "--data.few-shot is -1"),
+        ("data__train_limit", 0, "--data.train-limit is 0; expected 1 or more"),
+        ("data__eval_limit", 0, "--data.eval-limit is 0; expected 1 or more"),
+        ("data__train_limit", 7, "--data.train-limit 7 is fewer than --train.prompts-per-step 8; lower the second"),
+        ("seed", -1, "--seed is -1; expected 0 or more"),
+        ("model__gpu_memory_share", 0.0, "--model.gpu-memory-share is 0.0; expected a number above 0 and at most 1"),
+        ("model__gpu_memory_share", 1.1, "at most 1"),
+        ("sampling__temperature", 0.0, "--sampling.temperature is 0.0; expected a number above 0"),
+        ("sampling__temperature", float("nan"), "--sampling.temperature is nan"),
+        ("sampling__top_p", 1.5, "--sampling.top-p is 1.5"),
+        ("eval__temperature", -1.0, "--eval.temperature is -1.0"),
+        ("eval__top_p", 0.0, "--eval.top-p is 0.0"),
+        ("train__learning_rate", 0.0, "--train.learning-rate is 0.0"),
+        ("train__learning_rate", 2.0, "--train.learning-rate is 2.0; expected a number above 0 and at most 1"),
+        ("train__learning_rate", float("inf"), "--train.learning-rate is inf"),
+        ("train__max_grad_norm", 0.0, "--train.max-grad-norm is 0.0"),
+        ("lora__dropout", 1.0, "--lora.dropout is 1.0; expected a number from 0 to below 1"),
+        ("lora__dropout", -0.1, "--lora.dropout is -0.1"),
+        ("train__beta", -0.1, "--train.beta is -0.1; expected 0 (no KL penalty) or more"),
+        ("train__beta", float("nan"), "--train.beta is nan"),
+        ("train__beta", float("inf"), "--train.beta is inf"),
+        ("sampling__max_completion_tokens", 1024, "leaves no room for a prompt in --model.max-sequence-tokens 1024"),
+        ("eval__k", (1, 5), "--eval.k 5 is not between 1 and num_samples=4; pass --eval.num-samples 5"),
+        ("eval__k", (0,), "--eval.k is 0; expected 1 or more"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_flag(name, value, message):
+    assert message in refusal(check, config(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lora__dropout", 0.0),
+        ("train__beta", 0.0),
+        ("train__warmup_steps", 0),
+        ("train__learning_rate", 1.0),
+        ("sampling__max_completion_tokens", 1023),
+        ("data__train_limit", 8),
+        ("data__train_limit", None),
+        ("eval__k", (4,)),
+        ("seed", 0),
+    ],
+)
+def test_the_ends_of_the_ranges_are_accepted(name, value):
+    check(config(**{name: value}))
+
+
+def test_k_does_not_matter_without_sampled_evaluation():
+    check(config(eval__num_samples=0, eval__k=(1, 4)))
+
+
+@pytest.mark.parametrize("dashboard", ["tensorboard", "trackio", "wandb"])
+def test_a_dashboard_needs_its_package(dashboard):
+    asked = config(train__report_to=(dashboard,))
+    if importlib.util.find_spec(dashboard):
+        check(asked)
+    else:
+        assert f"--train.report-to {dashboard} needs that package; run `pip install" in refusal(check, asked)
+
+
+def test_checkpoints_fall_between_two_generations():
+    assert "--train.max-steps 200 is not a multiple" in refusal(check, config(grpo=("num_iterations=3",)))
+    message = refusal(check, config(grpo=("num_iterations=3",), train__max_steps=201))
+    assert "--train.checkpoint-steps 20 is not a multiple of num_iterations=3" in message
+    check(config(grpo=("num_iterations=3",), train__checkpoint_steps=21, train__max_steps=201))
+    check(config(grpo=("num_iterations=4",)))
+
+
+def test_the_dictionary_is_json_and_builds_the_same_configuration():
+    asked = config(rewards=("correct_answer=2.0",), eval__k=(1, 2), train__learning_rate=1e-5, data__train="a.jsonl")
+    settings = json.loads(json.dumps(asked.to_dict()))
+    assert settings["train"]["learning_rate"] == 1e-5
+    assert settings["rewards"] == ["correct_answer=2.0"]
+
+    def build(default, values):
+        changes = {}
+        for entry in dataclasses.fields(default):
+            value, before = values[entry.name], getattr(default, entry.name)
+            nested = dataclasses.is_dataclass(before)
+            changes[entry.name] = build(before, value) if nested else tuple(value) if type(value) is list else value
+        return dataclasses.replace(default, **changes)
+
+    assert build(RunConfig(), settings) == asked
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config().train.max_steps = 1
+
+
+def test_a_flag_is_the_fields_name_with_dashes():
+    assert flag("train.max_steps") == "--train.max-steps"

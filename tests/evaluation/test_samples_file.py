@@ -1,0 +1,494 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.evaluation import cli, samples_file
+from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.options import Options
+from lora_grpo.files.lock import holding
+from lora_grpo.tasks import code_grading, mbpp
+
+ROOT = Path(__file__).resolve().parents[2]
+HUMANEVAL = [
+    {
+        "task_id": f"HumanEval/{i}",
+        "prompt": f'def f{i}(x):\n    """Times {i}."""\n',
+        "entry_point": f"f{i}",
+        "canonical_solution": f"    return {i} * x\n",
+        "test": f"def check(candidate):\n    assert candidate(1) == {i}\n",
+    }
+    for i in range(1, 4)
+]
+MBPP = [
+    {"task_id": i, "text": "?", "code": f"def f{i}(x):\n    return x", "test_list": [f"assert f{i}(1) == 1"]}
+    for i in (11, 123)
+]
+GSM8K = [{"question": "a?", "answer": "1 + 1\n#### 2"}, {"question": "b?", "answer": "3"}]
+RIGHT = "    return {} * x\n"
+FILES = {"results.jsonl", "report.json", "report.md", "evaluation.json"}
+
+
+def found(folder):
+    """The files of an evaluation, without the lock of whoever works on it."""
+    return [path for path in folder.iterdir() if path.name != ".lock"]
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Options for two samples of each of three small problems: 2 of 2, 1 of 2 and 0 of 2 pass."""
+    data = write(tmp_path / "data.jsonl", HUMANEVAL)
+    completions = [RIGHT.format(1)] * 2 + [RIGHT.format(2), RIGHT.format(9)] + ["    return (", "    return 4"]
+    lines = [{"task_id": f"HumanEval/{1 + i // 2}", "completion": text} for i, text in enumerate(completions)]
+    samples = write(tmp_path / "samples.jsonl", lines)
+    return Options(samples=samples, task="humaneval", output_dir=tmp_path / "out", data=str(data), k=(1, 2))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The sources of every call of the sandbox, which is asked as usual."""
+    calls, run = [], sandbox.run
+
+    def counted(programs):
+        calls.append([program.source for program in programs])
+        return run(programs)
+
+    monkeypatch.setattr(code_grading.sandbox, "run", counted)
+    return calls
+
+
+def test_results_and_report_are_the_harnesss(asked):
+    report = evaluate_and_report(asked)
+    results = read(asked.output_dir / "results.jsonl")
+    assert [result["completion"] for result in results] == [line["completion"] for line in read(asked.samples)]
+    assert [result["passed"] for result in results] == [True, True, True, False, False, False]
+    assert results[0] == {**read(asked.samples)[0], "passed": True, "result": "passed", "status": "passed"}
+    assert results[3]["result"].startswith("failed: ") and results[3]["status"] == "failed"
+    assert results[4]["status"] == "invalid"
+    assert report["pass@1"] == pytest.approx(0.5)
+    assert report["pass@2"] == pytest.approx(2 / 3)
+    assert (report["tasks"], report["samples"], report["tasks_in_data"]) == (3, 6, 3)
+    assert report["statuses"] == {"failed": 2, "invalid": 1, "passed": 3}
+    assert report["isolation"].startswith("isolation ")
+    assert report["intervals"]["pass@1"][0] < 0.5 < report["intervals"]["pass@1"][1]
+    assert json.loads((asked.output_dir / "report.json").read_text()) == report
+    assert {path.name for path in found(asked.output_dir)} == FILES
+
+
+def test_the_usual_k_are_reported_as_far_as_there_are_samples(asked):
+    report = evaluate_and_report(replace(asked, k=None))
+    assert [name for name in report if name.startswith("pass@")] == ["pass@1"]
+    assert [point["k"] for point in report["curve"]] == [1, 2]
+
+
+def test_nothing_is_extracted_or_cut(asked, runs):
+    """A harness's completion is the text after the prompt, to the letter."""
+    texts = [f"    return 1 * x\n\n{tail}" for tail in ("def g(:", "print('def')", "```")] + [
+        f"```python\n{RIGHT}\n```"
+    ]
+    write(asked.samples, [{"task_id": "HumanEval/1", "completion": text} for text in texts])
+    evaluate_and_report(asked)
+    assert runs == [[HUMANEVAL[0]["prompt"] + text for text in texts]]
+    assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [False, True, False, False]
+
+
+def test_a_timeout_is_in_the_harnesss_words(asked):
+    write(asked.samples, [{"task_id": "HumanEval/1", "completion": "    while True:\n        pass"}])
+    evaluate_and_report(replace(asked, k=(1,), sandbox=sandbox.Settings(timeout_seconds=0.5)))
+    (result,) = read(asked.output_dir / "results.jsonl")
+    assert (result["result"], result["status"], result["passed"]) == ("timed out", "timeout", False)
+
+
+def test_keys_of_a_sample_are_kept_and_half_a_surrogate_pair_too(asked):
+    line = {"task_id": "HumanEval/1", "completion": RIGHT.format(1) + "# \ud800", "model": "m", "passed": "?"}
+    write(asked.samples, [line])
+    evaluate_and_report(replace(asked, k=(1,)))
+    (result,) = read(asked.output_dir / "results.jsonl")
+    assert result["completion"] == line["completion"] and result["model"] == "m"
+    assert result["passed"] in (True, False)
+
+
+def test_keys_of_a_sample_mean_nothing_to_the_kit(asked):
+    extra = {"num_tokens": "abc", "label": "x", "labels": 3, "draw": [1], "truncated": {}, "model": "\ud800\x1b[31m"}
+    write(asked.samples, [{**line, **extra} for line in read(asked.samples)])
+    report = evaluate_and_report(asked)
+    assert report["pass@1"] == pytest.approx(0.5) and "mean_tokens" not in report["health"]
+    assert "agreement" not in report
+
+
+def test_the_labels_of_another_tool_are_held_against_the_rules(asked, capsys):
+    data = write(Path(asked.data), GSM8K)
+    solved = {
+        "small \x1b[31m\ud800": {"solution": "1 + 1\nA: 2", "is_correct": True},
+        "large": {"solution": "so\nA: 3", "is_correct": True},
+    }
+    write(asked.samples, [{"question": "a?", "ground_truth": "1 + 1\nA: 2", **solved}])
+    report = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), k=(1, 2)))
+    counts = {name: found["label"] for name, found in report["agreement"].items()}
+    assert [found["agree"] for found in counts.values()] == [1, 0]
+    assert counts["large"]["disagreements"] == ["data/0"]  # the row's own name
+    said = capsys.readouterr().out
+    assert "of 2 models together" in said and "large, label: 100.0 (1) of 1 labelled correct" in said
+    assert "\x1b" not in said and "small \\x1b[31m" in said
+    page = (asked.output_dir / "report.md").read_text(encoding="utf-8")
+    assert "\x1b" not in page and "large, label" in page
+
+
+def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
+    for path in (asked.samples, Path(asked.data)):
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    zipped = replace(asked, samples=tmp_path / "samples.jsonl.gz", data=str(tmp_path / "data.jsonl.gz"))
+    assert evaluate_and_report(zipped)["pass@1"] == pytest.approx(0.5)
+
+
+def test_tasks_without_samples_are_counted_and_said(asked, capsys):
+    write(asked.samples, [{"task_id": "HumanEval/2", "completion": RIGHT.format(2)}])
+    report = evaluate_and_report(replace(asked, k=(1,)))
+    assert (report["tasks"], report["tasks_in_data"], report["pass@1"]) == (1, 3, 1.0)
+    assert "only 1 of the 3 tasks of the data have samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [11, "11", "mbpp/11", "Mbpp/11"])
+def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
+    data = write(Path(asked.data), MBPP)
+    right = "def f11(x):\n    return x"
+    write(asked.samples, [{"task_id": name, "completion": text} for text in (right, "    return x")])
+    report = evaluate_and_report(replace(asked, task="mbpp", data=str(data)))
+    assert runs == [[right, "    return x"]]
+    assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [True, False]
+    assert report["tasks_in_data"] == 2
+
+
+@pytest.mark.parametrize(("style", "strict"), [("hashes", [True, False, False]), ("xml", [False, True, False])])
+def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked):
+    data = write(Path(asked.data), GSM8K)
+    completions = ["1 + 1\n#### 2", "<reasoning>r</reasoning><answer>2</answer>", "It is 2"]
+    write(asked.samples, [{"task_id": "gsm8k/test/0", "completion": text} for text in completions])
+    report = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), style=style))
+    results = read(asked.output_dir / "results.jsonl")
+    assert [result["strict"] for result in results] == strict
+    assert [result["flexible"] for result in results] == [True, True, True]
+    assert [result["robust"] for result in results] == [result["passed"] for result in results] == [True, True, False]
+    assert [result["result"] for result in results] == ["passed", "passed", "failed: no_answer"]
+    assert report["rules"] == {"strict": 1, "flexible": 3, "robust": 2}
+    assert report["isolation"] is None
+
+
+# Killed and asked again
+
+
+def test_a_finished_evaluation_answers_again_without_running_anything(asked, runs, monkeypatch):
+    report = evaluate_and_report(asked)
+    monkeypatch.setattr(cli.sandbox, "start", None)
+    before = (asked.output_dir / "results.jsonl").stat().st_mtime_ns
+    assert evaluate_and_report(asked) == report
+    assert len(runs) == 1
+    assert (asked.output_dir / "results.jsonl").stat().st_mtime_ns == before
+    other_k = evaluate_and_report(replace(asked, k=(2,)))
+    assert "pass@2" in other_k and "pass@1" not in other_k
+    assert json.loads((asked.output_dir / "report.json").read_text()) == other_k
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"task_id": "Human'])
+def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, runs, monkeypatch):
+    whole = evaluate_and_report(replace(asked, output_dir=asked.output_dir.with_name("whole")))
+    monkeypatch.setattr(samples_file, "_CHUNK", 2)
+    grade, graded = samples_file._grade_chunk, []
+
+    def dies_at_the_third(task, samples):
+        graded.append(len(samples))
+        if len(graded) == 3:
+            raise KeyboardInterrupt
+        return grade(task, samples)
+
+    monkeypatch.setattr(samples_file, "_grade_chunk", dies_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_and_report(asked)
+    with (asked.output_dir / "results.jsonl").open("ab") as file:
+        file.write(torn)
+    graded[:] = [0] * 9
+    assert evaluate_and_report(asked) == whole
+    assert graded == [0] * 9 + [2]
+    assert (asked.output_dir / "results.jsonl").read_bytes() == (
+        asked.output_dir.with_name("whole") / "results.jsonl"
+    ).read_bytes()
+    assert {path.name for path in found(asked.output_dir)} == FILES
+
+
+@pytest.mark.parametrize("lost", ["report.json", "report.md"])
+def test_killed_before_the_report(lost, asked, runs):
+    report = evaluate_and_report(asked)
+    (asked.output_dir / lost).unlink()
+    state = json.loads((asked.output_dir / "evaluation.json").read_text())
+    (asked.output_dir / "evaluation.json").write_text(json.dumps({**state, "asked": None}))
+    assert evaluate_and_report(asked) == report
+    assert len(runs) == 1
+    assert {path.name for path in found(asked.output_dir)} == FILES
+
+
+@pytest.mark.parametrize(
+    ("change", "differing"),
+    [
+        ({"sandbox": sandbox.Settings(timeout_seconds=2)}, "timeout_seconds was 3.0 and is 2"),
+        ({"samples": "other"}, "samples_sha256 was "),
+        ({"data": "other"}, "data_sha256 was "),
+    ],
+)
+def test_another_evaluation_starts_anew_says_why_and_loses_nothing(change, differing, asked, tmp_path, capsys, runs):
+    report = evaluate_and_report(asked)
+    if "samples" in change:
+        change = {"samples": write(tmp_path / "s.jsonl", read(asked.samples)[2:])}
+    if "data" in change:
+        change = {"data": str(write(tmp_path / "d.jsonl", [*HUMANEVAL, {**HUMANEVAL[0], "task_id": "x"}]))}
+    before = (asked.output_dir / "results.jsonl").read_bytes()
+    capsys.readouterr()
+    evaluate_and_report(replace(asked, **change))
+    said = capsys.readouterr().err
+    (aside,) = (asked.output_dir / "previous").iterdir()
+    assert differing in said and f"results.jsonl starts anew, the earlier one is in {aside}" in said
+    assert (aside / "results.jsonl").read_bytes() == before
+    assert json.loads((aside / "report.json").read_text()) == report
+    # Asked for again it comes back, and nothing runs.
+    count = len(runs)
+    assert evaluate_and_report(asked) == report
+    assert len(runs) == count
+    assert (asked.output_dir / "results.jsonl").read_bytes() == before
+
+
+def test_files_that_answer_other_tasks_are_not_compared_and_nothing_is_moved(asked, tmp_path):
+    report = evaluate_and_report(asked)
+    other = write(tmp_path / "other.jsonl", read(asked.samples)[2:])
+    before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
+    with pytest.raises(UserError, match="1 tasks have samples on one side alone"):
+        evaluate_and_report(replace(asked, compare=str(other)))
+    assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
+    assert evaluate_and_report(asked) == report
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("results.jsonl", "{}\n"), ("report.json", "{"), ("notes.txt", ""), ("evaluation.json", "[]")]
+)
+def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
+    asked.output_dir.mkdir()
+    (asked.output_dir / name).write_text(content)
+    with pytest.raises(UserError, match="choose another --output-dir"):
+        evaluate_and_report(asked)
+    assert [path.name for path in found(asked.output_dir)] == [name]
+    assert (asked.output_dir / name).read_text() == content
+
+
+def test_results_that_lost_lines_are_noticed(asked):
+    evaluate_and_report(asked)
+    write(asked.output_dir / "results.jsonl", read(asked.output_dir / "results.jsonl")[1:])
+    (asked.output_dir / "report.json").unlink()
+    with pytest.raises(UserError, match="does not fit the samples; delete it"):
+        evaluate_and_report(asked)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows; expected one JSON object with 'task_id' and 'completion' a line"),
+        ('{"task_id": "HumanEval/1", "completion": ""}\n{"task_id"', r"samples\.jsonl:2: not JSON"),
+        ("[1]", r"samples\.jsonl:1: got list; expected an object with"),
+        ('{"completion": ""}', "'task_id' is missing"),
+        ('{"task_id": "HumanEval/1"}', "'completion' is missing"),
+        ('{"task_id": "HumanEval/1", "completion": ["a"]}', r"'completion' is \['a'\]"),
+        (
+            '{"task_id": "HumanEval/9", "completion": ""}',
+            "unknown task_id 'HumanEval/9'; the data has 3, such as 'Human",
+        ),
+        ('{"task_id": 1, "completion": ""}', "unknown task_id 1;"),
+    ],
+)
+def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text, message, asked):
+    asked.samples.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        evaluate_and_report(asked)
+    assert "\n" not in str(error.value)
+    assert not asked.output_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (1, 10)}, "--k 10 exceeds 2, the fewest samples of a task; pass --k 2 or less"),
+        ({"compare": "base"}, "--compare base means the base below an adapter"),
+        ({"what": "./run"}, "got both ./run and --samples"),
+        ({"task": None}, "--task is missing; say what the samples answer"),
+        ({"temperature": float("nan")}, "--temperature is nan; expected 0 or more"),
+        ({"temperature": 0.5}, "--temperature is for models, and .* is a file of samples; leave it out"),
+        ({"limit": 2}, "--limit is for models"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"k": (0, 1)}, "--k is 0 1; expected whole numbers of at least 1"),
+        ({"k": ()}, "--k is empty"),
+        ({"samples": Path("missing.jsonl")}, r"missing\.jsonl: no such file"),
+        ({"data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
+        ({"sandbox": sandbox.Settings(timeout_seconds=-1)}, "timeout"),
+    ],
+)
+def test_what_cannot_be_done_is_told_and_nothing_is_written(change, message, asked):
+    with pytest.raises(UserError, match=message):
+        evaluate_and_report(replace(asked, **change))
+    assert not asked.output_dir.exists()
+
+
+def test_a_file_in_the_place_of_the_folder(asked):
+    asked.output_dir.write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        evaluate_and_report(asked)
+
+
+def test_two_processes_do_not_grade_into_one_folder(asked):
+    with holding(asked.output_dir), pytest.raises(UserError, match="another process works in"):
+        evaluate_and_report(asked)
+    assert found(asked.output_dir) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(asked):
+    blocked = replace(asked, output_dir=asked.samples / "out")
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        evaluate_and_report(blocked)
+
+
+def test_tests_that_could_not_decide_are_refused_before_anything_runs(asked):
+    rows = [{**HUMANEVAL[0], "test": "def check(candidate):\n    assert np.isclose(candidate(1), 2)"}, *HUMANEVAL[1:]]
+    write(Path(asked.data), rows)
+    with pytest.raises(UserError, match="HumanEval/1 cannot run: they use np, which they do not define"):
+        evaluate_and_report(asked)
+    assert not asked.output_dir.exists()
+
+
+def test_a_broken_test_ends_the_evaluation(asked):
+    write(
+        Path(asked.data),
+        [
+            {**HUMANEVAL[0], "test": "import no_such_module\ndef check(candidate):\n    assert candidate(1)"},
+            *HUMANEVAL[1:],
+        ],
+    )
+    with pytest.raises(RunError, match="HumanEval/1"):
+        evaluate_and_report(asked)
+    assert (asked.output_dir / "results.jsonl").read_text() == ""
+    assert not (asked.output_dir / "report.json").exists()
+
+
+# The script
+
+
+def script(*arguments):
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
+
+
+def flags(options):
+    return [
+        "--task",
+        options.task,
+        "--samples",
+        options.samples,
+        "--data",
+        options.data,
+        "--output-dir",
+        options.output_dir,
+    ]
+
+
+def test_the_script_prints_a_table_and_where_the_files_are(asked):
+    done = script(*flags(asked), "--k", "1", "--sandbox.workers", "1", "--sandbox.timeout-seconds", "5")
+    assert done.returncode == 0, done.stderr
+    assert "humaneval: 6 samples of 3 tasks" in done.stdout
+    assert "pass@1" in done.stdout and "50.0" in done.stdout
+    assert f"results   {asked.output_dir / 'results.jsonl'}" in done.stdout
+    assert f"report    {asked.output_dir / 'report.md'}" in done.stdout
+    assert "5 s and" in json.loads((asked.output_dir / "report.json").read_text())["isolation"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "mbpp"], "nothing to evaluate"),
+        (["--task", "humanevall"], "humanevall"),
+        (["--limmit", "3"], "--limmit"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(arguments, message, asked):
+    done = script(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_a_mistake_in_a_file_is_exit_code_2(asked):
+    asked.samples.write_text("[]\n")
+    done = script(*flags(asked))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {asked.samples}:1: ")
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['evaluate.py', '--help']\n"
+        "try:\n"
+        "    runpy.run_path('scripts/evaluate.py', run_name='__main__')\n"
+        "except SystemExit as ended:\n"
+        "    print(ended.code, [n for n in ('torch', 'transformers', 'trl', 'datasets') if n in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    for name in ("--task", "--samples", "--data", "--output-dir", "--k", "--style", "--sandbox.memory-mb"):
+        assert name in done.stdout
+
+
+# The real data
+
+
+def test_every_canonical_solution_of_humaneval_passes(real_data, tmp_path):
+    data = real_data / "humaneval" / "HumanEval.jsonl.gz"
+    rows = [json.loads(line) for line in gzip.decompress(data.read_bytes()).splitlines()]
+    samples = [{"task_id": row["task_id"], "completion": row["canonical_solution"]} for row in rows]
+    samples += [{"task_id": row["task_id"], "completion": "    pass\n"} for row in rows]
+    options = Options(
+        str(write(tmp_path / "s.jsonl", samples)), "humaneval", output_dir=tmp_path / "out", data=str(data)
+    )
+    report = evaluate_and_report(options)
+    assert report["pass@1"] == 0.5
+    assert [result["passed"] for result in read(tmp_path / "out" / "results.jsonl")] == [True] * 164 + [False] * 164
+
+
+def test_every_solution_of_mbpp_passes_but_those_known_to_be_broken(real_data, tmp_path):
+    data = real_data / "mbpp" / "mbpp.jsonl"
+    rows = [json.loads(line) for line in data.read_bytes().splitlines()]
+    broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
+    samples = [{"task_id": r["task_id"], "completion": r["code"]} for r in rows if f"mbpp/{r['task_id']}" not in broken]
+    options = Options(str(write(tmp_path / "s.jsonl", samples)), "mbpp", output_dir=tmp_path / "out", data=str(data))
+    report = evaluate_and_report(options)
+    assert (report["pass@1"], report["tasks"], report["tasks_in_data"]) == (1.0, 974 - len(broken), 974)
+
+
+def test_every_solution_of_gsm8k_passes(real_data, tmp_path):
+    data = real_data / "gsm8k" / "test.jsonl"
+    lines = enumerate(data.read_text(encoding="utf-8").splitlines())
+    samples = [{"task_id": f"gsm8k/test/{i}", "completion": json.loads(line)["answer"]} for i, line in lines]
+    options = Options(str(write(tmp_path / "s.jsonl", samples)), "gsm8k", output_dir=tmp_path / "out", data=str(data))
+    report = evaluate_and_report(options)
+    assert (report["pass@1"], report["rules"]) == (1.0, {"strict": 1319, "flexible": 1319, "robust": 1319})

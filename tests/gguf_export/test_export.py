@@ -1,0 +1,466 @@
+"""Models as GGUF files: what transformers and the gguf package read back from them, and what is refused."""
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from helpers.gguf_models import llama2_tokenizer, llama3_tokenizer, qwen_tokenizer, save
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lora_grpo import starter
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.files.safetensors import Stored
+from lora_grpo.gguf_export import export as gguf_export
+from lora_grpo.gguf_export import types
+from lora_grpo.gguf_export.cli import TypeName, default_output
+from lora_grpo.gguf_export.export import export
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "export_gguf.py"
+# transformers 5.17 reads no head_dim of a qwen3 file, and takes the 128 of all published ones.
+QWEN3 = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+LLAMA3_ROPE = {
+    **{"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory):
+    """A Qwen2 whose rows of the feed-forward's way down divide by 32, and whose embedding has three rows to spare."""
+    return save(tmp_path_factory.mktemp("qwen2") / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
+
+
+@pytest.fixture
+def copy(qwen2, tmp_path):
+    """A copy of the model that a test may spoil."""
+    return Path(shutil.copytree(qwen2, tmp_path / "merged"))
+
+
+def read(path):
+    reader = gguf.GGUFReader(path)
+    return {name: entry.contents() for name, entry in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def reload(path):
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+def source(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+# What comes back
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer", "changes", "kind"),
+    [
+        ("Qwen2ForCausalLM", qwen_tokenizer, {}, "bf16"),
+        ("Qwen2ForCausalLM", qwen_tokenizer, {"tie_word_embeddings": True}, "f16"),
+        ("Qwen3ForCausalLM", qwen_tokenizer, QWEN3, "f16"),
+        ("LlamaForCausalLM", llama3_tokenizer, {"head_dim": 32, "rope_parameters": {"rope_theta": 5e5}}, "bf16"),
+        ("LlamaForCausalLM", llama2_tokenizer, {}, "f32"),
+        ("MistralForCausalLM", llama2_tokenizer, {"sliding_window": None}, "f16"),
+    ],
+)
+def test_every_architecture_comes_back_with_its_weights_and_logits(tmp_path, architecture, tokenizer, changes, kind):
+    save(tmp_path / "merged", architecture, tokenizer(), **changes)
+    export(tmp_path / "merged", tmp_path / "merged.gguf", kind)
+    model, again = source(tmp_path / "merged"), reload(tmp_path / "merged.gguf")
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # vectors stay as they are
+                parameter.copy_(parameter.to(dtype))
+    read_back = again.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, read_back[name]), name
+    assert again.config.tie_word_embeddings == model.config.tie_word_embeddings
+    prompt = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        # The same weights, so nothing but the frequencies' rounding to the metadata's 32 bits may differ.
+        torch.testing.assert_close(again(prompt).logits, model(prompt).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_starter_in_8_bits_writes_the_same_answers(tmp_path):
+    folder = starter.model_path()
+    export(folder, tmp_path / "starter.gguf", "q8_0")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    questions = ["What is 3 + 4?", "Tom has 12 pens and buys 7 more. How many pens has he?", "What is 9 * 6?"]
+    for question in questions:
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)
+        ids = torch.tensor([chat["input_ids"]])
+        answers = [
+            model.generate(ids, max_new_tokens=24, do_sample=False)[0].tolist()
+            for model in (source(folder), reload(tmp_path / "starter.gguf"))
+        ]
+        assert answers[0] == answers[1]
+        assert len(answers[0]) > ids.shape[1] + 3
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_quantised_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kind):
+    export(qwen2, tmp_path / "m.gguf", kind)
+    fields, tensors = read(tmp_path / "m.gguf")
+    assert fields["general.file_type"] == gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"]
+    weights = load_file(qwen2 / "model.safetensors")
+    for name, of in (
+        ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight"),
+        ("output.weight", "lm_head.weight"),
+    ):
+        of_kind = kind if name != "output.weight" else "q8_0"
+        assert tensors[name].tensor_type.name == of_kind.upper()
+        blocks = weights[of].numpy().reshape(-1, 32)
+        again = dequantize(tensors[name].data, tensors[name].tensor_type).reshape(-1, 32)
+        largest = np.abs(blocks).max(axis=1, keepdims=True)
+        spread = blocks.max(axis=1, keepdims=True) - blocks.min(axis=1, keepdims=True)
+        # Half a step, but for q4_0 and q5_0 a whole one: the end that is not the largest is cut off.
+        step = {"q8_0": largest / 127 / 2, "q5_0": largest / 16, "q4_0": largest / 8}.get(of_kind)
+        if step is None:
+            step = spread / (31 if of_kind == "q5_1" else 15) / 2
+        assert (np.abs(again - blocks) <= step + 2e-3 * largest).all()  # and the scale is a 16-bit float
+        assert np.abs(again - blocks).max() > 0
+    assert {t.tensor_type.name for t in tensors.values() if len(t.shape) == 1} == {"F32"}
+
+
+def test_rows_that_do_not_divide_into_blocks_are_16_bit_and_it_is_said(tmp_path):
+    save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), intermediate_size=72)
+    done = export(tmp_path / "merged", tmp_path / "m.gguf", "q4_0")
+    tensors = read(tmp_path / "m.gguf")[1]
+    assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
+    assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
+    assert done.notes == [
+        "2 tensors are F16, as their rows do not divide by 32: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
+    ]
+
+
+def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monkeypatch):
+    export(qwen2, tmp_path / "a.gguf", "q5_1")
+    read_rows, sizes = Stored.rows, []
+
+    def rows(tensor, start, stop):
+        sizes.append((stop - start) * tensor.row_bytes)
+        return read_rows(tensor, start, stop)
+
+    monkeypatch.setattr(types, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(Stored, "rows", rows)
+    export(qwen2, tmp_path / "b.gguf", "q5_1")
+    assert 500 < max(sizes) <= 1000
+    tensors = [read(tmp_path / name)[1] for name in ("a.gguf", "b.gguf")]
+    assert all(np.array_equal(tensor.data, tensors[1][name].data) for name, tensor in tensors[0].items())
+
+
+# What the file says of the model
+
+
+def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
+    save(tmp_path / "merged", "LlamaForCausalLM", llama3_tokenizer(), head_dim=32, rope_parameters=LLAMA3_ROPE)
+    (tmp_path / "merged" / "README.md").write_text("---\nlicense: apache-2.0\n---\nA model.\n")
+    export(tmp_path / "merged", tmp_path / "maths.BF16.gguf", "bf16")
+    fields, tensors = read(tmp_path / "maths.BF16.gguf")
+    expected = {
+        "general.architecture": "llama", "general.type": "model", "general.name": "maths",
+        "general.license": "apache-2.0", "general.file_type": gguf.LlamaFileType.MOSTLY_BF16,
+        "llama.context_length": 256, "llama.embedding_length": 64, "llama.block_count": 2,
+        "llama.feed_forward_length": 96, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+        "llama.attention.key_length": 32, "llama.attention.value_length": 32, "llama.rope.dimension_count": 32,
+        "llama.rope.freq_base": 5000.0, "llama.vocab_size": 403,
+    }  # fmt: skip
+    assert {name: fields.get(name) for name in expected} == expected
+    assert fields["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
+    # Short waves are left alone, those longer than the original context are eight times slower (arXiv 2407.21783).
+    factors = tensors["rope_freqs.weight"].data
+    waves = 2 * np.pi * 5000.0 ** (np.arange(0, 32, 2) / 32)
+    assert factors[waves < 64 / 4] == pytest.approx(1)
+    assert factors[waves > 64] == pytest.approx(8)
+    between = (waves > 64 / 4) & (waves < 64)
+    assert between.any()
+    assert (np.diff(factors[between]) > 0).all()
+    assert 1 < factors[between].min() < factors[between].max() < 8
+
+
+def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
+    # llama.cpp reads them; transformers 5.17 leaves them out of what it reads back.
+    save(tmp_path / "m", "LlamaForCausalLM", llama2_tokenizer(), attention_bias=True, mlp_bias=True)
+    export(tmp_path / "m", tmp_path / "m.gguf", "f32")
+    tensors, weights = read(tmp_path / "m.gguf")[1], load_file(tmp_path / "m" / "model.safetensors")
+    rows = [head * 16 + half * 8 + i for head in range(2) for i in range(8) for half in range(2)]
+    for kind in ("weight", "bias"):
+        for name, order in (("k", rows), ("v", range(32))):
+            stored = weights[f"model.layers.1.self_attn.{name}_proj.{kind}"][list(order)]
+            assert torch.equal(stored, torch.from_numpy(tensors[f"blk.1.attn_{name}.{kind}"].data.copy()))
+    assert "blk.1.ffn_down.bias" in tensors
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, {"type": "linear", "factor": 2.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32},
+            {"type": "yarn", "factor": 4.0, "original_context_length": 64},
+        ),
+    ],
+)
+def test_a_scaled_rotary_embedding_is_told(tmp_path, rope, expected):
+    save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer(), rope_parameters={"rope_theta": 1e4, **rope})
+    export(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    fields = read(tmp_path / "m.gguf")[0]
+    said = {name.removeprefix("qwen2.rope.scaling."): value for name, value in fields.items() if "scaling" in name}
+    assert said == expected
+
+
+def test_a_sliding_window_ends_the_context(tmp_path):
+    save(tmp_path / "m", "MistralForCausalLM", llama2_tokenizer(), sliding_window=100)
+    done = export(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    assert read(tmp_path / "m.gguf")[0]["llama.context_length"] == 100
+    assert "the context is 100 tokens, as far as the model's sliding window reaches" in done.notes
+
+
+def test_a_tied_head_that_was_written_all_the_same_is_not_written_twice(tmp_path):
+    save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer(), tie_word_embeddings=True)
+
+    def untie(weights):
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    change_weights(tmp_path / "m", untie)
+    export(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    assert "output.weight" not in read(tmp_path / "m.gguf")[1]
+
+    change_weights(tmp_path / "m", lambda weights: weights["lm_head.weight"].add_(1))  # transformers does not tie it
+    export(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    assert "output.weight" in read(tmp_path / "m.gguf")[1]
+
+
+# What is refused
+
+
+def spoil(name, value):
+    def change(weights):
+        weights[name].view(-1)[5] = value
+
+    return lambda folder: change_weights(folder, change)
+
+
+def rename(old, new):
+    return lambda folder: change_weights(folder, lambda weights: weights.update({new: weights.pop(old)}))
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "kind", "message"),
+    [
+        (spoil(UP, float("nan")), "f32", f"{UP} holds NaN or infinity"),
+        (spoil(UP, float("-inf")), "q8_0", f"{UP} holds NaN or infinity"),
+        (spoil(UP, -70000.0), "f16", f"{UP} holds 7e.04, more than the 65504 .* pass --type bf16"),
+        (spoil(UP, -70000.0), "q4_1", f"{UP} holds 7e.04, more than the 65504"),
+        (rename(UP, "model.layers.1.mlp.gate_up.weight"), "f16", "holds model.layers.1.mlp.gate_up.weight, which"),
+        (lambda f: change_weights(f, lambda w: w.pop(UP)), "f16", f"lacks {UP}, which config.json says"),
+        (lambda f: change_weights(f, lambda w: w.pop("lm_head.weight")), "f16", "lacks lm_head.weight"),
+        (
+            lambda f: change_weights(f, lambda w: w.update({UP: w[UP].to(torch.uint8)})),
+            "f16",
+            "holds quantised weights; .*python scripts/merge.py",
+        ),
+        (
+            lambda f: change_config(f, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+            "f16",
+            "holds quantised weights; .*python scripts/merge.py",
+        ),
+        (
+            lambda f: change_config(f, architectures=["GemmaForCausalLM"]),
+            "f16",
+            "is a GemmaForCausalLM; what can be exported is LlamaForCausalLM, .*Qwen2ForCausalLM, Qwen3ForCausalLM",
+        ),
+        (lambda f: change_config(f, vocab_size=500), "f16", "is .*403, 64.*, which is not what config.json says"),
+        (lambda f: change_config(f, vocab_size=300), "f16", "config.json describes no model .*Padding_idx"),
+        (lambda f: change_config(f, hidden_act="gelu"), "f16", "hidden_act is gelu"),
+        (lambda f: change_config(f, layer_types=["sliding_attention"] * 2), "f16", "use_sliding_window is on"),
+        (
+            lambda f: change_config(f, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            "f16",
+            "the rotary embedding is scaled by dynamic; llama.cpp is given default, linear",
+        ),
+        (
+            lambda f: change_config(
+                f,
+                rope_parameters={
+                    **{"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "attention_factor": 1.5},
+                    "original_max_position_embeddings": 64,
+                },
+            ),
+            "f16",
+            "scaled by yarn with attention_factor=1.5",
+        ),
+        (lambda f: (f / "config.json").unlink(), "f16", "holds no config.json"),
+        (lambda f: (f / "README.md").write_text("---\na: [\n---\n"), "f16", "README.md cannot be read"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoiled, kind, message):
+    spoiled(copy)
+    with pytest.raises(UserError, match=message) as refused:
+        export(copy, tmp_path / "out" / "m.gguf", kind)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_large_weight_fits_into_bf16(copy, tmp_path):
+    spoil(UP, -70000.0)(copy)
+    export(copy, tmp_path / "m.gguf", "bf16")
+    assert (
+        dequantize(
+            *[getattr(read(tmp_path / "m.gguf")[1]["blk.1.ffn_up.weight"], a) for a in ("data", "tensor_type")]
+        ).min()
+        < -69000
+    )
+
+
+# The file on disk
+
+
+def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_begun(qwen2, tmp_path, monkeypatch):
+    output, begun = tmp_path / "m.gguf", tmp_path / ".m.gguf.partial"
+    encoded = types.encoded
+
+    def interrupted(*given):
+        yield next(encoded(*given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(types, "encoded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export(qwen2, output, "f16")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    begun.write_bytes(b"of a process that was killed" * 100_000)
+    export(qwen2, output, "f16")
+    assert list(tmp_path.iterdir()) == [output]
+    assert read(output)[1]
+
+
+def test_an_older_file_stays_until_the_new_one_is_whole(copy, tmp_path):
+    export(copy, tmp_path / "m.gguf", "f16")
+    before = (tmp_path / "m.gguf").read_bytes()
+    spoil("lm_head.weight", float("nan"))(copy)
+    with pytest.raises(UserError):
+        export(copy, tmp_path / "m.gguf", "f16")
+    assert (tmp_path / "m.gguf").read_bytes() == before
+
+
+def test_too_small_a_disk_is_told_before_anything_is_written(qwen2, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+    with pytest.raises(UserError, match=r"has 0.00 GB left and m.gguf takes 0.03 GB; make room"):
+        export(qwen2, tmp_path / "m.gguf", "f16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_is_told_in_one_line(qwen2, tmp_path, monkeypatch):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    (tmp_path / ".m.gguf.partial").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="is full; make room, and give the same command again"):
+        export(qwen2, tmp_path / "m.gguf", "f16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told_in_one_line(qwen2, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); --output takes another file"):
+        export(qwen2, tmp_path / "file" / "m.gguf", "f16")
+
+
+# K-quants
+
+
+def fake_quantizer(folder, text):
+    folder.mkdir()
+    program = folder / gguf_export.QUANTIZE
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(folder)
+
+
+def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_path, monkeypatch):
+    save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), dtype="bfloat16")
+    (tmp_path / "out").mkdir()
+    path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/asked; cp "$1" "$2"')
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    export(tmp_path / "merged", tmp_path / "out" / "m.Q4_K_M.gguf", "q4_k_m")
+    assert (tmp_path / "asked").read_text() == "Q4_K_M\n"
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["m.Q4_K_M.gguf"]
+    fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")
+    assert tensors["output.weight"].tensor_type.name == "BF16"
+    assert fields["general.name"] == "m"
+
+
+def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):
+    path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    with pytest.raises(RunError, match="llama-quantize failed with code 3: no such type"):
+        export(qwen2, tmp_path / "m.gguf", "q6_k")
+    assert [file.name for file in tmp_path.iterdir()] == ["bin"]
+
+
+def test_without_llama_quantize_a_type_that_works_is_named(qwen2, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"--type q4_k_m needs llama.cpp's llama-quantize on the PATH.* --type q4_1"):
+        export(qwen2, tmp_path / "m.gguf", "q4_k_m")
+
+
+# The command
+
+
+def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy, tmp_path):
+    ended = warm.start(SCRIPT, "merged", "--modelfile", cwd=tmp_path).end()
+    assert ended.returncode == 0, ended.stderr
+    output = tmp_path / "merged-gguf" / "merged.Q8_0.gguf"
+    assert sorted(output.parent.glob("[!.]*")) == [output.with_name("merged.Q8_0.Modelfile"), output]
+    assert f"llama-cli -m {output}" in ended.stdout
+    assert "ollama create merged -f" in ended.stdout
+    assert read(output)[0]["general.name"] == "merged"
+
+
+def test_a_mistake_is_one_line_and_loads_nothing_heavy(fresh, tmp_path):
+    spy = tmp_path / "spy.py"
+    spy.write_text(
+        "import runpy, sys\nsys.argv = sys.argv[1:]\ntry:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf', 'numpy') if name in sys.modules])\n"
+    )
+    for words, code, message in (
+        (["--help"], 0, ""),
+        (["missing"], 2, "error: missing is no folder"),
+        ([tmp_path, "--type", "q9_9"], 2, "error: "),
+        ([], 2, "error: "),
+    ):
+        ended = fresh.start(spy, SCRIPT, *words, cwd=tmp_path).end()
+        assert (ended.returncode, ended.stdout.splitlines()[-1]) == (code, "[]")
+        assert ended.stderr.startswith(message)
+        assert len(ended.stderr.splitlines()) == (code > 0)
+
+
+def test_the_command_takes_every_type_and_names_files_after_them():
+    assert set(TypeName.__args__) == {*types.TYPES, *types.QUANTIZE_TYPES}
+    model, run = Path("/models/maths/"), Path("/runs/maths")
+    assert default_output(model, None, "q4_0") == Path("/models/maths-gguf/maths.Q4_0.gguf")
+    assert default_output(run / "merged", run, "q4_0") == Path("/runs/maths/gguf/maths.Q4_0.gguf")

@@ -1,0 +1,197 @@
+"""Ollama's Modelfile: its Go template renders what the chat template does, and its values are read back whole."""
+
+import re
+
+import pytest
+from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, qwen_tokenizer
+
+from lora_grpo.gguf_export.modelfile import quoted, read_turns, write_modelfile
+from lora_grpo.gguf_export.tokenizer import read_vocabulary
+from lora_grpo.tasks.chat import render
+
+# Qwen2.5's, but for its tools.
+QWEN25 = """{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+# Llama 2's: the system prompt goes into the first question.
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set start = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set start = '' %}{% endif %}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}<s>[INST] {{ (start if loop.first else '') + message['content'] }} [/INST]"
+    "{% else %} {{ message['content'] }} </s>{% endif %}{% endfor %}"
+)
+# Forgets all answers but the last one.
+FORGETFUL = CHATML.replace("messages %}", "messages if message.role != 'assistant' or loop.last %}", 1)
+LATEST = "{% for message in messages[-4:] %}" + CHATML.split("%}", 1)[1]
+NUMBERED = CHATML.replace("'<|im_start|>' +", "'<|im_start|>' + loop.index | string +")
+DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+
+
+def vocabulary(tokenizer):
+    return read_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id], None)
+
+
+def as_ollama(template, messages):
+    """Render the part of Go's templates that is written here: text, strings, fields, `if`, `not`, `eq`, `range`."""
+    parts = re.split(r"\{\{(.*?)\}\}", template)
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+
+    def value(words, message):
+        if words[0] == "not":
+            return not value(words[1:], message)
+        if words[0] == "eq":
+            return value(words[1:2], message) == value(words[2:], message)
+        if words[0].startswith('"'):
+            return words[0].strip('"')
+        return {".System": system, ".Messages": messages, **{f".{k.title()}": v for k, v in message.items()}}[words[0]]
+
+    def block(at, message, writes):
+        text = ""
+        while at < len(parts):
+            if at % 2 == 0:
+                text += parts[at] if writes else ""
+                at += 1
+                continue
+            words = parts[at].split()
+            if words == ["end"]:
+                return text, at + 1
+            if words[0] == "if":
+                inner, at = block(at + 1, message, writes and bool(value(words[1:], message)))
+                text += inner
+            elif words[0] == "range":
+                start = at + 1
+                for each in value(words[1:], message):
+                    inner, at = block(start, each, writes)
+                    text += inner
+            else:
+                text += str(value(words, message)) if writes else ""
+                at += 1
+        return text, at
+
+    return block(0, {}, True)[0]
+
+
+def as_ollama_reads(text):
+    """Read a Modelfile as Ollama's parser does: a value goes on until it is whole at the end of a line."""
+    found, name, value = [], None, ""
+    for character in text:
+        if name is None or " " not in name:
+            name = (name or "") + character
+            continue
+        if character in "\r\n":
+            whole = value.strip()
+            for quote in ('"""', '"'):
+                if whole.startswith(quote):
+                    ended = len(whole) >= 2 * len(quote) and whole.endswith(quote)
+                    content = whole[len(quote) : -len(quote)]
+                    break
+            else:
+                ended, content = True, whole
+            if ended:
+                found.append((name.strip(), content))
+                name, value = None, ""
+                continue
+        value += character
+    assert name is None, f"{name} does not end"
+    return found
+
+
+CONVERSATIONS = [
+    [(role, f'{role} {number}: {{{{ .Content }}}} <b>\n\n"quoted" {{% if %}} ') for number, role in enumerate(roles)]
+    for roles in (
+        ["user"],
+        ["system", "user"],
+        ["user", "assistant", "user"],
+        ["system", "user", "assistant", "user"],
+        ["system", "user", "assistant", "user", "assistant", "user"],
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        lambda: qwen_tokenizer(CHATML),
+        lambda: qwen_tokenizer(QWEN25),
+        lambda: qwen_tokenizer(None),  # a base model: questions and answers in plain text
+        lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
+        lambda: llama2_tokenizer(ZEPHYR),
+        llama3_tokenizer,
+    ],
+)
+def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
+    tokenizer = tokenizer()
+    found = vocabulary(tokenizer)
+    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, found, None, None)
+    assert notes == []
+    template = dict(as_ollama_reads(path.read_text()))["TEMPLATE"]
+    trims = "trim" in str(tokenizer.chat_template)
+    for conversation in CONVERSATIONS:
+        messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
+        # Ollama puts the first token there itself, where the GGUF says so.
+        first = tokenizer.bos_token if found.add_bos else ""
+        assert first + as_ollama(template, messages) == render(tokenizer, messages)
+
+
+@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM])
+def test_a_chat_template_that_does_more_is_left_out_and_it_is_said(template, tmp_path):
+    tokenizer = qwen_tokenizer(template)
+    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None, None)
+    assert "TEMPLATE" not in path.read_text()
+    assert len(notes) == 1
+    assert notes[0].startswith("the Modelfile has no TEMPLATE")
+    assert "\n" not in notes[0]
+
+
+def test_a_default_system_prompt_gives_way_to_the_one_that_is_given():
+    turns = read_turns(qwen_tokenizer(QWEN25), vocabulary(qwen_tokenizer(QWEN25)))
+    assert "created by Alibaba Cloud" in turns.opening
+    assert turns.user == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+    assert turns.assistant == ("", "<|im_end|>\n")
+    asked = turns.render([{"role": "system", "content": "Count."}, {"role": "user", "content": "1"}])
+    assert "Alibaba" not in asked
+
+
+def test_the_modelfile_has_the_file_the_system_prompt_the_ends_and_the_temperature(tmp_path):
+    tokenizer = qwen_tokenizer()
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    found = read_vocabulary(tokenizer, len(tokenizer), ends, None)
+    system = 'Answer in this format:\n<answer>\n...\n</answer>\nSay """so""", and say "so"'
+    path, notes = write_modelfile(tmp_path / "maths.Q8_0.gguf", tokenizer, found, system, 0.7)
+    assert path == tmp_path / "maths.Q8_0.Modelfile"
+    entries = as_ollama_reads(path.read_text())
+    assert entries[0] == ("FROM", "./maths.Q8_0.gguf")
+    assert [entry for entry in entries if entry[0] not in ("FROM", "TEMPLATE")] == [
+        ("SYSTEM", system),
+        ("PARAMETER", 'stop "<|endoftext|>"'),
+        ("PARAMETER", 'stop "<|im_end|>"'),
+        ("PARAMETER", "temperature 0.7"),
+    ]
+    assert notes == []
+
+
+@pytest.mark.parametrize("text", ["plain", 'ends in "', 'a """b""" c', "a\n\nb\n", '"', '"""', "", "\n a", "\\n"])
+def test_a_quoted_text_is_read_back_whole(text):
+    assert as_ollama_reads(f"SYSTEM {quoted(text)}\n") == [("SYSTEM", text)]
+
+
+@pytest.mark.parametrize("text", ['a """\nb', 'a """  \nb', '"""\nb'])
+def test_a_text_that_would_end_early_is_not_quoted(text, tmp_path):
+    assert quoted(text) is None
+    with pytest.raises(AssertionError):
+        assert as_ollama_reads(f'SYSTEM """{text}"""\n') == [("SYSTEM", text)]
+    path, notes = write_modelfile(tmp_path / "m.gguf", qwen_tokenizer(), vocabulary(qwen_tokenizer()), text, None)
+    assert "SYSTEM" not in path.read_text().replace(".System", "")
+    assert notes == ['the Modelfile has no SYSTEM, as a line of the system prompt ends in """']

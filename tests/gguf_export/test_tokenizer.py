@@ -1,0 +1,267 @@
+"""Tokenizers as GGUF files hold them: read back they make the same tokens, and what llama.cpp would cut otherwise is
+refused."""
+
+import itertools
+import json
+
+import gguf
+import pytest
+from helpers.gguf_models import (
+    LLAMA3_WORDS,
+    ODD,
+    QWEN2_WORDS,
+    TEXT,
+    byte_level,
+    llama2_tokenizer,
+    llama3_tokenizer,
+    qwen_tokenizer,
+    save,
+    sentencepiece,
+    wrapped,
+)
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
+
+from lora_grpo import starter
+from lora_grpo.errors import UserError
+from lora_grpo.gguf_export.export import export
+from lora_grpo.gguf_export.tokenizer import read_vocabulary
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+LINES = [*TEXT.splitlines(), TEXT, *ODD]
+
+
+def vocabulary(tokenizer, *, spare=0, ends=None, bos_id=None):
+    return read_vocabulary(tokenizer, len(tokenizer) + spare, ends or [tokenizer.eos_token_id], bos_id)
+
+
+def read(path):
+    return {name: entry.contents() for name, entry in gguf.GGUFReader(path).fields.items()}
+
+
+def kinds(vocabulary, *texts):
+    return [vocabulary.types[vocabulary.tokens.index(text)] for text in texts]
+
+
+# Byte-level BPE
+
+
+def test_the_starters_tokenizer_comes_back_as_it_was(tmp_path, real_data):
+    export(starter.model_path(), tmp_path / "starter.gguf", "q8_0")
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="starter.gguf")
+    rows = (real_data / "gsm8k" / "test.jsonl").read_text().splitlines()
+    texts = [json.loads(row)["question"] for row in rows]
+    assert len(texts) == 1319
+    texts += [tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False) for text in texts[:50]]
+    assert again(texts + LINES)["input_ids"] == tokenizer(texts + LINES)["input_ids"]
+    assert again.chat_template == tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("pre", "words", "ignore_merges", "name"),
+    [
+        (None, QWEN2_WORDS, False, "qwen2"),
+        (None, LLAMA3_WORDS, True, "llama-bpe"),
+        (None, LLAMA3_WORDS, False, "smaug-bpe"),
+        (pre_tokenizers.ByteLevel(add_prefix_space=False), "", False, "gpt-2"),
+        (
+            pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+            "",
+            False,
+            "smollm",
+        ),
+    ],
+)
+def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_merges, name):
+    tokenizer = byte_level(words, pre=pre, ignore_merges=ignore_merges)
+    found = vocabulary(wrapped(tokenizer, eos_token="<|im_end|>"))
+    assert (found.model, found.pre, found.add_space_prefix, found.scores) == ("gpt2", name, False, None)
+    # What llama.cpp does with it: the words of that name, and merges of their bytes in order.
+    again = Tokenizer(
+        models.BPE(
+            {text: i for i, text in enumerate(found.tokens)},
+            [tuple(merge.split(" ")) for merge in found.merges],
+            ignore_merges=name == "llama-bpe",
+        )
+    )
+    again.pre_tokenizer = tokenizer.pre_tokenizer
+    again.add_special_tokens([text for text, kind in zip(found.tokens, found.types, strict=True) if kind == CONTROL])
+    for line in LINES:
+        assert again.encode(line).ids == tokenizer.encode(line).ids
+
+
+def test_unicode_composition_is_no_reason_to_refuse():
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    assert vocabulary(wrapped(tokenizer, eos_token="<|im_end|>")).pre == "qwen2"
+
+
+def own_words():
+    return byte_level(QWEN2_WORDS.replace(r"\p{N}", r"\p{N}{1,2}"))
+
+
+def lower_case():
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
+
+
+def spaced():
+    return byte_level(pre=pre_tokenizers.ByteLevel(add_prefix_space=True))
+
+
+def by_punctuation():
+    return byte_level(pre=pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)]))
+
+
+def word_piece():
+    return Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "<|im_end|>": 2}, unk_token="[UNK]"))
+
+
+def joined_words():
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.NFKC()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (own_words, "cuts text into words in its own way; .* cut as qwen2, llama-bpe, smaug-bpe, smollm, gpt-2$"),
+        (lambda: byte_level(ignore_merges=True), "cuts text into words in its own way"),
+        (lower_case, "normalizes text by Lowercase"),
+        (spaced, "cuts words by ByteLevel"),
+        (by_punctuation, "cuts words by Punctuation"),
+        (word_piece, "the tokenizer is WordPiece"),
+        (joined_words, "prepares text in another way than SentencePiece"),
+        (lambda: sentencepiece(complete=False), "merges are not those of a SentencePiece model"),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(make, message):
+    with pytest.raises(UserError, match=message) as refused:
+        vocabulary(wrapped(make(), eos_token="<|im_end|>", unk_token="<unk>"))
+    assert "\n" not in str(refused.value)
+
+
+# SentencePiece
+
+
+def as_llama_cpp(found, text):
+    """Tokens of a text by llama.cpp's rule: the neighbours that make the best-scored token are joined, repeatedly."""
+    ids = {token: i for i, token in enumerate(found.tokens)}
+    parts = list((" " * found.add_space_prefix + text).replace(" ", "▁"))
+    while True:
+        joins = [
+            (-found.scores[ids[left + right]], at)
+            for at, (left, right) in enumerate(itertools.pairwise(parts))
+            if left + right in ids
+        ]
+        if not joins:
+            break
+        at = min(joins)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    found_ids = []
+    for part in parts:
+        found_ids += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return found_ids
+
+
+@pytest.mark.parametrize("scheme", [None, "always", "first", "never"])
+def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
+    tokenizer = sentencepiece(scheme=scheme)
+    found = vocabulary(wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), spare=2)
+    assert (found.model, found.pre, found.merges, found.add_bos) == ("llama", "default", None, True)
+    assert found.add_space_prefix is (scheme != "never")
+    assert len(found.scores) == len(found.tokens)
+    for line in LINES:
+        if line and "s>" not in line and not (scheme in ("always", "first") and line[0] == " "):
+            assert as_llama_cpp(found, line) == tokenizer.encode(line, add_special_tokens=False).ids
+    assert kinds(found, "<unk>", "<s>", "</s>", "<0x0A>", "e") == [UNKNOWN, CONTROL, CONTROL, BYTE, NORMAL]
+    assert found.types[-2:] == [UNUSED, UNUSED]
+    assert found.ids["unk"] == 0
+
+
+def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
+    tokenizer = llama2_tokenizer()
+    save(tmp_path / "merged", "LlamaForCausalLM", tokenizer)
+    export(tmp_path / "merged", tmp_path / "m.gguf", "f16")
+    again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    # transformers 5.17 puts a space into an empty text and, like llama.cpp, after every special token.
+    lines = [line for line in LINES if line and "</s>" not in line]
+    assert (
+        again(lines, add_special_tokens=False)["input_ids"] == tokenizer(lines, add_special_tokens=False)["input_ids"]
+    )
+
+
+def test_a_space_before_the_text_alone_is_told():
+    tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
+    found = vocabulary(tokenizer)
+    assert [note.split(",")[0] for note in found.notes] == ["text beside a special token"]
+    assert not found.add_space_prefix  # a chat begins with a special token, and gets none from transformers
+
+
+# Special tokens
+
+
+def test_special_tokens_are_control_and_added_words_are_not():
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|fim_prefix|>", special=False)])
+    found = vocabulary(tokenizer, spare=2)
+    assert kinds(found, "<|im_end|>", "<|fim_prefix|>", "<tool_call>", "a") == [CONTROL, CONTROL, USER_DEFINED, NORMAL]
+    assert found.tokens[-2:] == [f"[PAD{len(tokenizer)}]", f"[PAD{len(tokenizer) + 1}]"]
+    assert found.types[-2:] == [UNUSED, UNUSED]
+
+
+def test_the_end_of_a_turn_is_eos_and_other_ends_have_names_of_their_own():
+    tokenizer = llama3_tokenizer()
+    text, turn, header = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>"])
+    found = vocabulary(tokenizer, ends=[text, header, turn])
+    assert found.ids == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": text, "eom": header}
+    assert found.ends == [text, header, turn]
+
+
+def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
+    folder = save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
+    ends = qwen_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.7}))
+    export(folder, tmp_path / "m.gguf", "f16")
+    fields = read(tmp_path / "m.gguf")
+    assert [fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot")] == ends
+    assert fields["general.sampling.temp"] == pytest.approx(0.7)
+
+
+def test_a_first_token_is_put_where_the_chat_template_puts_it():
+    assert vocabulary(llama3_tokenizer()).add_bos  # by the template alone
+    assert vocabulary(llama2_tokenizer(None)).add_bos  # by the tokenizer
+    found = vocabulary(llama2_tokenizer())  # by the tokenizer, and not by the template
+    assert not found.add_bos
+    assert found.notes == ["no <s> is put before a text, as the chat template puts none"]
+    found = vocabulary(qwen_tokenizer(), bos_id=0)
+    assert (found.add_bos, found.ids["bos"]) == (False, 0)
+
+
+def test_no_chat_template_is_told():
+    assert "there is no chat template: llama.cpp and LM Studio put ChatML" in vocabulary(qwen_tokenizer(None)).notes[0]
+
+
+def test_several_chat_templates_keep_their_names():
+    tokenizer = qwen_tokenizer({"default": "{{ messages[0]['content'] }}", "tool_use": "tools"})
+    assert vocabulary(tokenizer).chat_template == [
+        {"name": "default", "template": "{{ messages[0]['content'] }}"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+
+
+def test_white_space_that_a_token_swallows_is_told():
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
+    assert vocabulary(tokenizer).notes == [
+        "<end> swallows white space beside it in transformers, and does not in llama.cpp"
+    ]
+
+
+def test_more_tokens_than_embeddings_are_refused():
+    with pytest.raises(UserError, match="the tokenizer has 400 tokens and the model 398; resize its embeddings"):
+        vocabulary(qwen_tokenizer(), spare=-2)

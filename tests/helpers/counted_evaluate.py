@@ -1,0 +1,35 @@
+"""scripts/evaluate.py in small units, noting in a file what is drawn and what is run.
+
+python tests/helpers/counted_evaluate.py NOTES COMPLETIONS-IN-A-UNIT FLAGS...
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from lora_grpo import sandbox
+from lora_grpo.evaluation import run as evaluate
+from lora_grpo.sampling.sampler import Sampler
+
+notes = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+evaluate._UNIT = int(sys.argv[2])
+draw, run = Sampler.rollouts, sandbox.run
+
+
+def noted_rollouts(self, prompts, num_samples, **options):
+    drawn = draw(self, prompts, num_samples, **options)
+    tokens = sum(len(rollout.token_ids) for rollouts in drawn for rollout in rollouts)
+    os.write(notes, f"completions {len(prompts) * num_samples} tokens {tokens}\n".encode())
+    return drawn
+
+
+def noted_run(programs):
+    verdicts = run(programs)
+    os.write(notes, f"programs {len(programs)}\n".encode())
+    return verdicts
+
+
+Sampler.rollouts, sandbox.run = noted_rollouts, noted_run
+sys.argv = [str(Path(__file__).parents[2] / "scripts" / "evaluate.py"), *sys.argv[3:]]
+runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,108 @@
+"""A finished run with everything a model card tells."""
+
+import json
+
+from lora_grpo.config.schema import RunConfig
+from lora_grpo.files import atomic
+
+COMMIT = "a" * 40
+
+BASE = "Qwen/Qwen2.5-0.5B-Instruct"
+
+PRIVATE = "/home/somebody/secret place"
+
+
+def row(metric, before, after, p):
+    return {
+        "metric": metric,
+        "before": before,
+        "before_interval": [before - 0.1, before + 0.1],
+        "after": after,
+        "after_interval": [after - 0.1, after + 0.1],
+        "difference": after - before,
+        "difference_interval": [after - before - 0.05, after - before + 0.05],
+        "p_value": p,
+        "test": "exact McNemar",
+        "detectable": 0.1,
+    }
+
+
+def side(**figures):
+    return figures | {
+        "intervals": {name: [value - 0.1, value + 0.1] for name, value in figures.items()},
+        "curve": [],
+        "tasks": 30,
+        "samples": 30,
+        "statuses": {"passed": 18, "wrong_answer": 12},
+        "rules": {"strict": 17, "robust": 18},
+        "health": {"unparsed": 0, "truncated": 0, "mean_tokens": 20.0},
+    }
+
+
+def safetensors(size=100, byte=b"\x01"):
+    """Return a whole file of weights, of one tensor."""
+    entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = json.dumps({"lora_A.weight": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + byte * size
+
+
+def make_run(folder, adapter_bytes=1000, **changes):
+    """Write the folder of a finished run: of a Hub's base, with rows from a file of this machine."""
+    adapter = folder / "adapter"
+    with atomic.new_folder(adapter) as staging:
+        (staging / "adapter_model.safetensors").write_bytes(safetensors(adapter_bytes))
+        settings = {
+            "peft_type": "LORA", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none",
+            "base_model_name_or_path": f"{PRIVATE}/cache/snapshots/{COMMIT}", "target_modules": ["q_proj", "v_proj"],
+        }  # fmt: skip
+        (staging / "adapter_config.json").write_text(json.dumps(settings))
+        (staging / "chat_template.jinja").write_text("{{ messages }}")
+        (staging / "tokenizer.json").write_text("{}")
+        (staging / "tokenizer_config.json").write_text("{}")
+    config = RunConfig(output_dir=f"{PRIVATE}/run").to_dict()
+    config["model"]["name"] = BASE
+    config["data"] |= {"task": "gsm8k", "train": None, "eval": f"{PRIVATE}/held out.jsonl"}
+    config["rewards"] = ["correct_answer=2.0", f"{PRIVATE}/mine.py:brief=0.25"]
+    table = [row("pass@1", 0.317, 0.455, 0.021), row("greedy", 0.5, 0.6, 0.25)]
+    record = {
+        "lora_grpo_run": 1,
+        "recipe": "gsm8k_lora",
+        "command": [f"{PRIVATE}/recipes/gsm8k_lora.py"],
+        "config": config,
+        "data": {
+            "task": "gsm8k",
+            "eval_task": "gsm8k",
+            "train": {"source": None, "rows": 7473, "sha256": "b" * 64},
+            "eval": {"source": f"{PRIVATE}/held out.jsonl", "rows": 30, "sha256": "c" * 64},
+            "trained_on_benchmark": None,
+            "left_out_as_trained_on": 0,
+            "sandbox": None,
+        },
+        "reward_files": {f"{PRIVATE}/mine.py": "d" * 64},
+        "versions": {"python": "3.11.7", "lora_grpo": "0.1.0", "trl": "1.14.2"},
+        "status": "complete",
+        "policy": {
+            "base_model": BASE, "revision": COMMIT, "fingerprint": None, "engine": "unsloth", "bits": 4,
+            "device": "NVIDIA T4", "trust_remote_code": False, "trainable_parameters": 1,
+        },
+        "seed": 0,
+        "trained_steps": 250,
+        "results": {"table": table, "reward": {"first": 1.0, "last": 2.0, "steps": 250}},
+    }  # fmt: skip
+    protocol = {
+        "task": "gsm8k", "rows": 30, "data_sha256": "c" * 64, "left_out_as_trained_on": 0, "sandbox": None,
+        "prompt_style": "xml", "few_shot": 0, "num_samples": 4, "temperature": 1.0, "top_p": 1.0,
+        "max_completion_tokens": 64, "seed": 0, "policy": record["policy"],
+    }  # fmt: skip
+    sides = {"base": side(**{"pass@1": 0.317, "greedy": 0.5}), "trained": side(**{"pass@1": 0.455, "greedy": 0.6})}
+    report = {"protocol": protocol, "table": table, **sides, "fixed": [], "regressed": []}
+    for path, value in changes.items():
+        place, *keys = path.split("__")
+        target = {"record": record, "report": report}[place]
+        for key in keys[:-1]:
+            target = target[key]
+        target[keys[-1]] = value
+    (folder / "evaluation").mkdir()
+    atomic.write_json(folder / "run.json", record)
+    atomic.write_json(folder / "evaluation" / "report.json", report)
+    return folder

@@ -1,0 +1,46 @@
+"""A few real training steps on the embedded model."""
+
+import copy
+import functools
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.models.policy import load_policy
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks.loading import load_data
+from lora_grpo.training.run import make_trainer, train
+
+TINY = {
+    "model": {"engine": "peft"},
+    "lora": {"rank": 4, "alpha": 8},
+    "data": {"task": "starter", "train_limit": 8, "eval_limit": 4},
+    "sampling": {"num_generations": 4, "max_completion_tokens": 32},
+    "rewards": ("xml_tag_count=0.5", "near_length:60"),
+    "train": {
+        "max_steps": 3,
+        "prompts_per_step": 2,
+        "micro_batch_size": 4,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "checkpoint_steps": 2,
+        "completions_steps": 2,
+    },
+}
+
+
+@functools.cache
+def starter_data():
+    """The starter's rows: a second to generate, and the same for every run that asks for no others."""
+    return load_data(replace(RunConfig(), TINY))
+
+
+def run_tiny(folder, how=None, **changes):
+    config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
+    data = load_data(config) if "data" in changes else copy.deepcopy(starter_data())
+    run = open_run(config, how or Invocation(), "test", data.record)
+    policy = load_policy(config)
+    trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
+    run.begin(policy.record)
+    train(run, policy, trainer)
+    return run, policy

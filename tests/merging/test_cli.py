@@ -1,0 +1,357 @@
+"""`scripts/merge.py` as a person meets it: what it leaves, what it says, what it refuses, and kills."""
+
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.adapters import live, load, logits_of, make_adapter, make_base
+from helpers.made_runs import make_run
+from safetensors.torch import load_file, save_file
+
+from lora_grpo import starter
+from lora_grpo.errors import UserError
+from lora_grpo.files.lock import holding
+from lora_grpo.merging import cli, writer
+from lora_grpo.merging.cli import Options, default_output, merge_and_report
+from lora_grpo.merging.writer import staging_folder
+from lora_grpo.models import base_model
+from lora_grpo.models.target import Overrides, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "merge.py"
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of the embedded model, as training leaves one."""
+    run = make_run(tmp_path_factory.mktemp("merging") / "run", base_model.weights_fingerprint(starter.model_path()))
+    shutil.rmtree(run / "adapter")
+    make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(starter.model_path() / name, run / "adapter" / name)
+    (run / "completions").mkdir()
+    asked = [f"What is {number} and {number}?" for number in range(6)]
+    lines = [{"id": text, "question": text, "completion": f"<answer>\n{text} is 4\n</answer>" * 3} for text in asked]
+    (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def no_divergence(monkeypatch):
+    """For tests of something else: three forward passes take longer than the rest."""
+    monkeypatch.setattr(cli, "measure_divergences", lambda *what: {"not_measured": "not in this test"})
+
+
+def test_a_run_is_merged_beside_its_adapter_with_all_that_a_model_needs(run, capsys):
+    assert merge_and_report(Options(str(run))) == run / "merged"
+    out = capsys.readouterr().out
+    merged = run / "merged"
+    model = load(merged)
+    expected = logits_of(live(starter.model_path(), run / "adapter"))
+    assert (logits_of(load(merged).float()) - expected).abs().max() < 0.05
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (merged / name).read_bytes() == (run / "adapter" / name).read_bytes()
+    assert (merged / "generation_config.json").is_file()
+    report = json.loads((merged / "merge_report.json").read_text())
+    assert report["dtype"] == "bf16" and str(model.dtype) == "torch.bfloat16"
+    assert report["base"] == {
+        "name": "starter", "revision": None, "checked": True,
+        "fingerprint": base_model.weights_fingerprint(starter.model_path()),
+    }  # fmt: skip
+    assert report["retained"]["overall"] > 0.99 and report["kl"]["tokens"] == 128
+    # The run was trained in 4 bits: that is further from the merge than rounding alone.
+    assert report["kl"]["adapter_merged"] < report["kl"]["trained_merged"] < report["kl"]["adapter_base"]
+    assert f"merged    {merged}: bf16, 4.0 MB" in out and "adapter‖base" in out and "4-bit base" in out
+    assert str(run) not in (merged / "merge_report.json").read_text()
+    assert not staging_folder(merged).exists() and not list(merged.glob(".*"))
+
+
+def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys):
+    merge_and_report(Options(str(run)))
+    first, before = capsys.readouterr().out, contents(run / "merged")
+    times = {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
+    assert merge_and_report(Options(str(run), dtype="bf16")) == run / "merged"  # what auto had chosen
+    assert capsys.readouterr().out == first and contents(run / "merged") == before
+    assert times == {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
+
+    with pytest.raises(UserError, match=r"holds another merge: dtype \(bf16, now fp32\) differ"):
+        merge_and_report(Options(str(run), dtype="fp32"))
+    with pytest.raises(UserError, match="holds another merge: onto differ"):
+        merge_and_report(Options(str(run), onto="dequantized"))
+    make_adapter(starter.model_path(), run / "adapter", r=2)
+    with pytest.raises(UserError, match="holds another merge: adapter_sha256 differ"):
+        merge_and_report(Options(str(run)))
+    assert contents(run / "merged") == before
+
+
+def test_the_weights_are_read_again_where_a_finished_merge_is_damaged(no_divergence, run):
+    merge_and_report(Options(str(run)))
+    shard = run / "merged" / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(UserError, match="its own shards, which are damaged"):
+        merge_and_report(Options(str(run)))
+
+
+def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unchecked(run, tmp_path, capsys):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    for name in ("LICENSE", "NOTICE.txt"):
+        (base / name).write_text(name)
+    assert merge_and_report(Options(str(adapter), base=str(base), dtype="fp32")) == tmp_path / "mine-merged"
+    assert "base      not checked" in capsys.readouterr().out
+    merged = tmp_path / "mine-merged"
+    assert (merged / "LICENSE").read_text() == "LICENSE" and (merged / "NOTICE.txt").is_file()
+    report = json.loads((merged / "merge_report.json").read_text())
+    assert report["base"]["name"] == "base" and not report["base"]["checked"] and "trained_merged" not in report["kl"]
+    assert report["retained"]["overall"] == pytest.approx(1, abs=1e-5) and report["kl"]["adapter_merged"] < 1e-9
+    assert (logits_of(load(merged)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+    config = json.loads((merged / "config.json").read_text())
+    assert config["dtype"] == "float32" and config["tie_word_embeddings"] is True
+
+
+def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
+    base = make_base(tmp_path / "base")
+    adapter = make_adapter(base, tmp_path / "adapter", resize=70)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(starter.model_path() / name, adapter / name)
+    output = merge_and_report(Options(str(adapter), base=str(base), output=tmp_path / "merged"))
+    report = json.loads((output / "merge_report.json").read_text())
+    assert report["vocab_size"] == 70 and "the vocabulary was resized" in report["kl"]["not_measured"]
+    assert load(output).get_input_embeddings().weight.shape[0] == 70
+
+
+def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
+    base = make_base(tmp_path / "base", tied=False, dtype="float16")
+    adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
+    output = merge_and_report(Options(str(adapter), base=str(base)))
+    assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
+
+
+def test_a_configuration_that_says_nothing_of_the_tie_means_what_transformers_takes(no_divergence, tmp_path):
+    base = make_base(tmp_path / "base", tied=False)
+    config = json.loads((base / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (base / "config.json").write_text(json.dumps(config))
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "embed_tokens"])
+    output = merge_and_report(Options(str(adapter), base=str(base), dtype="fp32"))
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+
+
+def test_a_divergence_that_cannot_be_measured_does_not_cost_the_merge(run):
+    (run / "completions" / "step-00001.jsonl").write_text('{"id": "a", "completion": "b"}\n')
+    output = merge_and_report(Options(str(run)))
+    report = json.loads((output / "merge_report.json").read_text())
+    assert report["kl"] == {"not_measured": "KeyError: 'question'"} and load(output)
+
+
+def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):
+    other = shutil.copytree(starter.model_path(), tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="is not the base that the run in "):
+        merge_and_report(Options(str(run), base=str(other)))
+    output = merge_and_report(Options(str(run), base=str(other), force_base=True))
+    assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
+
+
+def refused(said, options, leaves=None):
+    """The command says so in one line and leaves its folder as it was."""
+    with pytest.raises(UserError) as caught:
+        merge_and_report(options)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_head_that_would_get_another_name_is_refused(tmp_path):
+    from transformers import BioGptConfig, BioGptForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BioGptForCausalLM(BioGptConfig(vocab_size=32, **shape)).save_pretrained(tmp_path / "base")
+    adapter = make_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["embed_tokens"])
+    refused("the head of base is output_projection.weight", Options(str(adapter), base=str(tmp_path / "base")))
+
+
+def test_what_is_no_adapter_is_refused(run, tmp_path):
+    refused("starter is a whole model; give a run or an adapter", Options("starter"))
+    refused("does not exist", Options("/nowhere/run"))
+    (run / "adapter" / "adapter_model.safetensors").rename(run / "adapter" / "adapter_model.bin")
+    refused("has no adapter yet", Options(str(run)))
+    pickled = shutil.copytree(run / "adapter", tmp_path / "pickled")
+    refused("pickled weights are not loaded", Options(str(pickled), base="starter"))
+    assert not (run / "merged").exists()
+
+
+def test_files_that_cannot_be_read_are_told_in_one_line(run, tmp_path):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    options = Options(str(adapter), base=str(base))
+    for text in ("{bad", "[]"):
+        (base / "config.json").write_text(text)
+        refused("base/config.json", options)
+    shutil.copy(starter.model_path() / "config.json", base)
+    (adapter / "tokenizer.json").write_text("{bad")
+    refused("tokenizer.json cannot be read", options)
+    refused("is a file; give the folder", Options(str(run / "run.json")))
+    assert not (tmp_path / "mine-merged").exists() and not staging_folder(tmp_path / "mine-merged").exists()
+
+
+def test_where_a_merge_goes_by_itself(run, tmp_path, monkeypatch):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    assert default_output(str(run), run / "adapter") == default_output(str(run / "adapter"), run / "adapter")
+    assert default_output(str(run), run / "adapter") == run / "merged"
+    monkeypatch.chdir(adapter)
+    assert default_output("./", Path()) == tmp_path / "mine-merged"
+    assert default_output("owner/lora", tmp_path / "cache" / "0123abcd") == Path("outputs/lora-merged")
+
+
+def test_a_link_is_followed_to_where_the_model_goes(no_divergence, run, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert merge_and_report(Options(str(run), output=tmp_path / "link")) == tmp_path / "disk"
+    assert load(tmp_path / "link")
+
+
+def test_a_full_disk_in_the_middle_is_one_line_and_goes_on(no_divergence, run, monkeypatch):
+    write = writer.Writer.write
+
+    def full(self, data):
+        if self._written > 100_000:
+            raise OSError(28, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(writer.Writer, "write", full)
+    refused("is full; make room, and the same command goes on", Options(str(run)))
+    monkeypatch.setattr(writer.Writer, "write", write)
+    assert load(merge_and_report(Options(str(run))))
+
+
+def test_one_that_another_process_has_just_finished_is_taken(no_divergence, run, monkeypatch):
+    def finished_first(staging, flag):
+        monkeypatch.setattr(cli, "holding", holding)
+        merge_and_report(Options(str(run)))
+        return holding(staging, flag)
+
+    monkeypatch.setattr(cli, "holding", finished_first)
+    assert merge_and_report(Options(str(run))) == run / "merged"
+    assert not staging_folder(run / "merged").exists()
+
+
+def test_a_base_from_the_hub_is_checked_by_its_commit(run):
+    subject = resolve(str(run), Overrides())
+    commit = dataclasses.replace(subject.base, revision="abc")
+    recorded = {"policy": {"fingerprint": None, "revision": "abc"}}
+    known = dataclasses.replace(subject, base=commit, run=recorded)
+    assert cli._was_checked(known, Options(str(run)))
+    assert not cli._was_checked(dataclasses.replace(known, base=subject.base), Options(str(run)))
+    assert not cli._was_checked(known, Options(str(run), force_base=True))
+
+
+def test_a_pickled_base_is_refused(run, tmp_path):
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    (base / "model.safetensors").rename(base / "pytorch_model.bin")
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    refused("holds no .safetensors weights; pickled weights are not loaded", Options(str(adapter), base=str(base)))
+
+
+def test_a_folder_in_use_is_never_written_to(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    refused("holds other files; give another --output", Options(str(run), output=tmp_path / "mine"))
+    refused("is a file; give a folder", Options(str(run), output=tmp_path / "mine" / "thesis.tex"))
+    with holding(staging_folder(run / "merged")):
+        refused("another process works in", Options(str(run)))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_full_disk_is_found_out_before_anything_is_written(run, monkeypatch):
+    usage = type("usage", (), {"free": 60_000_000})
+    monkeypatch.setattr("lora_grpo.merging.writer.shutil.disk_usage", lambda path: usage)
+    refused("0.1 GB free and the merge needs 0.1 GB; make room", Options(str(run)))
+    assert not (run / "merged").exists() and not staging_folder(run / "merged").exists()
+
+
+def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.layers.2.mlp.up_proj.weight"][0, 0] = 70000.0
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    options = Options(str(run), base=str(base), force_base=True, dtype="fp16")
+    refused("model.layers.2.mlp.up_proj.weight does not fit fp16's range", options)
+    assert not (run / "merged").exists()
+
+
+def test_an_adapter_that_changes_meanwhile_is_noticed(no_divergence, run, monkeypatch):
+    copy = cli._copy_rest
+
+    def and_train_on(subject, config, staging):
+        copy(subject, config, staging)
+        make_adapter(starter.model_path(), run / "adapter", r=2)
+
+    monkeypatch.setattr(cli, "_copy_rest", and_train_on)
+    refused("changed during the merge; run the command again", Options(str(run)))
+    assert not (run / "merged").exists()
+
+
+def test_ten_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, tmp_path):
+    base = tmp_path / "base"
+    load(starter.model_path()).save_pretrained(base, max_shard_size="800KB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(starter.model_path() / name, base / name)
+    adapter = shutil.copytree(run / "adapter", tmp_path / "adapter")
+
+    def start(name, last):
+        command = (adapter, "--base", base, "--dtype", "fp16", "--output", tmp_path / name)
+        return warm.start(
+            ROOT / "tests" / "helpers" / "killed_merge.py", tmp_path / f"{name}.notes", last, *command
+        ).end()
+
+    whole = start("whole", 0)
+    assert whole.returncode == 0, whole.stderr
+    expected = contents(tmp_path / "whole")
+    assert len([name for name in expected if name.endswith(".safetensors")]) > 3
+    events = (tmp_path / "whole.notes").read_text().splitlines()
+
+    moments = random.Random(5)
+    output, kills = tmp_path / "killed", 0
+    while kills < 10:
+        ended = start("killed", moments.randrange(1, len(events) // 3))
+        if ended.returncode == 0:  # it got to its end; the next begins anew
+            assert contents(output) == expected
+            shutil.rmtree(output)
+            continue
+        assert ended.returncode == -9, ended.stderr
+        kills += 1
+        assert not output.exists() or contents(output).keys() >= expected.keys()
+    assert start("killed", 0).returncode == 0 and contents(output) == expected
+
+
+def test_the_command_ends_in_one_line_and_exit_code_2(run, warm):
+    ended = warm.start(SCRIPT, run, "--dtype", "int8").end()
+    assert ended.returncode == 2 and len(ended.stderr.strip().splitlines()) == 1 and "Traceback" not in ended.stderr
+    assert "--dtype" in ended.stderr
+    ended = warm.start(SCRIPT, "starter").end()
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_help_needs_no_torch(fresh):
+    probe = "import sys, runpy; sys.argv = ['merge.py', '--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
+    probe = probe % str(SCRIPT) + "except SystemExit: print('torch' in sys.modules, 'transformers' in sys.modules)"
+    import subprocess
+    import sys
+
+    out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert out.strip().endswith("False False") and "--onto" in out

@@ -1,0 +1,122 @@
+"""What a merge says it kept, held against float64 arithmetic, and what `auto` makes of it."""
+
+import json
+
+import pytest
+import torch
+from helpers.adapters import make_adapter, make_base
+from safetensors.torch import load_file, save_file
+
+from lora_grpo.errors import UserError
+from lora_grpo.merging.base_weights import base_tensors
+from lora_grpo.merging.fidelity import candidates, check_finite, choose, measure
+from lora_grpo.merging.mapping import make_plan
+
+TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def planned(base, adapter, *, size=1.0, edit=None):
+    """A plan whose updates have the given relative size, beside everything in float64."""
+    if size != 1.0 or edit:
+        path = adapter / "adapter_model.safetensors"
+        weights = load_file(path)
+        for name in weights:
+            if "lora_B" in name:
+                weights[name] *= size
+        if edit:
+            edit(weights)
+        save_file(weights, path)
+    config = json.loads((base / "config.json").read_text())
+    return make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("fidelity") / "base", tied=False, dtype="bfloat16")
+
+
+def in_float64(base, adapter, dora=False):
+    """Update and base of every adapted layer."""
+    weights, parts = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for key in [key for key in parts if key.endswith("lora_A.weight")]:
+        module = key.removesuffix(".lora_A.weight")
+        name = module.removeprefix("base_model.model.") + ".weight"
+        before = weights[name].double()
+        change = 6 / 4 * parts[f"{module}.lora_B.weight"].double() @ parts[key].double()
+        if dora:
+            merged = before + change
+            factor = parts[f"{module}.lora_magnitude_vector"].double() / merged.norm(dim=1)
+            change = factor.unsqueeze(1) * merged - before
+        yield name, before, change
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("size", [1.0, 0.02, 0.002])
+def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
+    adapter = make_adapter(base, tmp_path / "adapter", use_dora=dora)
+    plan = planned(base, adapter, size=size)
+    found = measure(plan.outputs, ["bf16", "fp16", "fp32"])
+    for dtype, fidelity in found.items():
+        dots, squares, errors, worst = 0.0, 0.0, 0.0, {}
+        for name, before, change in in_float64(base, adapter, dora):
+            difference = (before + change).to(TORCH[dtype]).double() - before
+            dots += float((difference * change).sum())
+            squares += float(change.square().sum())
+            errors += float((difference - change).square().sum())
+            worst[name] = float((difference * change).sum() / change.square().sum())
+        # An element whose float32 and float64 values round to two sides moves one term of thousands.
+        tolerance = 1e-3 if dtype != "fp32" else 1e-4
+        assert fidelity.overall.retained == pytest.approx(dots / squares, abs=tolerance)
+        assert fidelity.overall.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
+        name, least = fidelity.worst
+        assert least == pytest.approx(min(worst.values()), abs=5 * tolerance)
+        if dtype != "fp32":
+            assert worst[name] == pytest.approx(least, abs=5 * tolerance)
+
+
+def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path):
+    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
+    measured = measure(plan.outputs, candidates("auto", "BF16"))
+    assert measured["bf16"].overall.retained < 0.6 < 0.99 < measured["fp16"].overall.retained
+    dtype, reason = choose(measured, plan.outputs)
+    assert dtype == "fp16" and reason.startswith("bf16 keeps ") and "fp16 keeps 9" in reason
+
+    smaller = planned(base, make_adapter(base, tmp_path / "smaller"), size=0.00001)
+    dtype, reason = choose(measure(smaller.outputs, candidates("auto", "BF16")), smaller.outputs)
+    assert dtype == "fp32" and "fp16 keeps" in reason and reason.endswith("only fp32 holds it")
+
+
+def test_a_large_update_is_merged_in_bfloat16(base, tmp_path):
+    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=5.0)
+    dtype, reason = choose(measure(plan.outputs, candidates("auto", "BF16")), plan.outputs)
+    assert dtype == "bf16" and reason in ("bf16 keeps 100.0 %", "bf16 keeps 99.9 %")
+
+
+def test_float16_is_passed_over_where_a_weight_does_not_fit(tmp_path):
+    base = make_base(tmp_path / "base", tied=False, dtype="bfloat16")
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"][3, 3] = 70000.0  # a tensor that the adapter leaves alone
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
+    dtype, reason = choose(measure(plan.outputs, candidates("auto", "BF16")), plan.outputs)
+    assert dtype == "fp32" and "lm_head.weight does not fit fp16's range" in reason
+
+
+def test_a_base_in_float16_is_never_rounded_to_bfloat16_by_auto():
+    assert candidates("auto", "F16") == ["fp16"] and candidates("auto", "F32") == ["bf16", "fp16"]
+    assert candidates("bf16", "F16") == ["bf16"]
+
+
+def test_an_adapter_that_changes_nothing_says_so(base, tmp_path):
+    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.0)
+    dtype, reason = choose(measure(plan.outputs, candidates("auto", "BF16")), plan.outputs)
+    assert (dtype, reason) == ("bf16", "the adapter changes nothing")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_adapter_that_is_no_number_is_refused_by_name(value, base, tmp_path):
+    key = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
+    adapter = make_adapter(base, tmp_path / "adapter")
+    plan = planned(base, adapter, edit=lambda weights: weights[key].view(-1)[5:6].fill_(value))
+    with pytest.raises(UserError, match=r"holds NaN or infinity in .*up_proj\.lora_A"):
+        check_finite(plan.outputs)

@@ -1,0 +1,60 @@
+"""A forward pass from disk, held against the model in memory; divergences, held against float64."""
+
+import pytest
+import torch
+from helpers.adapters import load, make_base
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lora_grpo.errors import UserError
+from lora_grpo.files.safetensors import model_tensors
+from lora_grpo.merging.merged_tensors import BLOCK_ELEMENTS
+from lora_grpo.merging.streamed_model import States, StreamedModel, divergences
+
+TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_states_and_head_give_the_models_own_logits(tied, tmp_path):
+    base = make_base(tmp_path / "base", tied=tied, shards=None if tied else "20KB")
+    states = StreamedModel(base, trust_remote_code=False).states(model_tensors(base), TEXTS, keep=2)
+    logits = states.hidden @ states.head.rows(0, 64).T
+    model = load(base)
+    with torch.no_grad():
+        expected = [model(torch.tensor([text])).logits[0, -2:] for text in TEXTS]
+    torch.testing.assert_close(logits, torch.cat(expected), rtol=0, atol=1e-5)
+
+
+def test_a_model_that_does_more_is_told_apart(tmp_path):
+    GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
+    model = StreamedModel(tmp_path / "gpt2", trust_remote_code=False)
+    weights = model_tensors(tmp_path / "gpt2")
+    model.states(weights, [[1, 2]], keep=1)  # its Conv1D is held, being small
+    model._model.get_output_embeddings().bias = torch.nn.Parameter(torch.zeros(8))
+    with pytest.raises(UserError, match="GPT2LMHeadModel changes its logits after the head"):
+        model.states(weights, [[1, 2]], keep=1)
+    del weights["transformer.ln_f.bias"]
+    with pytest.raises(UserError, match=r"the weights have no transformer\.ln_f\.bias"):
+        model.states(weights, [[1, 2]], keep=1)
+
+
+class InMemory:
+    def __init__(self, weight):
+        self.weight, self.shape = weight, tuple(weight.shape)
+
+    def rows(self, start, stop):
+        return self.weight[start:stop]
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-5])
+def test_divergence_is_that_of_float64_over_blocks_of_a_wide_vocabulary(apart):
+    torch.manual_seed(0)
+    width, tokens = 64, BLOCK_ELEMENTS // 64 * 2 + 5  # three blocks
+    heads = [torch.randn(tokens, width)]
+    heads.append(heads[0] + apart * torch.randn(tokens, width))
+    hidden = torch.randn(7, width)
+    models = {name: States(hidden, InMemory(head)) for name, head in zip("ab", heads, strict=True)}
+    found = divergences(models, [("a", "b"), ("b", "a"), ("a", "a")])
+    first, second = ((hidden.double() @ head.double().T).log_softmax(1) for head in heads)
+    assert found["a", "b"] == pytest.approx(float((first.exp() * (first - second)).sum(1).mean()), rel=0.02, abs=1e-13)
+    assert found["b", "a"] == pytest.approx(float((second.exp() * (second - first)).sum(1).mean()), rel=0.02, abs=1e-13)
+    assert abs(found["a", "a"]) < 1e-13

@@ -1,0 +1,367 @@
+"""Merged weights, held against PEFT's own merge, float64 arithmetic and the live adapter, for every kind of adapter."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers.adapters import LINEAR, live, load, logits_of, make_adapter, make_base
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lora_grpo.errors import UserError
+from lora_grpo.files.safetensors import model_tensors
+from lora_grpo.merging import writer
+from lora_grpo.merging.base_weights import base_tensors
+from lora_grpo.merging.mapping import make_plan
+
+
+def merged(base, adapter, output, dtype="fp32", onto="full"):
+    """The merge itself, without report and command."""
+    config = json.loads((base / "config.json").read_text())
+    plan = make_plan(base_tensors(base, onto, trust_remote_code=False), adapter, config)
+    shards = writer.lay_out(plan, dtype)
+    output.mkdir()
+    writer.write_shards(output, shards, {})
+    writer.write_index(output, shards)
+    writer.write_config(output, plan, dtype)
+    return output
+
+
+KINDS = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "rank_pattern": {"rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 8}},
+    "alpha_pattern": {"alpha_pattern": {"v_proj": 32, "layers.0.mlp.down_proj": 1}},
+    "lora_bias": {"lora_bias": True, "target_modules": ["q_proj", "v_proj"]},
+    "bias_all": {"bias": "all"},
+    "bias_lora_only": {"bias": "lora_only"},
+    "norms": {"modules_to_save": ["input_layernorm", "norm"]},
+    "tokens": {"trainable_token_indices": [2, 5, 63]},
+}
+UNTIED = {
+    "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embedding_dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}},
+    "resized": {"resize": 70},
+    "resized_and_saved": {"resize": 70, "modules_to_save": ["embed_tokens", "lm_head"]},
+}
+TIED = {
+    "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embedding_and_head": {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "head_saved": {"modules_to_save": ["lm_head"]},
+    "embedding_saved": {"modules_to_save": ["embed_tokens"]},
+    "both_saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "both_saved_as_one": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "resized": {"resize": 70},
+}
+STAY_TIED = {"embedding_and_head", "both_saved_as_one", "resized"}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases")
+    return {
+        (tied, dtype): make_base(folder / f"{tied}-{dtype}", tied=tied, dtype=dtype)
+        for tied, dtype in [(True, "float32"), (False, "float32"), (False, "bfloat16"), (True, "bfloat16")]
+    }
+
+
+def check_against_peft(base, adapter, tmp_path, resize=None):
+    output = merged(base, adapter, tmp_path / "merged")
+    model = live(base, adapter, resize)
+    logits = logits_of(model)
+    ours = load(output)
+    assert (logits_of(ours) - logits).abs().max() < 2e-5
+    expected = model.merge_and_unload().state_dict()
+    weights = load_file(output / "model.safetensors")
+    assert set(weights) == set(expected) - ({"lm_head.weight"} if ours.config.tie_word_embeddings else set())
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6, msg=name)
+    return output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_weights_are_pefts(kind, bases, tmp_path):
+    base = bases[kind != "tokens", "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS[kind])
+    check_against_peft(base, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("kind", UNTIED)
+def test_an_untied_embedding_and_head_are_merged_apart(kind, bases, tmp_path):
+    base = bases[False, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **UNTIED[kind])
+    resize = UNTIED[kind].get("resize")
+    output = check_against_peft(base, adapter, tmp_path, resize)
+    assert json.loads((output / "config.json").read_text())["vocab_size"] == (resize or 64)
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_a_tied_head_follows_what_the_live_adapter_does(kind, bases, tmp_path):
+    """PEFT's own merge changes both through one tensor where the live adapter changes one of them."""
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **TIED[kind])
+    output = merged(base, adapter, tmp_path / "merged")
+    expected = logits_of(live(base, adapter, TIED[kind].get("resize")))
+    model = load(output)
+    assert (logits_of(model) - expected).abs().max() < 2e-5
+    assert model.config.tie_word_embeddings is (kind in STAY_TIED)
+
+
+def test_tokens_of_a_tied_model_stay_tied(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS["tokens"])
+    check_against_peft(base, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_bfloat16_weights_are_rounded_once_and_no_further_off_than_pefts(kind, bases, tmp_path):
+    base = bases[False, "bfloat16"]
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS[kind])
+    ours = load_file(merged(base, adapter, tmp_path / "merged", "bf16") / "model.safetensors")
+    pefts = PeftModel.from_pretrained(load(base), adapter).merge_and_unload().state_dict()
+    before, parts = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in before if any(f"{target}.weight" in name for target in LINEAR)]:
+        key = "base_model.model." + name.removesuffix(".weight")
+        weight = before[name].double()
+        a, b = (parts[f"{key}.lora_{part}.weight"].double() for part in "AB")
+        exact = weight + 6 / 4 * b @ a
+        if kind == "dora":
+            exact = exact * (parts[f"{key}.lora_magnitude_vector"].double() / exact.norm(dim=1)).unsqueeze(1)
+        # Rounding once lands on the nearest bfloat16, but for what float32 moved across a boundary between two.
+        error, theirs = (ours[name].double() - exact).abs(), (pefts[name].double() - exact).abs()
+        nearest = (exact.to(torch.bfloat16).double() - exact).abs()
+        assert (error <= nearest + (weight.abs() + exact.abs()) * 2e-7).all()
+        assert error.norm() <= theirs.norm() * (1 + 1e-6)
+
+
+def test_a_stored_head_that_differs_is_kept_whatever_the_configuration_says(bases, tmp_path):
+    """transformers loads such a base untied; so does PEFT."""
+    base = shutil.copytree(bases[False, "float32"], tmp_path / "base")
+    settings = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    for kind in ("lora", "tokens"):
+        adapter = make_adapter(base, tmp_path / kind, **KINDS[kind])
+        model = load(merged(base, adapter, tmp_path / f"merged-{kind}"))
+        assert (logits_of(model) - logits_of(live(base, adapter))).abs().max() < 2e-5
+        assert model.config.tie_word_embeddings is False
+
+
+def test_a_stored_head_that_is_the_embedding_follows_the_tie(bases, tmp_path):
+    base = shutil.copytree(bases[True, "float32"], tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    adapter = make_adapter(base, tmp_path / "adapter", **KINDS["tokens"])
+    output = merged(base, adapter, tmp_path / "merged")
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+    assert "lm_head.weight" not in load_file(output / "model.safetensors")
+
+
+def test_of_a_single_file_and_an_index_the_single_file_is_read(tmp_path):
+    base = make_base(tmp_path / "base", tied=False)
+    sharded = make_base(tmp_path / "sharded", tied=False, shards="20KB")
+    for path in sharded.glob("model*"):
+        weights = path.read_bytes()
+        (base / path.name).write_bytes(weights if path.suffix == ".json" else weights[:-4] + b"\0\0\0\1")
+    assert {stored.path.name for stored in model_tensors(base).values()} == {"model.safetensors"}
+
+
+def test_what_the_base_keeps_in_float32_stays_in_it(bases, tmp_path):
+    base = shutil.copytree(bases[False, "bfloat16"], tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].float() + 1e-5
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    after = load_file(merged(base, make_adapter(base, tmp_path / "a"), tmp_path / "m", "bf16") / "model.safetensors")
+    assert torch.equal(after["model.norm.weight"], weights["model.norm.weight"])
+    assert {tensor.dtype for name, tensor in after.items() if "model.norm" not in name} == {torch.bfloat16}
+
+
+def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, n_inner=32))
+    model.save_pretrained(tmp_path / "base")
+    # c_proj is square: its shape does not say which way round it is.
+    for dora, targets in ((False, ["c_attn", "c_proj"]), (True, ["c_attn", "c_proj"]), (False, ["c_proj", "lm_head"])):
+        # With lm_head, a Linear made last, PEFT saves fan_in_fan_out=false for all of them.
+        options = {"target_modules": targets, "fan_in_fan_out": True, "use_dora": dora}
+        name = f"{dora}-{targets[-1]}"
+        adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{name}", **options)
+        output = merged(tmp_path / "base", adapter, tmp_path / f"merged-{name}")
+        expected = logits_of(live(tmp_path / "base", adapter))
+        assert (logits_of(load(output)) - expected).abs().max() < 2e-5
+
+
+def test_fan_in_fan_out_says_nothing_of_a_square_linear_layer(bases, tmp_path):
+    base = bases[False, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fan_in_fan_out": True}))
+    output = merged(base, adapter, tmp_path / "merged")
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+
+
+def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
+    """The logits are those of the adapter on the base as bitsandbytes loads it."""
+    from lora_grpo.config.schema import ModelConfig
+    from lora_grpo.models import base_model
+
+    base = bases[True, "bfloat16"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    packed = base_model.load_base(ModelConfig(name=str(base), bits=4))
+    packed.save_pretrained(tmp_path / "packed")  # as the -bnb-4bit repositories are
+    trained = logits_of(PeftModel.from_pretrained(packed, adapter).eval())
+    apart = (logits_of(live(base, adapter)) - trained).abs().max()
+    onto_it = logits_of(load(merged(base, adapter, tmp_path / "merged", onto="dequantized")))
+    assert (onto_it - trained).abs().max() < 1e-4 < apart / 10
+
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    assert config["quantization_config"]
+    stored = merged(tmp_path / "packed", adapter, tmp_path / "unpacked", onto="dequantized")
+    assert (logits_of(load(stored)) - trained).abs().max() < 1e-4
+    with pytest.raises(UserError, match="packed in 4 bits; give the 16-bit model"):
+        base_tensors(tmp_path / "packed", "full", trust_remote_code=False)
+
+
+def test_many_shards_come_out_as_many_with_an_index(tmp_path):
+    base = make_base(tmp_path / "base", tied=False, shards="20KB")
+    names = sorted(path.name for path in base.glob("*.safetensors"))
+    assert len(names) > 2
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=[*LINEAR, "lm_head"])
+    output = merged(base, adapter, tmp_path / "merged")
+    assert sorted(path.name for path in output.glob("*.safetensors")) == names
+    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: stored.path.name for name, stored in model_tensors(output).items()}
+    assert index["metadata"]["total_size"] == sum(stored.num_bytes for stored in model_tensors(output).values())
+
+
+class Stopped(BaseException):
+    pass
+
+
+def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_path, monkeypatch):
+    base = make_base(tmp_path / "base", tied=False, shards="20KB")
+    adapter = make_adapter(base, tmp_path / "adapter")
+    config = json.loads((base / "config.json").read_text())
+    plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
+    begun = []
+
+    class Noted(writer.Writer):
+        def __init__(self, path, entries):
+            begun.append(path.name)
+            if len(begun) == stop:
+                raise Stopped
+            super().__init__(path, entries)
+
+    monkeypatch.setattr(writer, "Writer", Noted)
+
+    def write(folder, dtype, stop_at=0):
+        nonlocal stop
+        begun.clear()
+        stop = stop_at
+        (tmp_path / folder).mkdir(exist_ok=True)
+        if stop_at:
+            with pytest.raises(Stopped):
+                writer.write_shards(tmp_path / folder, writer.lay_out(plan, dtype), {"dtype": dtype})
+            return None
+        writer.write_shards(tmp_path / folder, writer.lay_out(plan, dtype), {"dtype": dtype})
+        return {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.safetensors")}
+
+    stop = 0
+    whole = write("whole", "fp32")
+    names = sorted(whole)
+    assert begun == names and len(names) == 5
+
+    write("cut", "fp32", stop_at=4)
+    assert write("cut", "fp32") == whole and begun == names[3:]
+
+    write("damaged", "fp32", stop_at=4)
+    shard = tmp_path / "damaged" / names[1]
+    shard.write_bytes(bytes([*shard.read_bytes()[:-1], 77]))  # the same length
+    assert write("damaged", "fp32") == whole and begun == [names[1], *names[3:]]
+
+    write("other", "fp16", stop_at=4)
+    (tmp_path / "other" / "model-00009-of-00009.safetensors").write_bytes(b"left over")
+    assert write("other", "fp32") == whole and begun == names
+
+
+def change(adapter, edit):
+    """Write an adapter's weights again, edited."""
+    weights = load_file(adapter / "adapter_model.safetensors")
+    edit(weights)
+    save_file(weights, adapter / "adapter_model.safetensors")
+
+
+KEY = "base_model.model.model.layers.0.self_attn.q_proj."
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (f"{KEY}lora_C.weight", (4, 4)),
+        ("base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", (4, 32)),
+        ("base_model.model.score.weight", (2, 32)),
+        ("prompt_embeddings", (8, 32)),
+    ],
+)
+def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.update({name: torch.ones(shape)}))
+    with pytest.raises(UserError, match="the base has nothing that") as caught:
+        merged(base, adapter, tmp_path / "merged")
+    assert name in str(caught.value)
+
+
+def test_a_bias_for_a_layer_that_has_none_is_refused_as_such(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", lora_bias=True, target_modules=["q_proj", "o_proj"])
+    with pytest.raises(UserError, match=r"o_proj\.lora_B\.bias.* cannot be merged into the layers that they belong to"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+def test_half_of_an_update_is_refused(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.pop(f"{KEY}lora_A.weight"))
+    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight.* cannot be merged"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.update({f"{KEY}lora_A.weight": torch.ones(4, 40)}))
+    with pytest.raises(UserError, match="q_proj has the shape 32x32 there, and the adapter's is 32x40"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "IA3"}, "of the type 'IA3'; only LORA"),
+        ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens, which cannot be merged"),
+        ({"layer_replication": [[0, 1]]}, "sets layer_replication"),
+        ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
+        ({"init_lora_weights": "pissa_niter_4"}, "begins by changing its base"),
+        ({"r": "many"}, "has r='many'; expected a number"),
+        ({"rank_pattern": {"(": 4}}, "has a rank_pattern that cannot be read"),
+        ({"alpha_pattern": ["q_proj"]}, "has a alpha_pattern that cannot be read"),
+        ({"r": 8}, "has rank 4, and adapter_config.json says 8"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(changes, said, bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(UserError) as caught:
+        merged(base, adapter, tmp_path / "merged")
+    assert said in str(caught.value) and "\n" not in str(caught.value)

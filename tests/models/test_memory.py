@@ -1,0 +1,345 @@
+"""The planned memory of a step, against what transformers, PEFT, bitsandbytes and torch really make."""
+
+import contextlib
+import gc
+import json
+
+import bitsandbytes
+import pytest
+import torch
+from bitsandbytes.functional import QuantState
+from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
+from helpers.tensor_memory import TensorMemory
+from peft import LoraConfig, get_peft_model
+from torch._subclasses import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from lora_grpo import starter
+from lora_grpo.errors import UserError
+from lora_grpo.models import memory
+from lora_grpo.models.memory import Step, kv_bytes_a_token, optimizer_bytes, parts, peak, phases, weight_bytes
+from lora_grpo.models.shape import Shape
+
+QWEN3_HALF = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "head_dim": 128,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 28,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+STARTER = json.loads((starter.model_path() / "config.json").read_text())
+del STARTER["layer_types"]  # one a layer; tests take fewer of them
+TINY_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 160,
+    "vocab_size": 500,
+    "tie_word_embeddings": False,
+}
+TINY_QWEN3 = {**TINY_LLAMA, "model_type": "qwen3", "head_dim": 32}
+TINY = {"starter": STARTER, "tiny llama": TINY_LLAMA, "tiny qwen3": TINY_QWEN3}
+MODELS = {
+    **{name: (config, None) for name, config in TINY.items()},
+    "qwen2.5-0.5b": (QWEN25_HALF, 494_032_768),
+    "qwen2.5-7b": (
+        {
+            **QWEN25_HALF,
+            "hidden_size": 3584,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 28,
+            "intermediate_size": 18944,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+        },
+        7_615_616_512,
+    ),
+    "qwen3-0.6b": (QWEN3_HALF, 596_049_920),
+    "llama-3.2-1b": (LLAMA_ONE, 1_235_814_400),
+    "llama with biases": ({**LLAMA_ONE, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 2}, None),
+    "qwen3 with biases": ({**QWEN3_HALF, "attention_bias": True, "num_hidden_layers": 2}, None),
+    "mistral": ({**LLAMA_ONE, "model_type": "mistral", "num_hidden_layers": 2}, None),
+}
+
+
+def on_meta(config, **changes):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**config, **changes}), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_is_counted(name):
+    config, published = MODELS[name]
+    shape = Shape.of(config)
+    model = on_meta(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert published in (None, shape.parameters)
+    linear = [m for n, m in model.named_modules() if type(m) is torch.nn.Linear and n != "lm_head"]
+    assert shape.linear_parameters == sum(module.weight.numel() for module in linear)
+    assert Shape.of(model.config) == shape
+
+
+@pytest.mark.parametrize(
+    ("targets", "dora"),
+    [
+        (("all-linear",), False),
+        (("all-linear",), True),
+        (("q_proj", "v_proj"), False),
+        (("down_proj", "lm_head"), False),
+        (("embed_tokens",), False),
+        (("model.layers.1.self_attn.q_proj",), False),
+    ],
+)
+@pytest.mark.parametrize("config", [QWEN25_HALF, QWEN3_HALF], ids=["qwen2", "qwen3"])
+def test_an_adapter_is_counted_as_peft_makes_it(config, targets, dora):
+    config = {**config, "num_hidden_layers": 2, "tie_word_embeddings": False}
+    settings = LoraConfig(
+        r=8,
+        task_type="CAUSAL_LM",
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        use_dora=dora,
+        init_lora_weights=False,
+    )
+    model = get_peft_model(on_meta(config), settings)
+    made = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    assert sorted(Shape.of(config).adapter_tensors(8, targets, dora=dora)) == sorted(made)
+
+
+@pytest.mark.parametrize("config", [QWEN25_HALF, *TINY.values()], ids=["qwen2.5-0.5b", *TINY])
+def test_nf4_takes_what_bitsandbytes_stores(config):
+    shape = Shape.of({**config, "num_hidden_layers": 1, "vocab_size": 1})
+    for nested in (True, False):
+        stored = 0
+        for inputs, outputs in shape.linears().values():
+            weight = bitsandbytes.nn.Params4bit(
+                torch.randn(outputs, inputs), quant_type="nf4", compress_statistics=nested, requires_grad=False
+            ).to("cpu")
+            state = weight.quant_state
+            tensors = [weight.data, state.absmax, state.code]
+            tensors += [state.offset, state.state2.absmax, state.state2.code] if nested else []
+            stored += sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        assert weight_bytes(shape, 4, double_quantised=nested) - 2 * shape.other_parameters == stored
+
+
+def test_nf4_takes_a_little_more_than_four_bits():
+    shape = Shape.of(QWEN25_HALF)
+    for nested, bits in ((True, 4.127), (False, 4.5)):
+        planned = weight_bytes(shape, 4, double_quantised=nested) - 2 * shape.other_parameters
+        assert 8 * planned / shape.linear_parameters == pytest.approx(bits, abs=0.005)
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 100_001])
+def test_the_optimisers_state_takes_what_it_takes(size):
+    for name, kind in (("adamw_torch", torch.optim.AdamW), ("adamw_8bit", bitsandbytes.optim.AdamW8bit)):
+        parameter = torch.nn.Parameter(torch.zeros(size))
+        parameter.grad = torch.ones(size)
+        optimizer = kind([parameter], lr=1e-3)
+        optimizer.step()
+        state = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
+        # The tables of an 8-bit state are shared by all tensors.
+        held = sum(value.nbytes for key, value in state.items() if "qmap" not in key and key != "step")
+        assert optimizer_bytes(size, name) == held, name
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("config", [QWEN3_HALF, STARTER, TINY_LLAMA], ids=["qwen3", "starter", "tiny llama"])
+def test_the_cache_is_that_of_transformers(config, width):
+    config = {**config, "num_hidden_layers": 3, "vocab_size": 100}
+    model = on_meta(config).to(torch.bfloat16 if width == 2 else torch.float32)
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros(4, 50, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert 4 * 50 * kv_bytes_a_token(Shape.of(config), width) == held
+
+
+class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
+    """A 4-bit layer without numbers: bitsandbytes' own class of weight cannot be made of a fake tensor."""
+
+    def __init__(self, linear, dtype):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        blocks = linear.weight.numel() // 64
+        self.weight = torch.nn.Parameter(torch.empty(blocks * 32, 1, dtype=torch.uint8), requires_grad=False)
+        self.weight.compress_statistics, self.weight.quant_type = True, "nf4"
+        self.compute_dtype = dtype
+        self.quant_state = QuantState(
+            torch.empty(blocks, dtype=torch.uint8),
+            shape=linear.weight.shape,
+            code=torch.empty(16),
+            blocksize=64,
+            quant_type="nf4",
+            dtype=dtype,
+            offset=torch.empty(()),
+            state2=QuantState(torch.empty(blocks // 256 + 1), code=torch.empty(256), blocksize=256, dtype=torch.float),
+        )
+
+    def forward(self, x):
+        return bitsandbytes.matmul_4bit(x, self.weight, bias=self.bias, quant_state=self.quant_state)
+
+
+def fake_policy(config, step, monkeypatch):
+    """A 4-bit base with a float32 adapter that has gradients, as from the second pass on; of fake tensors."""
+    dtype = torch.float32 if step.on_cpu else torch.bfloat16
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, FakeLinear4bit(module, dtype))
+    model.is_loaded_in_4bit = True
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)  # fake tensors cannot be swapped
+    adapter = LoraConfig(r=step.rank, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(model, adapter)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.empty(parameter.shape)  # of float32: train.make_trainer
+            parameter.grad = torch.empty(parameter.shape)
+    if step.checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    return model.train()
+
+
+def most_held(config, step, monkeypatch):
+    """Return what torch holds at most in a pass through the layers, weights and gradients not counted."""
+    rows, length = step.micro_batch_size, step.prompt_tokens + step.completion_tokens
+    precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
+    with FakeTensorMode():
+        model = fake_policy(config, step, monkeypatch)
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        gc.collect()
+        with TensorMemory() as held:
+            mask = torch.ones(rows, 1, length, length, dtype=torch.bool)
+            with precision:
+                hidden = model.base_model.model.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state
+            hidden.backward(torch.empty_like(hidden))
+    return held.peak
+
+
+@pytest.mark.parametrize(
+    ("config", "on_cpu", "checkpointing"),
+    [
+        (QWEN25_HALF, False, True),
+        (QWEN25_HALF, False, False),
+        (QWEN3_HALF, False, True),
+        (LLAMA_ONE, False, False),
+        (QWEN25_HALF, True, False),
+        (STARTER, False, True),
+        (STARTER, True, True),
+        (STARTER, True, False),
+        (TINY_LLAMA, False, True),
+        (TINY_QWEN3, False, False),
+        (TINY_QWEN3, True, True),
+    ],
+)
+def test_activations_are_those_that_torch_keeps_and_never_fewer(config, on_cpu, checkpointing, monkeypatch):
+    config = {**config, "num_hidden_layers": 2, "vocab_size": min(1000, config["vocab_size"])}
+    rows, length = (16, 256) if config["hidden_size"] > 500 else (8, 64)
+    step = Step(rows, length, length, sequences=16, rank=16, checkpointing=checkpointing, on_cpu=on_cpu)
+    planned = parts(Shape.of(config), step)
+    held = most_held(config, step, monkeypatch)
+    assert 1.0 <= (planned["activations"] + planned["one_layer"]) / held <= 1.05
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "vocabulary"),
+    [(512, 896, 151_936), (2048, 896, 151_936), (8192, 896, 151_936), (4096, 3584, 151_936), (2048, 192, 768)],
+)
+def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on_cpu):
+    from trl.trainer.utils import _ChunkedLogProbFunction
+
+    shape = Shape.of({**QWEN25_HALF, "hidden_size": hidden, "num_hidden_layers": 1, "vocab_size": vocabulary})
+    dtype = torch.float32 if on_cpu else torch.bfloat16
+    with FakeTensorMode():
+        head = torch.empty(shape.vocabulary, hidden, dtype=dtype)
+        states = torch.empty(tokens, hidden, dtype=dtype, requires_grad=True)
+        labels = torch.zeros(tokens, dtype=torch.long)
+        with TensorMemory() as held:
+            logps, _ = _ChunkedLogProbFunction.apply(states, head, None, labels, 1.0, 8192, None, 1.0)
+            logps.backward(torch.ones_like(logps))
+    step = Step(1, prompt_tokens=0, completion_tokens=tokens, sequences=1, on_cpu=on_cpu)
+    planned = parts(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
+    assert held.peak == pytest.approx(planned, rel=0.04)
+    if vocabulary > 8192:
+        assert held.largest < tokens * shape.vocabulary
+
+
+def test_whole_logits_take_sixteen_bytes_an_entry():
+    """The logits as accelerate hands them over, in float32, and the gradients of the two ways to the loss."""
+    from trl.trainer.utils import selective_log_softmax
+
+    with FakeTensorMode():
+        head = torch.empty(50_000, 64, dtype=torch.bfloat16)
+        states = torch.empty(16, 32, 64, dtype=torch.bfloat16, requires_grad=True)
+        with TensorMemory() as held:
+            logps = selective_log_softmax((states @ head.t()).float(), torch.zeros(16, 32, dtype=torch.long))
+            logps.backward(torch.ones_like(logps))
+    assert held.peak == pytest.approx(16 * 512 * 50_000, rel=0.02)
+
+
+STEP = Step(8, prompt_tokens=512, completion_tokens=512, sequences=64, rank=32, optimizer="adamw_8bit")
+
+
+def test_the_moments_of_a_step_hold_their_parts():
+    shape = Shape.of(QWEN25_HALF)
+    own = parts(shape, STEP)
+    assert set(phases(own)["drawing"]) == {
+        *("weights", "adapter", "optimizer", "context", "workspace"),
+        *("kv_cache", "picking"),
+    }
+    assert "kv_cache" not in phases(own, sleeps=False)["backward"]  # the kit's own sampler has nothing to keep
+    vllm = parts(shape, Step(**{**vars(STEP), "sampler": "vllm"}))
+    asleep, awake = phases(vllm), phases(vllm, sleeps=False)
+    assert asleep["drawing"] == awake["drawing"]
+    lent = vllm["kv_cache"] + vllm["vllm_weights"] + vllm["vllm_adapter"]
+    assert sum(awake["backward"].values()) - sum(asleep["backward"].values()) == lent
+    assert peak(vllm) == max(sum(phase.values()) for phase in asleep.values()) < peak(vllm, sleeps=False)
+    shared = parts(shape, Step(**{**vars(STEP), "sampler": "shared"}))
+    assert shared["vllm_weights"] == 0
+    assert shared["weights"] == vllm["vllm_weights"]
+
+
+def test_a_plan_grows_with_what_it_holds():
+    shape = Shape.of(QWEN25_HALF)
+    before = parts(shape, STEP)
+
+    def grown(**changes):
+        after = parts(shape, Step(**{**vars(STEP), **changes}))
+        return {name for name in after if after[name] > before[name]}
+
+    assert grown(micro_batch_size=16) == {"activations", "one_layer", "logits"}
+    assert grown(sequences=128) == {"kv_cache", "picking"}
+    assert grown(chunked=False) == {"logits"}
+    assert grown(optimizer="adamw_torch") == {"optimizer"}
+    assert grown(rank=64) == {"adapter", "gradients", "optimizer", "one_layer"}
+    assert grown(bits=16) == {"weights"}
+    assert "activations" in grown(checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "gemma3"}, "the memory of a gemma3 model cannot be planned; expected one of llama, mistral"),
+        ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a qwen2_moe model"),
+        ({"model_type": "llama"}, "config.json lacks hidden_size"),
+        ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json has"),
+    ],
+)
+def test_a_model_that_is_not_counted_is_refused(config, told):
+    with pytest.raises(UserError) as error:
+        Shape.of(config)
+    assert told in str(error.value)
+
+
+def test_the_kits_sampler_is_planned_as_it_measures_itself():
+    from lora_grpo.sampling import slot_memory
+
+    assert memory.PICK_BYTES == slot_memory.PICK_BYTES

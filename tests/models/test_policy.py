@@ -1,0 +1,111 @@
+import json
+
+import bitsandbytes
+import pytest
+import torch
+
+from lora_grpo import starter
+from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.models.base_model import load_tokenizer
+from lora_grpo.models.policy import check_model, load_policy
+from lora_grpo.sampling.build import build_sampler
+
+
+def config(name="starter", bits=4, seed=0, **lora):
+    return RunConfig(model=ModelConfig(name=name, bits=bits, engine="peft"), lora=LoraSettings(**lora), seed=seed)
+
+
+def adapter(policy):
+    return {n: p.detach().clone() for n, p in policy.model.named_parameters() if p.requires_grad}
+
+
+def test_the_base_is_4_bit_and_the_adapter_on_every_linear_layer():
+    policy = load_policy(config(rank=4))
+    layers = [m for m in policy.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
+    num_layers = policy.model.config.num_hidden_layers
+    assert len(layers) == 7 * num_layers
+    assert all(layer.weight.quant_state.quant_type == "nf4" and layer.weight.quant_state.nested for layer in layers)
+    assert len(adapter(policy)) == 2 * 7 * num_layers
+    assert policy.record["bits"] == 4 and policy.record["engine"] == "peft" and policy.record["device"] == "cpu"
+    assert policy.record["trainable_parameters"] == sum(t.numel() for t in adapter(policy).values())
+
+
+def test_16_bits_leaves_the_base_unquantised():
+    policy = load_policy(config(bits=16))
+    assert not any(p.dtype == torch.uint8 for p in policy.model.parameters())
+
+
+def test_the_seed_fixes_the_adapter():
+    first, same, other = (adapter(load_policy(config(seed=seed))) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(("lora", "scale"), [({}, 2.0), ({"rslora": True}, 8.0), ({"alpha": 8}, 0.5)])
+def test_alpha_rank_and_rslora_set_the_scale(lora, scale):
+    policy = load_policy(config(**{"rank": 16, "alpha": 32, **lora}))
+    layer = policy.model.get_base_model().model.layers[0].self_attn.q_proj
+    assert layer.scaling["default"] == pytest.approx(scale)
+
+
+def test_dora_and_targets_reach_peft():
+    policy = load_policy(config(dora=True, targets=("q_proj", "v_proj")))
+    names = adapter(policy)
+    assert any("lora_magnitude_vector" in name for name in names)
+    assert all("q_proj" in name or "v_proj" in name for name in names)
+    # The merged copy does not know DoRA: rollouts come from the model itself.
+    assert build_sampler(policy, config(dora=True)).model is policy.model
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (None, "does not exist"),
+        ({}, "no config.json"),
+        ({"config.json": "{}"}, "no .safetensors"),
+        ({"config.json": "{}", "pytorch_model.bin": ""}, "pickled weights are not loaded"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(tmp_path, files, says):
+    folder = tmp_path / "model"
+    if files is not None:
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    with pytest.raises(UserError, match=says):
+        check_model(config(name=str(folder)))
+
+
+def test_a_model_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        load_policy(config(name=str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_tokenizer_of_a_model_on_the_hub_needs_the_hub():
+    with pytest.raises(UserError, match="tokenizer of owner/absent cannot be loaded") as caught:
+        load_tokenizer(config(name="owner/absent").model)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_end_of_sequence_token_is_known():
+    policy = load_policy(config())
+    assert policy.eos_token_ids == [policy.tokenizer.eos_token_id]
+    assert policy.tokenizer.pad_token_id not in policy.eos_token_ids
+
+
+def test_a_folder_is_recorded_by_its_weights(tmp_path):
+    import shutil
+
+    from lora_grpo.models.base_model import weights_fingerprint
+
+    copy = shutil.copytree(starter.model_path(), tmp_path / "copy")
+    before = weights_fingerprint(copy)
+    assert before == weights_fingerprint(starter.model_path())
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(bytes(weights))
+    assert weights_fingerprint(copy) != before

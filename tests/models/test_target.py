@@ -1,0 +1,210 @@
+"""What can be evaluated, found and told apart by its files alone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from helpers.made_runs import WIDTH, make_adapter, make_run
+from safetensors.numpy import save_file
+
+from lora_grpo import starter
+from lora_grpo.errors import UserError
+from lora_grpo.models import base_model
+from lora_grpo.models.target import Overrides, context_tokens, files_of, resolve
+
+"""Of the embedded model's layers."""
+
+
+@pytest.fixture
+def model(tmp_path):
+    return shutil.copytree(starter.model_path(), tmp_path / "model")
+
+
+def test_the_embedded_model_and_a_folder_of_it_are_told_apart_by_name_alone(model):
+    embedded, copied = resolve("starter", Overrides()), resolve(str(model), Overrides())
+    assert (embedded.label, copied.label) == ("starter", "model")
+    assert embedded.adapter is None and embedded.base.bits == copied.base.bits == 16
+    first, second = embedded.identity, copied.identity
+    assert {name for name in first if first[name] != second[name]} == {"model"}
+    assert context_tokens(embedded) == 1024
+    assert resolve("starter", Overrides(bits=4)).identity["bits"] == 4
+
+
+def test_a_run_brings_its_base_its_precision_and_its_adapter(tmp_path):
+    run = make_run(tmp_path / "run", base_model.weights_fingerprint(starter.model_path()))
+    subject = resolve(str(run), Overrides())
+    assert (subject.label, subject.base_name, subject.base.bits) == ("trained", "starter", 4)
+    assert subject.adapter == run / "adapter" and subject.run["config"]["seed"] == 0
+    base = subject.without_adapter()
+    assert (base.label, base.adapter, base.base) == ("base", None, subject.base)
+    assert base.identity["adapter_sha256"] is None and subject.identity["adapter_sha256"]
+    assert resolve(str(run), Overrides(bits=16)).base.bits == 16
+
+
+@pytest.mark.parametrize("place", ["adapter", "checkpoints/checkpoint-2"])
+def test_an_adapter_within_a_run_is_of_that_run(place, tmp_path):
+    run = make_run(tmp_path / "run")
+    if place != "adapter":
+        make_adapter(run / place, alpha=8)
+    subject = resolve(str(run / place), Overrides())
+    assert subject.adapter == run / place and subject.base.bits == 4 and subject.run
+
+
+def test_an_adapter_alone_names_its_base_or_is_told_it(tmp_path, model):
+    adapter = make_adapter(tmp_path / "adapter", base=str(model))
+    assert resolve(str(adapter), Overrides()).base.name == str(model)
+    nameless = make_adapter(tmp_path / "nameless")
+    with pytest.raises(UserError, match="names no base model; give it with --base"):
+        resolve(str(nameless), Overrides())
+    assert resolve(str(nameless), Overrides(base="starter")).base_name == "starter"
+
+
+def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
+    (run / "adapter" / "tokenizer_config.json").write_text("{}")  # without a vocabulary it is none
+    assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
+    (run / "adapter" / "tokenizer.json").write_text("{}")
+    assert resolve(str(run), Overrides()).tokenizer == run / "adapter"
+
+
+def test_gpt2s_weights_and_layers_that_the_adapter_brings_are_no_other_base(tmp_path, model):
+    weights = {"h.c_attn.weight": np.zeros((WIDTH, 3 * WIDTH), "f4"), "lm_head.weight": np.zeros((8, WIDTH), "f4")}
+    save_file(weights, model / "model.safetensors")
+    adapter = make_adapter(tmp_path / "adapter", base=str(model))
+    brought = {
+        "base_model.model.h.c_attn.lora_A.weight": np.zeros((2, WIDTH), "f4"),
+        "base_model.model.h.c_attn.lora_B.weight": np.zeros((3 * WIDTH, 2), "f4"),
+        "base_model.model.lm_head.lora_B.weight": np.zeros((10, 2), "f4"),
+        "base_model.model.lm_head.base_layer.weight": np.zeros((10, WIDTH), "f4"),
+    }
+    save_file(brought, adapter / "adapter_model.safetensors")
+    assert resolve(str(adapter), Overrides()).adapter == adapter
+
+
+def test_an_adapter_for_another_base_is_refused(tmp_path):
+    wide = make_adapter(tmp_path / "wide", width=256, base="starter")
+    with pytest.raises(
+        UserError, match=r"made for another base than starter: .*q_proj has 192x192 .* expects 256 for 192"
+    ):
+        resolve(str(wide), Overrides())
+
+
+def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
+    run = make_run(tmp_path / "run", base_model.weights_fingerprint(model), str(model))
+    resolve(str(run), Overrides())
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(bytes(weights))
+    with pytest.raises(UserError, match=r"is not the base that the run in .* was trained on"):
+        resolve(str(run), Overrides())
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda run: shutil.rmtree(run / "adapter"), "has no adapter yet; finish it with --resume"),
+        (lambda run: (run / "run.json").write_text("{}"), "is not a run record"),
+        (
+            lambda run: (run / "adapter" / "adapter_model.safetensors").write_bytes(b"\xff" * 99),
+            "not a whole safetensors",
+        ),
+        (lambda run: (run / "adapter" / "adapter_model.safetensors").write_bytes(b""), "not a whole safetensors"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_one_line(harm, says, tmp_path):
+    run = make_run(tmp_path / "run")
+    harm(run)
+    with pytest.raises(UserError, match=says) as caught:
+        resolve(str(run), Overrides())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (None, "does not exist; give a run, an adapter"),
+        ({}, "holds no run.json, adapter_config.json or config.json"),
+        ({"config.json": "{}", "pytorch_model.bin": ""}, "pickled weights are not loaded"),
+        ({"adapter_config.json": "{}", "adapter_model.bin": ""}, "pickled weights are not loaded"),
+        ({"adapter_config.json": "[", "adapter_model.safetensors": ""}, r"adapter_config\.json cannot be read"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(files, says, tmp_path):
+    folder = tmp_path / "folder"
+    if files is not None:
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    with pytest.raises(UserError, match=says):
+        resolve(str(folder), Overrides())
+
+
+def test_base_is_for_adapters_and_compare_base_too(model):
+    with pytest.raises(UserError, match="--base starter is for an adapter"):
+        resolve(str(model), Overrides(base="starter"))
+    with pytest.raises(UserError, match="model is a whole model"):
+        resolve(str(model), Overrides()).without_adapter()
+
+
+def test_the_hub_is_asked_for_one_commit_and_its_absence_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="owner/absent is no folder here and cannot be loaded from the Hub") as caught:
+        resolve("owner/absent", Overrides())
+    assert "\n" not in str(caught.value)
+
+    import huggingface_hub
+
+    snapshot = shutil.copytree(starter.model_path(), tmp_path / "0a1b2c")
+    asked = []
+
+    def download(name, revision, allow_patterns):
+        asked.append((name, revision))
+        assert not any("bin" in pattern for pattern in allow_patterns)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    subject = resolve("owner/model", Overrides(revision="main"))
+    assert asked == [("owner/model", "main")]
+    assert (subject.identity["model"], subject.identity["revision"]) == ("owner/model", "0a1b2c")
+    assert subject.identity["weights_sha256"] is None  # the commit says it
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json"])
+def test_another_adapter_is_another_identity(name, tmp_path):
+    run = make_run(tmp_path / "run")
+    before = resolve(str(run), Overrides()).identity
+    shutil.rmtree(run / "adapter")
+    make_adapter(run / "adapter", alpha=8)
+    assert resolve(str(run), Overrides()).identity["adapter_sha256"] != before["adapter_sha256"]
+    assert run / name in files_of(str(run), None)
+
+
+def test_the_files_of_a_run_are_its_bases_too(tmp_path, model):
+    run = make_run(tmp_path / "run", name=str(model))
+    assert {run / "run.json", model / "model.safetensors", model / "config.json"} <= set(files_of(str(run), None))
+    assert files_of("owner/model", None) == []
+
+
+def test_the_files_of_an_adapter_are_its_bases_too(tmp_path, model):
+    adapter = make_adapter(tmp_path / "adapter", base=str(model))
+    assert {adapter / "adapter_model.safetensors", model / "model.safetensors"} <= set(files_of(str(adapter), None))
+    other = shutil.copytree(model, tmp_path / "other")
+    assert other / "model.safetensors" in files_of(str(adapter), str(other))
+
+
+def test_the_files_of_a_run_are_its_rows_too(tmp_path):
+    run, rows = make_run(tmp_path / "run"), tmp_path / "rows.jsonl"
+    rows.write_text("")
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["data"]["eval"] = str(rows)
+    (run / "run.json").write_text(json.dumps(record))
+    assert rows in files_of(str(run), None) and rows in files_of(str(run / "adapter"), None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_another_configuration_is_another_identity(name, model):
+    before = resolve(str(model), Overrides()).identity
+    settings = json.loads((model / name).read_text())
+    (model / name).write_text(json.dumps({**settings, "rope_theta": 5}))
+    assert resolve(str(model), Overrides()).identity["config_sha256"] != before["config_sha256"]

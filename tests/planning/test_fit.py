@@ -1,0 +1,212 @@
+"""What is worked out from a card's memory, for every preset and for cards of every size."""
+
+import json
+import runpy
+
+import pytest
+from helpers.fresh_imports import RECIPES
+from helpers.model_configs import QWEN25_HALF
+
+from lora_grpo import starter
+from lora_grpo.cli.arguments import replace
+from lora_grpo.cli.validate import check
+from lora_grpo.config.batch import micro_batches
+from lora_grpo.config.hardware import preset_gigabytes
+from lora_grpo.config.schema import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.models.memory import GIB, parts, peak
+from lora_grpo.models.shape import Shape
+from lora_grpo.planning.fit import USABLE_SHARE, Card, Planner, step_of
+from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings
+from lora_grpo.planning.suggestions import fit as choose
+
+SHAPES = {
+    "0.5B": Shape.of(QWEN25_HALF),
+    "1.5B": Shape.of({**QWEN25_HALF, "hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28,
+                      "intermediate_size": 8960}),
+    "3B": Shape.of({**QWEN25_HALF, "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36,
+                    "intermediate_size": 11008}),
+}  # fmt: skip
+SIZES = (8, 12, 16, 24)
+
+
+def presets_of(recipe):
+    """The GPU presets of a recipe: size in GB -> (configuration, shape of its model)."""
+    found = {}
+    for name, changes in runpy.run_path(str(recipe))["PRESETS"].items():
+        if size := preset_gigabytes(name):
+            config = replace(RunConfig(output_dir="out", preset=name), changes)
+            [shape] = [shape for model, shape in SHAPES.items() if f"-{model}-" in config.model.name]
+            found[size] = (config, shape)
+    return found
+
+
+PRESETS = {recipe.stem: presets_of(recipe) for recipe in RECIPES}
+
+
+def fit(shape, config, card, **others):
+    return choose(Planner(shape, card, **others), config)
+
+
+def card(gigabytes, taken=0.3):
+    """A card as it reports itself: a little less than its name says, and some of it in use."""
+    total = int(0.96 * gigabytes * GIB)
+    return Card(f"Card with {gigabytes} GB", total, total - int(taken * GIB))
+
+
+@pytest.mark.parametrize("sampler", ["transformers", "vllm", "shared"])
+@pytest.mark.parametrize(("recipe", "size"), [(recipe, size) for recipe in PRESETS for size in PRESETS[recipe]])
+def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size, sampler):
+    config, shape = PRESETS[recipe][size]
+    check(config)
+    found = fit(shape, config, card(size), sampler=sampler)
+    assert found.needed <= USABLE_SHARE * card(size).free
+    sizes = micro_batches(config)
+    assert found.micro_batch_size in sizes
+    larger = [other for other in sizes if other > found.micro_batch_size]
+    if larger:
+        step = step_of(config, larger[-1], found.max_num_seqs, sampler, fused=False)
+        assert peak(parts(shape, step)) > card(size).usable
+    assert found.max_num_seqs == sizes[0]  # all of a step's completions at once
+    assert found.max_model_len == config.model.max_sequence_tokens
+    if sampler == "transformers":
+        assert found.gpu_memory_share is None
+    else:
+        asked = found.gpu_memory_share * (card(size).total if sampler == "vllm" else card(size).free)
+        names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
+        wanted = sum(found.parts[name] for name in names) + (found.parts["weights"] if sampler == "shared" else 0)
+        assert asked == pytest.approx(wanted, rel=0.1)
+        # vLLM starts only where that much is free beside what the trainer holds.
+        assert sum(found.phases["drawing"].values()) <= card(size).usable
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", PRESETS)
+def test_the_largest_preset_that_a_card_is_offered_fits_it(recipe, size):
+    largest = max(preset for preset in PRESETS[recipe] if preset <= size)
+    config, shape = PRESETS[recipe][largest]
+    assert fit(shape, config, card(size), sampler="vllm").fits
+    assert fit(shape, config, card(size), sampler="shared", fused=True).fits
+
+
+def test_what_the_presets_of_gsm8k_come_to():
+    """Not a promise; a change of the plan shows here."""
+    found = {
+        size: fit(shape, config, card(size), sampler="vllm").micro_batch_size
+        for size, (config, shape) in PRESETS["gsm8k_lora"].items()
+    }
+    assert found == {8: 16, 12: 16, 16: 32, 24: 32}
+
+
+CONFIG, SHAPE = PRESETS["gsm8k_lora"][24]
+
+
+def test_less_free_memory_means_smaller_numbers():
+    numbers = []
+    for taken in (0, 8, 12, 14, 15.5):
+        found = fit(SHAPE, CONFIG, card(24, taken), sampler="vllm")
+        assert found.fits
+        numbers.append((found.micro_batch_size, found.max_num_seqs))
+    assert numbers == sorted(numbers, reverse=True)
+    assert len({micro for micro, _ in numbers}) > 2
+    assert len({sequences for _, sequences in numbers}) > 1
+
+
+def test_an_engine_that_does_not_sleep_leaves_less_for_the_pass():
+    asleep, awake = (fit(SHAPE, CONFIG, card(16), sampler="vllm", sleeps=sleeps) for sleeps in (True, False))
+    assert awake.fits
+    assert awake.micro_batch_size * awake.max_num_seqs < asleep.micro_batch_size * asleep.max_num_seqs
+    engine = sum(awake.parts[name] for name in ("kv_cache", "vllm_weights", "vllm_adapter"))
+    training = {"weights", "adapter", "gradients", "optimizer", "activations", "one_layer", "context", "workspace"}
+    assert awake.needed == engine + sum(awake.parts[name] for name in (*training, "vllm_workspace"))
+
+
+def test_what_cannot_fit_is_refused_with_its_parts_and_three_settings():
+    asked = replace(CONFIG, {"model": {"bits": 16}, "train": {"gradient_checkpointing": False}})
+    with pytest.raises(UserError) as refused:
+        fit(SHAPE, asked, card(8), sampler="transformers")
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "Qwen/Qwen2.5-3B-Instruct does not fit on Card with 8 GB" in message
+    assert "with a micro-batch of 1 needs" in message
+    assert "(weights 5.75, adapter 0.22" in message
+    assert "of 6.64 that can be used (7.38 of 7.68 are free); pass together, which needs " in message
+    assert "and is enough: --train.gradient-checkpointing (" in message
+    assert message.count("not enough alone") == 3
+
+
+def test_the_settings_that_are_offered_need_less_each():
+    asked = replace(
+        CONFIG,
+        {"model": {"bits": 16}, "train": {"gradient_checkpointing": False, "optimizer": "adamw_torch",
+                                          "micro_batch_size": 64}},
+    )  # fmt: skip
+    offered = cheaper_settings(asked, by_engine=True)
+    assert [as_flags(values[0]) for values in offered] == [
+        "--train.micro-batch-size 32",
+        "--train.gradient-checkpointing",
+        "--sampling.backend transformers",
+        "--train.optimizer adamw_8bit",
+        "--model.bits 4",
+        "--lora.rank 16",
+        "--model.max-sequence-tokens 768",
+        "--sampling.max-completion-tokens 256 --model.max-sequence-tokens 768",
+    ]
+    planner = Planner(SHAPE, card(24), "vllm")
+    for values in offered:
+        needed = [planner.least(changed(asked, offer)).needed for offer in values]
+        for offer in values:
+            check(changed(asked, offer))
+        assert needed == sorted(needed, reverse=True), values
+        assert needed[0] <= planner.least(asked).needed
+    assert cheaper_settings(CONFIG)[0] == [{"lora.rank": 16}, {"lora.rank": 8}, {"lora.rank": 4}]
+
+
+def test_what_the_user_names_is_taken_though_it_is_too_much():
+    named = replace(CONFIG, {"train": {"micro_batch_size": 64}})
+    found = fit(SHAPE, named, card(8), sampler="vllm")
+    assert found.micro_batch_size == 64
+    assert not found.fits
+    assert found.drawing <= card(8).usable  # what is left open still fits
+    small = fit(SHAPE, replace(CONFIG, {"train": {"micro_batch_size": 2}}), card(24), sampler="vllm")
+    assert small.micro_batch_size == 2
+    assert small.fits
+
+
+def test_a_named_share_is_filled_with_the_cache():
+    found = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.3}}), card(24), sampler="vllm")
+    assert found.gpu_memory_share == 0.3
+    names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
+    assert sum(found.parts[name] for name in names) == int(0.3 * card(24).total)
+    assert found.max_num_seqs == 64
+    tight = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.15}}), card(24), sampler="vllm")
+    assert 1 <= tight.max_num_seqs < 64
+    with pytest.raises(UserError) as refused:
+        fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(24), sampler="vllm")
+    assert "--model.gpu-memory-share 0.05 leaves vLLM 0.00 GiB for its cache" in str(refused.value)
+    assert str(refused.value).endswith("; leave the flag out, or pass 0.12 or more")
+    with pytest.raises(UserError, match=r"; leave the flag out$"):
+        fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(2), sampler="vllm")
+
+
+def test_where_everything_is_as_small_as_can_be_only_the_model_is_left():
+    least = {
+        "model": {"max_sequence_tokens": 640},
+        "sampling": {"max_completion_tokens": 512},
+        "lora": {"rank": 4},
+        "train": {"micro_batch_size": 1},
+    }
+    with pytest.raises(UserError, match=r"are free\); pass a smaller --model\.name$"):
+        fit(SHAPE, replace(CONFIG, least), card(2), sampler="transformers")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_share_a_step(processes):
+    found = fit(SHAPE, CONFIG, card(24), sampler="vllm", world_size=processes)
+    assert 64 // processes % found.micro_batch_size == 0
+    assert found.max_num_seqs == 64 // processes
+
+
+def test_the_embedded_model_can_be_planned():
+    config = json.loads((starter.model_path() / "config.json").read_text())
+    assert Shape.of(config).parameters > 1_000_000

@@ -1,0 +1,518 @@
+"""The plan of a run on the machine at hand: what it settles, says, records and refuses."""
+
+import dataclasses
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+from helpers.fresh_imports import HEAVY, RECIPES, RUN_RECIPE, run
+from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
+
+from lora_grpo.cli.arguments import parse, replace
+from lora_grpo.config.batch import micro_batches
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.models.memory import GIB
+from lora_grpo.planning.fit import Planner
+from lora_grpo.planning.gpu_rates import rates_of
+from lora_grpo.planning.plan import make_plan
+from lora_grpo.planning.plan_report import show_plan
+from lora_grpo.planning.plan_time import Time
+
+[GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
+
+
+def planned(config, **how):
+    """What a recipe gets: the settled configuration, and what run.json says of the GPU's memory."""
+    config, plan = make_plan(config, Invocation(**how))
+    return config, plan.record()["memory"]
+
+
+def said(config):
+    """What a run begins with."""
+    return make_plan(config, Invocation())[1].lines()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a model's configuration and nothing else."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN25_HALF))
+    return folder
+
+
+def asked(model, **changes):
+    settings = {"model": {"name": str(model), "engine": "peft"}, "train": {"gradient_checkpointing": True}}
+    settings["sampling"] = {"backend": "transformers"}
+    return replace(replace(RunConfig(output_dir="out"), settings), changes)
+
+
+def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
+    config = asked(model)
+    assert planned(config) == (config, None)
+    told = said(config)
+    assert [line.partition(":")[0] for line in told] == ["memory", "work", "time"]
+    assert told[0].startswith("memory: micro-batch 8 (at most ")
+    assert told[1] == "work: 200 steps of 64 completions, at most 13.1 million tokens"
+    assert told[2].startswith("time: no estimate for a CPU; the first 3 steps of a run in out give one")
+
+
+def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
+    machine(8188)
+    config, record = planned(asked(model))
+    assert config.train.micro_batch_size in micro_batches(config)
+    assert config.train.micro_batch_size > 1
+    line = said(asked(model))[0]
+    assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size} (at most ")
+    assert ", 64 completions at once; planned " in line
+    assert line.endswith(" of 7.5 free")
+    assert record["derived"] == ["train.micro_batch_size"]
+    assert record["gpu"] == "Card 0"
+    assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
+    assert set(record["planned_phases_gib"]) == {"drawing", "loss", "backward"}
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch):
+    machine(8188)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _, record = planned(asked(model))
+    assert record["free_gib"] == record["total_gib"]
+
+
+def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
+    machine(8188)
+    (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gemma3"}))
+    with pytest.raises(UserError, match=r"a gemma3 model cannot be planned; .*; pass --train\.micro-batch-size$"):
+        planned(asked(model))
+    named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
+    assert planned(named) == (named, None)
+    assert said(named)[0].startswith("memory: not planned: the memory of a gemma3 model")
+    assert "pass" not in said(named)[0]
+    (model / "config.json").unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        planned(asked(model))
+
+
+def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path):
+    machine(8188)
+    (model / "model.safetensors").write_bytes(b"")
+    config, record = planned(asked(model))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"lora_grpo_run": 1, "config": config.to_dict(), "memory": record}))
+    presets = {"starter": {}}
+
+    def reread(*flags):
+        return parse(
+            ["--config", str(path), "--preset", "starter", *flags], recipe="x", description="", presets=presets
+        )[0]
+
+    assert reread().train.micro_batch_size is None
+    assert reread().model.gpu_memory_share is None
+    assert reread("--train.micro-batch-size", "4").train.micro_batch_size == 4
+    named = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=2))
+    settled, record = planned(named)
+    assert record["derived"] == []
+    path.write_text(json.dumps({"lora_grpo_run": 1, "config": settled.to_dict(), "memory": record}))
+    assert reread().train.micro_batch_size == 2
+
+
+# What --plan says
+
+
+def recipe(*flags):
+    """What a recipe's command line comes to, with `--plan`."""
+    presets = runpy.run_path(str(GSM8K))["PRESETS"]
+    return make_plan(*parse(["--plan", *flags], recipe="gsm8k_lora", description="", presets=presets))
+
+
+def folder_of(tmp_path, config):
+    """A model's folder with a configuration and no weights."""
+    folder = tmp_path / "no-weights"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_the_plan_loads_nothing_heavy_and_no_weights(path, tmp_path):
+    nothing_there = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb", "--data.train", "none.jsonl"]
+    for flags in ([], [*nothing_there, "--data.eval", "none.jsonl", "--output-dir", str(tmp_path / "run")]):
+        result = run(RUN_RECIPE, path, ",".join((*HEAVY, "matplotlib", "rich.progress")), "--plan", *flags)
+        assert result.stdout.splitlines()[-1] == "loaded [] code 0", result.stderr
+        for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "time", "Assumed:"):
+            assert f"\n{word}" in result.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, capsys):
+    flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "16gb"]
+    _, plan = recipe(*flags)
+    assert "planned for a GPU with 16 GB: none is here" in capsys.readouterr().err
+    assert plan.fit.card.total == plan.fit.card.free == 16 * GIB
+    assert (plan.engine, plan.fit.sampler) == ("unsloth", "shared")
+    assert plan.assumptions[0].startswith("the GPU has 16 GiB and all of it is free; no GPU is here")
+    assert plan.time.training is None and plan.time.source.startswith("no estimate: the rates of a GPU with 16 GB")
+    presets = {"16gb": {}, "starter": {}}
+    with pytest.raises(UserError, match="needs an NVIDIA GPU with 16 GB and found none"):
+        parse(flags, recipe="gsm8k_lora", description="", presets=presets)
+
+
+def test_the_largest_that_fit_are_accepted_and_one_more_is_not(machine, tmp_path):
+    flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
+    config, plan = recipe(*flags)
+    found, largest = plan.fit, plan.largest
+    planner = Planner(plan.shape, found.card, found.sampler, fused=True)
+    assert found.micro_batch_size <= largest.micro_batch_size
+    for more, fits in ((0, True), (1, False)):
+        assert planner.at(config, largest.micro_batch_size + more, found.max_num_seqs).fits is fits
+        longer = replace(config, {"model": {"max_sequence_tokens": largest.context + more}})
+        assert planner.at(longer, found.micro_batch_size, found.max_num_seqs).fits is fits
+    longest = ["--sampling.max-completion-tokens", "512", "--model.max-sequence-tokens"]
+    assert recipe(*flags, *longest, str(largest.context_at_least))[1].fit.micro_batch_size == 1
+    with pytest.raises(UserError, match="does not fit on a GPU with 8 GB"):
+        recipe(*flags, *longest, str(largest.context_at_least + 1))
+
+
+LARGE = {
+    "1.5B": {"hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28, "intermediate_size": 8960},
+    "3B": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36, "intermediate_size": 11008},
+    "7B": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28,
+           "intermediate_size": 18944, "tie_word_embeddings": False},
+    "14B": {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 48,
+            "intermediate_size": 13824, "tie_word_embeddings": False},
+    "32B": {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 64,
+            "intermediate_size": 27648, "tie_word_embeddings": False},
+}  # fmt: skip
+PEFT = "--model.engine peft"
+REFUSED = [
+    (8, "1.5B", "3B", "--model.bits 16"),
+    (8, "3B", "3B", "--train.no-gradient-checkpointing --model.max-sequence-tokens 8192"),
+    (8, "1.5B", "7B", f"{PEFT} --lora.rank 256 --train.optimizer adamw_torch"),
+    (12, "3B", "7B", "--model.bits 16"),
+    (12, "7B", "7B", "--model.max-sequence-tokens 65536"),
+    (16, "7B", "7B", f"{PEFT} --model.bits 16 --train.optimizer adamw_torch"),
+    (16, "7B", "14B", "--lora.rank 128 --train.optimizer adamw_torch --train.no-gradient-checkpointing"),
+    (24, "14B", "14B", "--model.bits 16"),
+    (24, "14B", "32B", "--lora.rank 256"),
+]
+
+
+@pytest.mark.parametrize(("size", "fits", "refused", "changes"), REFUSED)
+def test_what_cannot_fit_is_refused_with_offers_that_are_then_accepted(
+    machine,
+    tmp_path,
+    size,
+    fits,
+    refused,
+    changes,
+):
+    machine(1024 * size)
+    of = {name: {**QWEN25_HALF, "vocab_size": 152064, **LARGE[name]} for name in (fits, refused)}
+    asked = ["--preset", f"{size}gb", "--model.name", folder_of(tmp_path, of[fits])]
+    settings = ["--sampling.backend", "vllm", "--model.engine", "unsloth", *changes.split()]
+    assert recipe(*asked, *settings[:4])[1].fit.fits
+    (tmp_path / "no-weights" / "config.json").write_text(json.dumps(of[refused]))
+    with pytest.raises(UserError) as error:
+        recipe(*asked, *settings)
+    message = str(error.value)
+    assert "\n" not in message and " does not fit on Card 0: " in message
+    advice = message.rpartition(" are free); ")[2]
+    offers = re.findall(r"(--[^(]*?) \([\d.]+ GiB, (enough|not enough alone)\)", advice)
+    assert len(offers) == 3, advice
+    for flags, verdict in offers:
+        if verdict == "enough":
+            assert recipe(*asked, *settings, *flags.split())[1].fit.fits, flags
+        else:
+            with pytest.raises(UserError, match="does not fit"):
+                recipe(*asked, *settings, *flags.split())
+    if advice.startswith("pass together"):
+        together = re.findall(r"(--[^(]*?) \(", advice.partition("; further")[0])
+        assert recipe(*asked, *settings, *" ".join(together).split())[1].fit.fits
+    else:
+        assert offers[0][1] == "enough"
+
+
+def test_what_nothing_makes_fit_wants_a_smaller_model(machine, tmp_path):
+    machine(8192)
+    folder = folder_of(tmp_path, {**QWEN25_HALF, **LARGE["32B"]})
+    with pytest.raises(UserError, match=r"not enough even together: .*; pass a smaller --model.name$"):
+        recipe("--preset", "8gb", "--model.name", folder)
+
+
+def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_by_a_run(
+    machine,
+    model,
+    capsys,
+):
+    machine(8192)
+    named = replace(asked(model), {"train": {"micro_batch_size": 64, "gradient_checkpointing": False}})
+    _, plan = make_plan(named, Invocation(plan=True))
+    with pytest.raises(UserError, match=r"cheapest first, pass --train\.micro-batch-size 2 "):
+        show_plan(plan)
+    told = capsys.readouterr().out
+    assert "\ntogether " in told and "the longest that fits: 0 with this micro-batch" in told
+    assert planned(named)[0].train.micro_batch_size == 64
+    line = said(named)[0]
+    assert "TOO LITTLE for what your settings ask; cheapest first, pass --train.micro-batch-size 2 (" in line
+
+
+def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):
+    folder = folder_of(tmp_path, {**QWEN25_HALF, **LARGE["32B"]})
+    named = replace(asked(folder), {"train": {"micro_batch_size": 32}})
+    monkeypatch.setattr("lora_grpo.config.schema.hardware.machine_memory", lambda: (20 * GIB, 20 * GIB))
+    with pytest.raises(UserError, match=r"does not fit on this machine: .* micro-batch of 32 "):
+        make_plan(named, Invocation())
+    machine(12288)
+    with pytest.raises(UserError, match=r"does not fit on Card 0: .* micro-batch of 32 "):
+        make_plan(named, Invocation())
+
+
+@pytest.mark.parametrize("micro", [None, 8])
+def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model, monkeypatch, micro):
+    monkeypatch.setattr("lora_grpo.config.schema.hardware.machine_memory", lambda: (GIB * 12, GIB * 12))
+    config = replace(
+        asked(model),
+        {"train": {"micro_batch_size": micro, "gradient_checkpointing": False}, "sampling": {"num_generations": 2}},
+    )
+
+    def refused(config):
+        with pytest.raises(UserError) as error:
+            show_plan(make_plan(config, Invocation(plan=True))[1])
+        return str(error.value)
+
+    message = refused(config)
+    assert " with a micro-batch of 8 needs " in message
+    offers = re.findall(r"--([^ (]*) ?([^( ]*) \([\d.]+ GiB, (enough|not enough alone)\)", message)
+    assert ("train.micro-batch-size", "2", "enough") in offers and len(offers) == 3, message
+    for name, value, verdict in offers:
+        section, _, key = name.replace("-", "_").partition(".")
+        cheaper = replace(config, {section: {key: int(value) if value.isdigit() else value or True}})
+        if verdict == "enough":
+            show_plan(make_plan(cheaper, Invocation(plan=True))[1])
+            assert "TOO LITTLE" not in said(cheaper)[0]
+        else:
+            refused(cheaper)
+    if micro is None:  # by a run too, which would take 8
+        with pytest.raises(UserError, match="does not fit on this machine"):
+            make_plan(config, Invocation())
+    else:
+        assert "TOO LITTLE for what your settings ask; cheapest first, pass " in said(config)[0]
+
+
+def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):
+    machine(8192)
+    shared = {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.95}}
+    with pytest.raises(
+        UserError, match=r"cheapest first, pass no --model\.gpu-memory-share \([\d.]+ GiB, enough\) or "
+    ):
+        planned(replace(asked(model), shared))
+    shared["model"] = {"gpu_memory_share": None}
+    assert make_plan(replace(asked(model), shared), Invocation())[1].fit.fits
+
+
+def test_the_longest_context_of_a_named_share_draws_as_many_at_once(machine, model):
+    machine(8192)
+    config = replace(asked(model), {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.16}})
+    _, plan = make_plan(config, Invocation(plan=True))
+    assert 1 < plan.fit.max_num_seqs < 64
+    for more, fits in ((0, True), (1, False)):
+        longest = plan.largest.context + more
+        _, longer = make_plan(replace(config, {"model": {"max_sequence_tokens": longest}}), Invocation(plan=True))
+        assert (longer.fit.max_num_seqs >= plan.fit.max_num_seqs) is fits
+
+
+ODD = [
+    {"num_attention_heads": 0},
+    {"head_dim": "64"},
+    {"num_hidden_layers": -3},
+    {"hidden_size": 0},
+    {"intermediate_size": 1.5},
+    {"num_key_value_heads": 0},
+    {"vocab_size": None},
+    {"max_position_embeddings": "32768"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: next(iter(odd)))
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_odd_configuration_is_refused_by_the_name_of_its_field(machine, tmp_path, odd, on_gpu):
+    if on_gpu:
+        machine(8192)
+    [(name, value)] = odd.items()
+    with pytest.raises(UserError) as error:
+        make_plan(asked(folder_of(tmp_path, {**QWEN25_HALF, **odd})), Invocation(plan=True))
+    assert f"config.json has {name} {value!r}; expected a whole number of at least 1" in str(error.value)
+
+
+def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, tmp_path):
+    # A process of its own: huggingface_hub reads the environment when it is imported.
+    snapshot = tmp_path / "cache" / "models--owner--cached" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(QWEN25_HALF))
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    away = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+
+    def planned_for(name):
+        command = [sys.executable, str(GSM8K), "--preset", "8gb", "--plan", "--model.name", name]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **away})
+
+    found = planned_for("owner/cached")
+    assert found.returncode == 0 and "owner/cached: 494 million parameters" in found.stdout
+    missing = planned_for("owner/missing")
+    assert missing.returncode == 2 and "Retrying" not in missing.stderr
+    assert "owner/missing cannot be read: it is not in the cache, and the Hub is out of reach (" in missing.stderr
+
+
+def test_the_filter_is_named_as_not_counted(machine, model):
+    filtered = replace(asked(model), {"data": {"filter_solved": True}})
+    for config, times in ((asked(model), 0), (filtered, 1)):
+        assumed = make_plan(config, Invocation(plan=True))[1].assumptions
+        assert sum("--data.filter-solved" in each for each in assumed) == times
+
+
+def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):
+    config, plan = recipe()
+    assert plan.fit.card.on_cpu and plan.fit.sampler == "merged"
+    assert {"merged_copy", "libraries"} <= plan.fit.phases["drawing"].keys()
+    assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
+    assert plan.record()["memory"] is None
+    record = plan.record()["plan"]
+    assert json.loads(json.dumps(record)) == record
+    assert record["work"] == {
+        "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 4000,
+        "completions": 7680, "tokens": 7680 * 1024,
+    }  # fmt: skip
+    monkeypatch.setattr("lora_grpo.config.schema.hardware.machine_memory", lambda: (GIB, GIB // 2))
+    with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
+        make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
+
+
+def test_a_vllm_on_a_cpu_is_not_planned(machine, capsys):
+    _, plan = recipe("--sampling.backend", "vllm")
+    assert plan.fit is None
+    show_plan(plan)
+    assert "memory      not planned: what vLLM takes on a CPU is not counted" in capsys.readouterr().out
+
+
+# Time
+
+
+def with_steps(folder, config, seconds):
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"config": config.to_dict()}))
+    lines = [json.dumps({"step": step, "step_time": each}) for step, each in enumerate(seconds, start=1)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9']))
+
+
+def test_measured_steps_of_a_like_run_are_the_estimate(machine, tmp_path):
+    run_folder = tmp_path / "run"
+    flags = ["--output-dir", str(run_folder)]
+    config, plan = recipe(*flags)
+    assert plan.time.training is None and "no estimate for a CPU" in plan.time.source
+    with_steps(run_folder, config, [90.0, 4.0, 6.0, 5.0])
+    assert recipe(*flags)[1].time.training == (60 * 5.0, 60 * 5.0)
+    (run_folder / "checkpoints" / "checkpoint-20").mkdir(parents=True)
+    resumed = replace(config, {"train": {"max_steps": 60}})
+    _, plan = make_plan(resumed, Invocation(plan=True, resume=True))
+    assert plan.work.steps == 40
+    assert plan.time.training == (40 * 5.0, 40 * 5.0)
+    assert recipe(*flags, "--sampling.num-generations", "8")[1].time.training is None
+
+
+def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_path):
+    flags = ["--preset", "12gb", "--model.name", folder_of(tmp_path, {**QWEN25_HALF, **LARGE["1.5B"]})]
+    flags += ["--output-dir", str(tmp_path / "run"), "--sampling.backend", "vllm", "--model.engine", "unsloth"]
+
+    def with_free(free, *more):
+        machine(script=f"echo '0, GPU-1, Card, 12288, {free}'")
+        return recipe(*flags, *more)
+
+    config, plan = with_free(11900)
+    with_steps(tmp_path / "run", config, [90.0, 4.0, 4.0])
+    record = {"config": config.to_dict(), **plan.record()}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    less, plan = with_free(5000)
+    assert less.model.gpu_memory_share != config.model.gpu_memory_share
+    assert less.train.micro_batch_size != config.train.micro_batch_size
+    assert plan.time.source.startswith("measured")
+    named = ["--train.micro-batch-size", str(less.train.micro_batch_size)]
+    assert not with_free(5000, *named)[1].time.source.startswith("measured")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ((20, 45.4), "20 to 45 s"),
+        ((600, 600), "10 min"),
+        ((360, 7200), "0.1 to 2 h"),
+        ((47 * 3600, 47 * 3600), "47 h"),
+        ((590 * 3600, 2200 * 3600), "25 to 92 days"),
+        ((5e7, 1.3e8), "580 to 1,500 days"),
+    ],
+)
+def test_a_duration_is_said_in_plain_numbers(seconds, said):
+    assert Time(seconds, (0.0, 0.0), "here").said() == f"{said} for the steps (here)"
+
+
+def test_a_recipe_without_an_evaluation_counts_none(machine, tmp_path):
+    config = replace(asked(folder_of(tmp_path, QWEN25_HALF)), {"data": {"task": "prompts"}})
+    config = replace(config, {"output_dir": str(tmp_path / "run")})
+    settled, plan = make_plan(config, Invocation(plan=True))
+    assert plan.work.evaluated == 0
+    with_steps(tmp_path / "run", settled, [9.0, 4.0, 4.0])
+    said = make_plan(config, Invocation(plan=True))[1].time.said()
+    assert said.startswith("13 min for the steps (measured: the median of 2 steps")
+
+
+def test_too_few_measured_steps_are_none(machine, tmp_path):
+    run_folder = tmp_path / "run"
+    config, _ = recipe("--output-dir", str(run_folder))
+    with_steps(run_folder, config, [90.0, 4.0])
+    assert recipe("--output-dir", str(run_folder))[1].time.training is None
+
+
+def test_a_known_gpu_has_a_range_that_its_rates_decide(machine, tmp_path):
+    folder = folder_of(tmp_path, QWEN25_HALF)
+    told = {}
+    for name in ("NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 D"):
+        machine(script=f"echo '0, GPU-1, {name}, 24564, 24000'")
+        told[name] = recipe("--preset", "24gb", "--model.name", folder)[1].time
+    slow, fast, unknown = told.values()
+    assert slow.training[0] < slow.training[1] and slow.evaluating[1] < slow.training[1]
+    assert 2 < slow.training[0] / fast.training[0] < 7  # bandwidths are 2.8 apart, matrix rates 6.5
+    assert unknown.training is None and "the rates of NVIDIA GeForce RTX 4090 D are not known" in unknown.source
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"),
+    [
+        ("Tesla T4", 320),
+        ("NVIDIA L4", 300),
+        ("NVIDIA L40S", 864),
+        ("NVIDIA A10", 600),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A100-SXM4-80GB", 2039),
+        ("NVIDIA A100-PCIE-40GB", 1555),
+        ("NVIDIA H100 80GB HBM3", 3350),
+        ("NVIDIA H100 PCIe", 2000),
+        ("NVIDIA H200", 4800),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3060 Ti", None),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", None),
+        ("NVIDIA GeForce RTX 4070", 504),
+        ("NVIDIA GeForce RTX 5090", 1792),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
+        ("Quadro RTX 4000", None),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_nvidia_smi_gives_it(name, bandwidth):
+    found = rates_of(name)
+    assert (found and found.copy_gb_per_second) == bandwidth

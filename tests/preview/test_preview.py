@@ -1,0 +1,257 @@
+"""`--preview`: what it measures against what training then logs, and what it says of groups made to fail each way."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from helpers.warm_process import finish
+
+from lora_grpo.cli.arguments import flag_names, replace
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.models.policy import load_policy
+from lora_grpo.preview.diagnosis import judge
+from lora_grpo.preview.groups import Answer, Group, measure
+from lora_grpo.preview.page import show
+from lora_grpo.preview.run import draw_groups
+from lora_grpo.rewards.specs import parse_reward_specs
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks.loading import load_data
+from lora_grpo.tasks.registry import Verdict
+from lora_grpo.training.run import make_trainer, train
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+TINY = {
+    "model": {"engine": "peft"},
+    "lora": {"rank": 4, "alpha": 8},
+    "data": {"train_limit": 16, "eval_limit": 2},
+    "sampling": {"num_generations": 4, "max_completion_tokens": 40},
+    "rewards": ("correct_answer=2.0", "xml_tag_count=0.5", "near_length:60tokens"),
+    "train": {"max_steps": 1, "prompts_per_step": 8, "micro_batch_size": 16, "warmup_steps": 0},
+}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    """A configuration with its rows, policy and sampler."""
+    config = replace(RunConfig(output_dir=str(tmp_path_factory.mktemp("preview") / "out")), TINY)
+    data = load_data(config)
+    policy = load_policy(config)
+    return config, data, policy, build_sampler(policy, config)
+
+
+# Against training itself
+
+
+def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter):
+    config, data, policy, sampler = starter
+    groups = draw_groups(config, sampler, data.train)
+    run = open_run(config, Invocation(), "test", data.record)
+    trainer = make_trainer(run, policy, data.train, sampler)
+    run.begin(policy.record)
+    train(run, policy, trainer)
+
+    answers = [(group, place) for group in groups for place in range(4)]
+    logged = lines(run.completions / "step-00001.jsonl")
+    assert len(groups) == 8 and len(logged) >= 16
+    for line, (group, place) in zip(logged, answers, strict=False):
+        assert (line["id"], line["completion"]) == (group.row["id"], group.answers[place].text)
+        assert line["rewards"] == group.answers[place].rewards
+        assert line["reward"] == pytest.approx(group.sums[place])
+    (step,), found = lines(run.metrics), measure(groups)
+    assert step["reward"] == pytest.approx(found.rewards["sum"][0], abs=1e-4)
+    assert 2 * step["rewards/correct_answer/mean"] == pytest.approx(found.rewards["correct_answer"][0], abs=1e-4)
+    assert step["frac_reward_zero_std"] == pytest.approx(found.flat.value)
+    assert step["completions/clipped_ratio"] == pytest.approx(found.truncated.value)
+    assert step["completions/mean_length"] == pytest.approx(found.num_tokens, abs=1e-3)
+
+
+def test_a_constant_reward_cannot_be_learned(starter, tmp_path):
+    (tmp_path / "mine.py").write_text("def flat(completions, **columns):\n    return [0.5 for _ in completions]\n")
+    config = replace(starter[0], {"rewards": (f"{tmp_path}/mine.py:flat",)})
+    found = judge(draw_groups(config, starter[3], starter[1].train), config)
+    assert found.word == "cannot learn"
+    assert [finding.seen for finding in found.findings] == ["within groups nothing differs in flat (always 0.5 of 1)"]
+
+
+def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
+    config = replace(starter[0], {"sampling": {"max_completion_tokens": 4}})
+    found = judge(draw_groups(config, starter[3], starter[1].train), config)
+    assert found.word != "can learn"
+    assert "cut off at 4 tokens" in found.findings[0].seen
+    assert found.findings[0].advice.startswith("--sampling.max-completion-tokens 16,")
+
+
+# Groups that fail in one way each
+
+RIGHT, WRONG, UNREAD = Verdict(True, "correct"), Verdict(False, "wrong_answer"), Verdict(False, "no_answer")
+
+
+def group(rewards, verdicts=(None,) * 4, *, texts="abcd", truncated=False):
+    """A group of 4; rewards as name to 4 values."""
+    answers = (
+        Answer(texts[i], 10, truncated, {name: values[i] for name, values in rewards.items()}, verdicts[i])
+        for i in range(4)
+    )
+    return Group({"id": "row", "question": "What?"}, dict.fromkeys(rewards, 2.0), tuple(answers))
+
+
+def graded(*verdicts, **more):
+    """A group that is paid for right answers alone."""
+    return group({"correct_answer": [float(verdict.passed) for verdict in verdicts]}, verdicts, **more)
+
+
+NEVER, ALWAYS = graded(WRONG, WRONG, WRONG, WRONG), graded(RIGHT, RIGHT, RIGHT, RIGHT)
+MIXED = graded(RIGHT, WRONG, WRONG, RIGHT)
+FORMAT_ALONE = group({"correct_answer": [0, 0, 0, 0], "soft_xml_format": [0, 1, 0, 1]}, (WRONG,) * 4)
+FILTER = {"data": {"filter_solved": True}}
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "word", "seen", "advice"),
+    [
+        ([MIXED] * 8, {}, "can learn", None, None),
+        ([NEVER] * 8, {}, "cannot learn", "none of 32 completions is right, 32 % of others", "--data.train"),
+        ([NEVER] * 8, {}, "cannot learn", "none of 32", "soft_xml_format=0.5"),
+        ([NEVER] * 8, {"data": {"task": "mbpp"}}, "cannot learn", "none of 32", "share_of_tests_passed"),
+        ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are right", "harder problems"),
+        ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, "can learn", "3 of 8 problems are always solved and 3 never", "filter"),
+        ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, "can learn", None, None),
+        ([NEVER] * 7 + [MIXED], {}, "can hardly learn", "0 of 8 problems are always solved and 7 never", "filter"),
+        ([NEVER] * 4 + [MIXED], {}, "can hardly learn", "0 of 5 problems are always solved and 4 never", "filter"),
+        ([NEVER] * 7 + [MIXED], FILTER, "can learn", None, None),
+        ([NEVER] * 8, FILTER, "can hardly learn", "none of 32", "easier problems"),
+        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100 % [68, 100] of completions end without", "few-shot 2"),
+        ([graded(*[UNREAD] * 4)] * 8, {"data": {"few_shot": 2}}, "cannot learn", "end without", "soft_xml_format"),
+        ([graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8, {}, "can learn", "50 % [", "nothing, if training is to mend it"),
+        (
+            [graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8,
+            {},
+            "can hardly learn",
+            "100 % [68, 100] of completions are cut off at 256 tokens",
+            "--sampling.max-completion-tokens 1024 --model.max-sequence-tokens 1792,",
+        ),
+        (
+            [graded(*[WRONG] * 4, texts="aaaa")] * 8,
+            {},
+            "cannot learn",
+            "holds 1.0 different",
+            "--sampling.temperature 1.2",
+        ),
+        (
+            [graded(*[WRONG] * 4, texts="aaaa")] * 8,
+            {"sampling": {"temperature": 0.7}},
+            "cannot learn",
+            "holds 1.0 different",
+            "--sampling.temperature 1,",
+        ),
+        ([FORMAT_ALONE] * 8, {}, "can hardly learn", "none of 32", "--sampling.num-generations 8"),
+        ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "mine (always 2 of 2)", "tells completions apart"),
+        (
+            [group({"mine": [n / 8] * 4}) for n in range(8)],
+            {},
+            "cannot learn",
+            "mine (differs between prompts)",
+            "tells completions apart",
+        ),
+        ([group({"mine": [None] * 4})] * 8, {}, "cannot learn", "mine (could grade none)", "tells completions apart"),
+        (
+            [group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8,
+            {},
+            "can learn",
+            "other (always 2 of 2)",
+            "nothing, if mine is to decide",
+        ),
+        # Each varies, and what they come to does not.
+        (
+            [group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})] * 8,
+            {},
+            "cannot learn",
+            "what they earn does",
+            "reward",
+        ),
+    ],
+)
+def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, seen, advice):
+    found = judge(groups, replace(RunConfig(), changes))
+    assert found.word == word
+    said = [(finding.seen, finding.advice) for finding in found.findings]
+    if seen is None:
+        assert said == []
+    else:
+        assert any(seen in measured and advice in change for measured, change in said), said
+    offered = " ".join(change for _, change in said)
+    assert set(re.findall(r"--[a-z.-]+", offered)) <= set(flag_names())
+    assert [*parse_reward_specs(re.findall(r"\b\w+_format=[\d.]+", offered) or ("correct_answer",))]
+
+
+def test_what_was_seen_once_is_not_said_again_by_its_consequences():
+    cut_off = [graded(*[WRONG] * 4, truncated=True)] * 8
+    assert len(judge(cut_off, RunConfig()).findings) == 1
+    assert len(judge([graded(*[UNREAD] * 4)] * 8, RunConfig()).findings) == 1
+
+
+def test_a_reason_names_the_rewards_that_decide():
+    found = judge([FORMAT_ALONE] * 8, RunConfig())
+    assert found.reason == "completions of a group differ in soft_xml_format alone, never in correct_answer"
+
+
+def test_a_share_of_eight_groups_is_told_with_its_interval():
+    found = measure([MIXED] * 6 + [NEVER] * 2)
+    assert str(found.flat) == "25 % [7, 59]"
+    assert found.difficulty == (0, 6, 2)
+    assert found.solved.value == pytest.approx(12 / 32)
+    assert found.solved.interval.low < 12 / 32 < found.solved.interval.high
+
+
+# What a person sees
+
+
+def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    nasty = "\x1b[2J[bold]\r\x07\u202e\ud800</answer>\n" + "x" * 500 + "\x9bend"
+    one = group({"mine": [0, 1, 1, 1]}, texts=(nasty, "", "\0", nasty), truncated=True)
+    show(RunConfig(), [Group({"id": "\x1b[31m", "question": nasty}, one.weights, one.answers)] * 4)
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.splitlines())
+    assert "\\x1b[2J[bold]\\r\\x07" in out and "\\x9bend" in out
+    assert out.count("--- group") == 3
+    table = out[: out.index("--- all 4 groups")]
+    assert max(map(len, table.splitlines())) <= 80
+    assert re.search(r"^    2  +2\.00|^    2  +0\.00", out, re.MULTILINE)  # the two that are alike, once
+    out.encode()
+
+
+@pytest.mark.parametrize("recipe", ["gsm8k_lora", "code_lora", "length_lora"])
+def test_a_preview_beside_a_run_leaves_everything_as_it_is(recipe, warm, tmp_path):
+    folder = tmp_path / "outputs" / recipe
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    done = finish(
+        warm.start(
+            RECIPES / f"{recipe}.py",
+            *(
+                "--preview",
+                "--sampling.num-generations",
+                "4",
+                "--train.micro-batch-size",
+                "4",
+                "--data.train-limit",
+                "8",
+            ),
+            *("--data.eval-limit", "4", "--model.engine", "peft"),
+            cwd=tmp_path,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+    )
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "run.json"]
+    assert (folder / "run.json").read_text() == "{}"
+    assert "\nverdict   can" in done.stdout and "\nn         8 prompts x 4 completions" in done.stdout
+    assert ("\nproblems solved" in done.stdout) is (recipe != "length_lora")
+    assert "\x1b" not in done.stdout

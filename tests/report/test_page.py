@@ -1,0 +1,218 @@
+"""The page in a real browser: what a reader sees, searches and is protected from."""
+
+import random
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.report_runs import HOSTILE, completion, write_run
+from helpers.warm_process import finish
+
+from lora_grpo.report.plots import plots_of
+from lora_grpo.report.visible import visible
+from lora_grpo.report.writing import write_diff, write_report
+from lora_grpo.runs.reader import read_run
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome here")
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
+TINY = shlex.split(
+    "--preset starter --model.engine peft --sampling.num-generations 4 --sampling.max-completion-tokens 32 "
+    "--train.max-steps 3 --train.prompts-per-step 2 --train.micro-batch-size 4 --train.completions-steps 2 "
+    "--data.eval-limit 8 --eval.num-samples 2 --eval.k 1 2"
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a page; at the test's end it must have asked for nothing but itself, and complained of nothing."""
+    opened, requests, complaints = [], [], []
+
+    def open_page(path, **context):
+        page = browser.new_context(**context).new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.goto(path.resolve().as_uri())
+        opened.append(page)
+        return page
+
+    yield open_page
+    assert complaints == []
+    assert requests == [page.url for page in opened]
+    for page in opened:
+        page.context.close()
+
+
+@pytest.fixture(scope="module")
+def trained(warm, tmp_path_factory):
+    """A run that the recipe trained, evaluated and reported on."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    done = finish(warm.start(RECIPE, *TINY, "--output-dir", folder))
+    assert f"report    {folder / 'report' / 'report.html'}" in done.stdout
+    return folder
+
+
+def shown(page):
+    """How many completions the page says it found."""
+    return int(page.locator("#count").inner_text().split(" of ")[0].replace(",", ""))
+
+
+def found(page, **filters):
+    """Set filters, and return how many completions are left."""
+    page.click("text=Clear")
+    for name, value in filters.items():
+        field = page.locator(f"[name={name}]")
+        field.select_option(value) if name in ("source", "step", "verdict", "sort") else field.fill(str(value))
+    page.wait_for_timeout(150)
+    return shown(page)
+
+
+def test_a_trained_run_is_all_there_and_its_filters_count_right(trained, visit):
+    page = visit(trained / "report" / "report.html")
+    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    run = read_run(trained)
+    assert page.locator("figure svg").count() == len(plots_of(run)) > 10
+    assert page.locator(".state").inner_text() == "Complete."
+    lines, samples = run.completions, [*run.samples["base"], *run.samples["trained"]]
+    assert shown(page) == len(lines) + len(samples) and len(samples) == 2 * 8 * 3
+    step = lines[-1]["step"]
+    assert found(page, source="trained") == len(run.samples["trained"])
+    assert found(page, step=str(step)) == sum(line["step"] == step for line in lines)
+    judged = [*lines, *samples]
+    failed = sum(line.get("passed") is False for line in judged)
+    assert found(page, verdict="verdict failed") == failed > 0
+    wrong = sum(line.get("status") == "wrong_answer" for line in judged)
+    assert found(page, verdict="status wrong_answer") == wrong
+    least, most = 1.0, 3.0
+    assert found(page, least=least, most=most) == sum(least <= line["reward"] <= most for line in lines)
+    word = lines[0]["completion"].split()[-1][:6].lower()
+    texts = [f"{line.get('question')} {line['completion']}" for line in lines]
+    texts += [f"{run.rows[sample['task_id']]['question']} {sample['completion']}" for sample in samples]
+    ids = [str(line.get("id", line.get("task_id"))) for line in judged]
+    extracted = [str(line.get("extracted", "")) for line in judged]
+    whole = ["\n".join(parts).lower() for parts in zip(texts, ids, extracted, strict=True)]
+    assert found(page, text=word.upper()) == sum(word in text for text in whole) > 0
+    assert found(page, text="surely nobody wrote this") == 0
+    assert page.locator("#detail").inner_text() == "No completion has all of this."
+
+
+def test_a_completion_is_shown_with_its_prompt_its_answers_and_each_reward(trained, visit):
+    page = visit(trained / "report" / "report.html")
+    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    run = read_run(trained)
+    found(page, sort="high", source="training")
+    best = max(run.completions, key=lambda line: line["reward"])
+    told = page.locator("#detail table").inner_text().split()
+    assert dict(zip(told[:-3:2], told[1:-3:2], strict=True)).keys() == best["rewards"].keys()
+    assert float(told[-1]) == pytest.approx(best["reward"], abs=1e-3)
+    found(page, source="base")
+    sample = run.samples["base"][0]
+    boxes = page.locator("#detail pre").all_inner_texts()
+    row = run.rows[sample["task_id"]]
+    assert boxes[0] == row["question"] and boxes[1] == sample["completion"].rstrip("\n")
+    assert boxes[-1] == row["answer"]
+
+
+def test_arrow_keys_move_through_the_completions(trained, visit):
+    page = visit(trained / "report" / "report.html")
+    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    page.focus("#list")
+    for key in ("ArrowDown", "ArrowDown", "ArrowUp", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.locator("[aria-selected=true]").get_attribute("data-place") == "2"
+    third = read_run(trained).completions[2]
+    assert page.locator("#detail pre").all_inner_texts()[1] == third["completion"].rstrip("\n")
+
+
+def test_a_pointer_reads_values_off_a_curve(trained, visit):
+    page = visit(trained / "report" / "report.html")
+    page.locator("#plot-reward svg").scroll_into_view_if_needed()
+    box = page.locator("#plot-reward svg").bounding_box()
+    page.mouse.move(box["x"] + 0.97 * box["width"], box["y"] + box["height"] / 2)
+    last = read_run(trained).metrics[-1]
+    step, value = page.locator("#plot-reward .reading").inner_text().split("\n")
+    assert step == f"step {last['step']}" and float(value) == pytest.approx(last["reward"], rel=1e-3)
+
+
+def test_whatever_a_model_wrote_is_shown_as_text(tmp_path, visit):
+    lines = [completion(1, text, 0.0, question=text, answer=text, extracted=text) for text in HOSTILE]
+    run = write_run(tmp_path / "run", completions=lines, evaluated=False, status="failed", error=HOSTILE[1])
+    page = visit(write_report(run))
+    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    page.focus("#list")
+    for text in HOSTILE:
+        told = page.locator("#detail pre").evaluate_all("boxes => boxes.map((box) => box.textContent)")
+        assert told == [visible(text)] * 4
+        page.keyboard.press("ArrowDown")
+    assert page.locator(".state").inner_text() == f"Failed: {HOSTILE[1]}"
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("script").count() == 2 and page.locator("img").count() == 0
+
+
+def test_no_script_but_its_own_can_run_in_the_page(tmp_path, browser):
+    page = browser.new_page()
+    page.goto(write_report(write_run(tmp_path / "run", evaluated=False)).resolve().as_uri())
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.hacked = 1";
+        document.body.append(script);
+        document.body.insertAdjacentHTML("beforeend", "<img src='x:' onerror='window.hacked = 2'>");
+    }""")
+    page.wait_for_timeout(100)
+    assert page.evaluate("window.hacked") is None
+    page.close()
+
+
+@pytest.mark.parametrize("kind", ["report", "diff"])
+def test_a_phone_does_not_scroll_sideways_and_dark_is_dark(tmp_path, visit, kind):
+    name = "a_run_with_quite_a_long_name_and_no_blank_in_it"
+    run = write_run(tmp_path / name, completions=[completion(1, "long" * 200, 1.0)], versions={"python": "3" * 60})
+    path = write_report(run) if kind == "report" else write_diff(run, write_run(tmp_path / "other", steps=4))
+    looks = {}
+    for scheme in ("light", "dark"):
+        page = visit(path, viewport={"width": 380, "height": 800}, color_scheme=scheme)
+        page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+        assert page.evaluate("document.documentElement.scrollWidth") == 380
+        looks[scheme] = page.evaluate("""() => [
+            getComputedStyle(document.body).backgroundColor,
+            getComputedStyle(document.querySelector("figure svg text")).fill,
+            getComputedStyle(document.querySelector("figure svg path[style*=series-1]")).stroke,
+        ]""")
+    assert all(light != dark for light, dark in zip(looks["light"], looks["dark"], strict=True))
+
+
+def test_20_000_completions_stay_usable(tmp_path, visit):
+    words = random.Random(0).choices(["the", "total", "of", "apples", "is", "then", "12", "+", "30", "42"], k=4000)
+    lines = [
+        completion(1 + place // 1000, " ".join(words[place % 3900 :][:110]) + f" #{place}#", place % 5 / 2)
+        for place in range(20_000)
+    ]
+    page = visit(write_report(write_run(tmp_path / "run", completions=lines, evaluated=False)))
+    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    print(f"first contentful paint {paint:.0f} ms")
+    assert paint < 2000  # milliseconds: the requirement itself
+    assert shown(page) == 20_000
+    assert found(page, step="3", least=2) == sum(line["step"] == 3 and line["reward"] >= 2 for line in lines)
+    assert found(page, text="#19999#") == 1
+    milliseconds = page.evaluate("""() => new Promise((done) => {
+        const field = document.querySelector("[name=text]"), started = performance.now();
+        new MutationObserver(() => done(performance.now() - started)).observe(count, { childList: true });
+        field.value = "apples";
+        field.form.dispatchEvent(new Event("input"));
+    })""")
+    print(f"a search answers after {milliseconds:.0f} ms")
+    assert shown(page) == sum("apples" in line["completion"] for line in lines)

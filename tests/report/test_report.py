@@ -1,0 +1,354 @@
+"""A run's report: what is read, what is said, and that nothing a model wrote is taken for anything else."""
+
+import json
+import re
+
+import pytest
+from helpers.report_runs import HOSTILE, completion, write_run
+
+from lora_grpo.cli.main import run_command
+from lora_grpo.cli.script_flags import read_flags
+from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.files import lock
+from lora_grpo.report.command import Options, report
+from lora_grpo.report.markdown import escaped, table
+from lora_grpo.report.plots import MOST_POINTS, plots_of
+from lora_grpo.report.sampled_texts import embedded, sampled_texts
+from lora_grpo.report.visible import visible
+from lora_grpo.report.writing import write_diff, write_report
+from lora_grpo.runs.reader import read_run
+from lora_grpo.runs.record import open_run
+
+
+def page_of(folder):
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def text_of(page):
+    """The page without its data, its script and its style."""
+    return re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
+
+
+def test_everything_of_a_run_is_on_its_page(tmp_path):
+    alarms = [{"step": 2, "watch": "entropy", "message": "it is near 0", "stopped": True}]
+    best = {"step": 2, "reward": 1.25, "accuracy": 0.5}
+    run = write_run(tmp_path / "mine", alarms=alarms, best=best, plan={"memory": {"weights_gib": 1.5}})
+    page = text_of(page_of(run))
+    for told in ("mine", "gsm8k_lora", "3 of 200", "Complete.", "37.5", "pass@2", "0.667", "8 min 31 s"):
+        assert told in page, told
+    assert "Step 2, entropy, stopped the run." in page and "it is near 0" in page
+    assert "step 2, held-out reward 1.25, 50.0 % right" in page
+    assert "memory.weights_gib" in page and "recipes/gsm8k_lora.py --output-dir" in page
+
+
+def test_there_is_a_picture_of_each_plot_beside_the_page(tmp_path):
+    run = write_run(tmp_path / "run", every=True)
+    page = page_of(run)
+    keys = [plot.key for plot in plots_of(read_run(run))]
+    assert {path.stem for path in (run / "report").glob("*.png")} == set(keys)
+    assert page.count("<svg ") == page.count("<figure ") == len(keys)
+    assert {"reward", "entropy", "length", "step-time", "pass-at-k"} <= set(keys)
+    assert "kl" not in keys  # it was not logged
+
+
+def test_held_out_figures_are_drawn_where_they_were_measured(tmp_path):
+    run = write_run(tmp_path / "run", steps=4)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[1] |= {"held_out/reward": 1.0, "held_out/accuracy": 0.25}
+    lines[3] |= {"held_out/reward": 1.5, "held_out/accuracy": 0.75, "kl": float("nan")}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plots = {plot.key: plot for plot in plots_of(read_run(run))}
+    assert (plots["held-out-accuracy"].curves[0].x, plots["held-out-accuracy"].curves[0].y) == ([2, 4], [0.25, 0.75])
+    assert plots["held-out-reward"].curves[0].y == [1.0, 1.5]
+    page = page_of(run)
+    assert "kl from the base has no finite value" in page and "NaN" not in page
+
+
+def test_the_watched_rows_are_on_the_page_from_the_base_on(tmp_path):
+    run = write_run(tmp_path / "run", steps=4, stopped_early={"step": 4, "passes": 2})
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[3] |= {"held_out/reward": 1.5, "held_out/accuracy": 0.75}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "held_out").mkdir()
+    for step, passed in ((0, False), (4, True)):
+        line = {"step": step, "id": "w", "question": "q", "completion": f"after {step}", "passed": passed}
+        line |= {"rewards": {"correct": float(passed)}, "reward": float(passed)}
+        (run / "held_out" / f"step-{step:05d}.jsonl").write_text(json.dumps(line) + "\n")
+    plots = {plot.key: plot for plot in plots_of(read_run(run))}
+    assert (plots["held-out-reward"].curves[0].x, plots["held-out-reward"].curves[0].y) == ([0, 4], [0.0, 1.5])
+    assert plots["reward"].curves[0].x[0] == 1
+    page = page_of(run)
+    data = data_of(page)
+    shown = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+    assert [row["completion"] for row in shown if row["source"] == "held out"] == ["after 0", "after 4"]
+    assert "4 of 200, stopped early" in page
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("metrics.jsonl", {"step": "x"}),
+        ("completions/step-00001.jsonl", {"step": 1, "completion": "c", "rewards": []}),
+        ("completions/step-00001.jsonl", {"step": None, "completion": "c", "rewards": {}}),
+    ],
+)
+def test_an_entry_of_another_kind_is_told_by_its_line(file, line, tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / file).write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=rf"{file}:1: expected an object with step"):
+        read_run(run)
+
+
+def test_a_long_run_is_averaged_and_says_so(tmp_path):
+    run = write_run(tmp_path / "run", steps=2 * MOST_POINTS, every=True)
+    plots = {plot.key: plot for plot in plots_of(read_run(run))}
+    entropy, length = plots["entropy"], plots["length"].curves[0]
+    assert len(length.y) == MOST_POINTS and length.y[0] == pytest.approx((21 + 22) / 2)
+    assert "A point is the mean of 2 steps." in entropy.caption
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_report(run)
+    first = {path.name: path.read_bytes() for path in (run / "report").iterdir()}
+    write_report(run)
+    assert {path.name: path.read_bytes() for path in (run / "report").iterdir()} == first
+
+
+# A run in any state
+
+
+def test_a_run_that_still_goes_on_says_so_and_how_to_look_again(tmp_path):
+    run = write_run(tmp_path / "run", status="running", evaluated=False)
+    with lock.holding(run):
+        page = text_of(page_of(run))
+    assert "Still running." in page and f"python scripts/report.py {run}" in page
+    assert "Not evaluated yet" in page
+
+
+def test_a_run_whose_process_is_gone_is_not_called_running(tmp_path):
+    page = page_of(write_run(tmp_path / "run", status="running", evaluated=False))
+    assert "killed, or its machine went down" in page and "Still running" not in page
+
+
+def test_a_failed_run_says_why(tmp_path):
+    run = write_run(tmp_path / "run", status="failed", error="no row <b>3</b>", evaluated=False)
+    assert "Failed: no row &lt;b&gt;3&lt;/b&gt;" in page_of(run)
+    assert "Failed: no row &#60;b&#62;3" in (run / "report" / "report.md").read_text()
+
+
+def test_a_run_before_its_first_step_has_a_page(tmp_path):
+    run = write_run(tmp_path / "run", steps=0, status="failed", completions=[], evaluated=False)
+    page = page_of(run)
+    assert "No step has been logged yet." in page and "There are no metrics yet." in page
+
+
+def test_half_a_last_line_is_left_out_and_said(tmp_path):
+    run = write_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')
+    files = read_run(run)
+    assert files.steps == 3 and files.remarks == ["metrics.jsonl: its last line is not whole and is left out"]
+    assert files.remarks[0] in page_of(run)
+
+
+def test_completions_of_older_runs_and_of_newer_ones_are_read(tmp_path):
+    new = {"answer": 7, "extracted": "7", "passed": True, "status": "passed", "num_tokens": 9, "truncated": False}
+    lines = [completion(1, "old", 0.5), completion(2, "new", 2.0, **new)]
+    found = sampled_texts(read_run(write_run(tmp_path / "run", completions=lines)))
+    old, newer = (dict(zip(found["columns"], row, strict=True)) for row in found["rows"][:2])
+    assert (old["passed"], old["status"], old["tokens"], old["reward"]) == (None, None, None, 0.5)
+    assert (newer["passed"], newer["extracted"], newer["tokens"], newer["truncated"]) == (True, "7", 9, False)
+    assert found["problems"][newer["problem"]] == ("t/2", "What is 2?", "7")
+    base = dict(zip(found["columns"], found["rows"][2], strict=True))
+    assert base["source"] == "base" and found["problems"][base["problem"]] == ("t0", "Question 0?", "0")
+
+
+def test_too_many_completions_are_taken_evenly_and_it_is_said(tmp_path, monkeypatch):
+    sizes = ((1, 2), (2, 40), (3, 40))
+    lines = [completion(step, f"{step}.{place}", 0.0) for step, size in sizes for place in range(size)]
+    run = write_run(tmp_path / "run", completions=lines, evaluated=False)
+    found = sampled_texts(read_run(run), most=20)
+    steps = [row[found["columns"].index("step")] for row in found["rows"]]
+    assert [steps.count(step) for step in (1, 2, 3)] == [2, 9, 9] and found["total"] == 82
+    assert [row[4] for row in found["rows"][2:5]] == ["2.0", "2.4", "2.8"]
+    monkeypatch.setattr("lora_grpo.report.html.sampled_texts", lambda run: sampled_texts(run, most=20))
+    assert "20 of 82 completions, taken evenly by step" in page_of(run)
+
+
+# What a model wrote is text
+
+
+def test_hidden_characters_are_written_out():
+    assert visible("a\x1b[0m\x00\x7f\x9b") == "a␛[0m␀␡⟨U+009B⟩"
+    assert visible("\u202e\ud800\u2028") == "⟨U+202E⟩⟨U+D800⟩⟨U+2028⟩"
+    assert visible("plain\ttext\nof 2 lines, 日本語, 👩‍🚀") == "plain\ttext\nof 2 lines, 日本語, 👩‍🚀"
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # what stands for a control character is in few fonts
+def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
+    lines = [completion(1, text, 0.0, question=text, extracted=text, status=text) for text in HOSTILE]
+    settings = RunConfig(output_dir=HOSTILE[0], grpo=HOSTILE, data=DataConfig(train=HOSTILE[2]))
+    alarms = [{"step": 1, "watch": HOSTILE[2], "message": HOSTILE[1], "stopped": False}]
+    told = {"error": HOSTILE[1], "alarms": alarms, "recipe": HOSTILE[3], "status": "failed"}
+    run = write_run(tmp_path / "run", completions=lines, config=settings, **told)
+    metrics = [{"step": 1, "reward": 1.0, f"rewards/{HOSTILE[1]}$x$/mean": 1.0, f"rewards/{HOSTILE[3]}/mean": 1.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    page = page_of(run)
+    assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page and "<!--" not in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\ufeff]", page)
+    found = data_of(page)
+    column = found["columns"].index("completion")
+    assert [row[column] for row in found["rows"][: len(HOSTILE)]] == list(HOSTILE)
+    markdown = (run / "report" / "report.md").read_text()
+    assert "<script" not in markdown and "<img" not in markdown and "\x1b" not in markdown
+
+
+def test_the_page_runs_its_own_script_and_asks_nobody(tmp_path):
+    page = page_of(write_run(tmp_path / "run"))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert policy.startswith("default-src &#39;none&#39;") and "script-src &#39;sha256-" in policy
+    assert not re.search(r'(?:src|href)="(?!#|data:,)', page) and "@import" not in page and "url(http" not in page
+
+
+def test_embedded_json_cannot_end_its_element():
+    text = embedded({"a": ["</script>", "\u2028", "\ud800", "<!--"]})
+    assert text.isascii() and "<" not in text and ">" not in text
+    assert json.loads(text) == {"a": ["</script>", "\u2028", "\ud800", "<!--"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a|b", "a\\|b"),
+        ("<b> & `x`", "&#60;b&#62; &#38; \\`x\\`"),
+        ("*_x_*", "\\*\\_x\\_\\*"),
+        ("mean_length of pass@1", "mean_length of pass@1"),
+        ("@everyone #12", "&#64;everyone &#35;12"),
+        ("[x](http://a.b)", "[x]\\(http&#58;//a.b)"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_markdown_of_any_text_is_that_text(text, told):
+    assert escaped(text) == told
+
+
+def test_the_markdown_has_tables_for_a_pull_request(tmp_path):
+    run = write_run(tmp_path / "run", config=RunConfig(output_dir="x", train=TrainConfig(warmup_steps=3)))
+    write_report(run)
+    lines = (run / "report" / "report.md").read_text().splitlines()
+    assert any(line.startswith("| pass@1 | 12.5 [") and "| 37.5 [" in line for line in lines)
+    assert "| correct_answer | 0.333 | 1.000 |" in lines
+    assert "| train.warmup_steps | 3 |" in lines and "| train.learning_rate | 2e-05 |" in lines
+    assert "| torch | 2.13.0 |" in lines
+    assert table(["", "a", "b"], [("x", "1", "2")]) == ["|  | a | b |", "|---|---:|---:|", "| x | 1 | 2 |", ""]
+
+
+# Two runs
+
+
+@pytest.fixture
+def two(tmp_path):
+    first = write_run(tmp_path / "first")
+    other = RunConfig(output_dir="other", seed=7, train=TrainConfig(learning_rate=1e-3))
+    second = write_run(tmp_path / "second", steps=5, config=other, versions={"python": "3.12.1", "torch": "2.13.0"})
+    return first, second
+
+
+def test_two_runs_share_each_plot_and_what_differs_is_named(two):
+    page = write_diff(*two)
+    assert page == two[0] / "report" / "diff-second.html"
+    text = text_of(page.read_text())
+    rows = [re.sub("<[^>]*>", "|", row) for row in re.findall("<tr>.*?</tr>", text)]
+    assert any("train.learning_rate" in row and "2e-05" in row and "0.001" in row for row in rows)
+    assert any("|python|" in row and "3.12.1" in row for row in rows)
+    assert not any("output_dir" in row or "|torch|" in row or "lora.rank" in row for row in rows)
+    assert "Reward, weighted sum by step: first from 0.6667 at 1 to 2 at 3" in text
+    assert "second from 0.4 at 1 to 2 at 5" in text
+    assert "| train.learning_rate | 2e-05 | 0.001 |" in page.with_suffix(".md").read_text()
+
+
+def test_a_new_report_keeps_the_comparisons(two):
+    page = write_diff(*two)
+    before = page.read_bytes()
+    write_report(two[0])
+    assert page.read_bytes() == before
+
+
+def test_two_folders_of_one_name_are_told_apart(tmp_path):
+    runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
+    assert "run (1) and run (2)" in write_diff(*runs).read_text()
+
+
+# Wrong inputs, and the end of a run
+
+
+def exit_code(*arguments):
+    return run_command(lambda: report(read_flags(Options, list(map(str, arguments)), prog="report.py", description="")))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda run: (run / "run.json").unlink(), "run.json does not exist; give the folder of a run"),
+        (lambda run: (run / "run.json").write_text('{"lora_grpo_run": 99}'), "is not a run record of format 1"),
+        (
+            lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n'),
+            "metrics.jsonl:2: expected",
+        ),
+        (lambda run: (run / "metrics.jsonl").write_text('[1]\n{"step": 3}\n'), "metrics.jsonl:1: expected"),
+        (lambda run: (run / "evaluation" / "report.json").write_text("{}"), "is not a report of a run's evaluation"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_told_in_one_line(tmp_path, capsys, spoil, said):
+    run = write_run(tmp_path / "run")
+    spoil(run)
+    assert exit_code(run) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and said in printed.err and printed.err.count("\n") == 1
+    assert printed.out == "" and not (run / "report").exists()
+
+
+def test_no_folder_and_the_same_run_twice_are_told_in_one_line(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    assert exit_code(tmp_path / "none") == exit_code(run, run) == exit_code(run, tmp_path / "none") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert ["is not a folder" in said[0], "are the same run" in said[1], "is not a folder" in said[2]] == [True] * 3
+    assert len(said) == 3
+
+
+def test_a_report_says_where_it_is_and_what_to_do_next(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    assert exit_code(run) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"report    {run / 'report' / 'report.html'}\n") and "report.md" in printed
+    assert f"compare   python scripts/report.py {run} ANOTHER_RUN" in printed
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (RunError("it broke"), 1, "Failed: it broke"),
+        (UserError("give another"), 2, "Failed: give another"),
+        (KeyboardInterrupt(), 130, "Interrupted."),
+    ],
+)
+def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, told):
+    folder = tmp_path / "run"
+
+    def main():
+        rows = {"train": {"sha256": "aa"}, "eval": {"sha256": "bb"}}
+        run = open_run(RunConfig(output_dir=str(folder)), Invocation(), "gsm8k_lora", rows)
+        run.begin({"base_model": "starter"})
+        raise error
+
+    assert run_command(main) == code
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"report    {folder / 'report' / 'report.html'}" and len(said) == 2
+    assert told in (folder / "report" / "report.html").read_text()
+    lock.held.pop().close()

@@ -1,0 +1,247 @@
+import re
+
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.rewards import functions
+from lora_grpo.rewards.guard import RewardError
+from lora_grpo.rewards.specs import parse_reward_specs, resolve
+from lora_grpo.tasks import code_grading
+from lora_grpo.tasks.registry import Verdict
+
+XML = "<reasoning>\n16 - 3 = 13\nand 13 - 4 = 9\n</reasoning>\n<answer>\n18\n</answer>"
+XML_ON_ONE_LINE = "<reasoning>r</reasoning> <answer>18</answer>"
+THOUGHT = "sixteen minus three\nminus four, doubled"
+
+
+def chat(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("name", sorted({*functions.PLAIN_REWARDS} - {"passes_tests", "share_of_tests_passed"}))
+@pytest.mark.parametrize("text", ["", XML, XML_ON_ONE_LINE, "#### 18"])
+def test_strings_and_conversations_are_worth_the_same_from_0_to_1(name, text):
+    columns = {"answer": ["18"], "prompts": ["?"], "completion_ids": [[1]], "trainer_state": object()}
+    (reward,) = functions.PLAIN_REWARDS[name]([text], **columns)
+    assert 0 <= reward <= 1
+    assert functions.PLAIN_REWARDS[name]([chat(text)], **columns) == [reward]
+
+
+@pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant", "content": None}], ["text"]])
+def test_a_completion_that_is_no_text_raises(completion):
+    with pytest.raises(TypeError, match="expected a completion's text or messages"):
+        functions.completion_text(completion)
+
+
+def test_correct_answer_is_the_graders_verdict_row_by_row():
+    columns = {"answer": ["18", "19", None], "prompt_style": ["xml", "xml", "xml"]}
+    assert functions.correct_answer([XML, XML, XML], **columns) == [1.0, 0.0, None]
+
+
+def test_correct_answer_asks_each_rows_own_task_once(monkeypatch):
+    asked = []
+
+    def grade_all(task, completions, rows):
+        asked.append((task, completions, [row["id"] for row in rows]))
+        return [Verdict(completion == "right", "") for completion in completions]
+
+    monkeypatch.setattr(functions, "grade_all", grade_all)
+    columns = {"answer": ["1"] * 5, "task": ["other", None, "other", "other", "gsm8k"], "id": ["a", "b", "c", "d", "e"]}
+    columns["answer"][3] = None
+    completions = ["right", "right", chat("wrong"), "right", "wrong"]
+    assert functions.correct_answer(completions, **columns) == [1.0, 1.0, 0.0, None, 0.0]
+    assert asked == [("other", ["right", "wrong"], ["a", "c"]), ("gsm8k", ["right", "wrong"], ["b", "e"])]
+
+
+def test_correct_answer_without_an_answer_column():
+    with pytest.raises(ValueError, match="needs an 'answer' column"):
+        functions.correct_answer([XML])
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (XML, 1),
+        ("<answer>-1,800</answer>", 1),
+        ("#### 7", 1),
+        ("<answer>18.0</answer>", 0),
+        ("<answer>18 dollars</answer>", 0),
+        ("<answer>1,8</answer>", 0),
+        ("<answer>²</answer>", 0),
+        ("<answer>18", 0),
+        ("18", 0),
+    ],
+)
+def test_integer_answer(text, reward):
+    assert functions.integer_answer([text]) == [reward]
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "soft"),
+    [
+        (XML, 1, 1),
+        (XML + "\n", 1, 1),
+        (XML_ON_ONE_LINE, 0, 1),
+        ("Well. " + XML + " Done.", 0, 1),
+        (XML + XML, 0, 1),
+        (XML.replace("</reasoning>\n", "</reasoning>\n\n"), 0, 1),
+        (XML.replace("</reasoning>", "</reasoning> so"), 0, 0),
+        (XML.removesuffix("</answer>"), 0, 0),
+        (XML.replace("reasoning", "think"), 0, 0),
+        ("<answer>18</answer><reasoning>r</reasoning>", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_strict_and_soft_xml_format(text, strict, soft):
+    assert functions.strict_xml_format([text]) == [strict]
+    assert functions.soft_xml_format([text]) == [soft]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (XML, 1),
+        (XML_ON_ONE_LINE, 1),
+        ("<reasoning>", 0.25),
+        ("<reasoning><reasoning>", 0),
+        ("</answer>", 0.25),
+        (XML + "\n" * 500, 1),
+        (XML + "x" * 25, 0.95),
+        (XML + "x" * 125, 0.75),
+        (XML + "x" * 10_000, 0.75),
+        ("</answer>" + "x" * 10_000, 0),
+        ("", 0),
+    ],
+)
+def test_xml_tag_count(text, reward):
+    assert functions.xml_tag_count([text]) == [pytest.approx(reward)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (f"<think>{THOUGHT}</think><answer>18</answer>", 1),
+        (f"\n<think>\n{THOUGHT}\n</think>\n<answer>\n18\n</answer>\n", 1),
+        (f"<think>{'x' * 21}</think><answer>18</answer>", 1),
+        (f"<think>{'x' * 20}</think><answer>18</answer>", 0.5),
+        (f"<think>{' ' * 99}</think><answer>18</answer>", 0.5),
+        (f"<think>{THOUGHT}</think><answer> </answer>", 0.5),
+        (f"Well: <think>{THOUGHT}</think><answer>18</answer>", 0.5),
+        (f"<think>{THOUGHT}</think><answer>18</answer> Done.", 0.5),
+        (f"<think>{THOUGHT}</think> so <answer>18</answer>", 0),
+        (f"<think>{THOUGHT}</think><answer>18", 0),
+        (f"<think>{THOUGHT}<answer>18</answer>", 0),
+        (f"<answer>18</answer><think>{THOUGHT}</think>", 0),
+        (XML, 0),
+    ],
+)
+def test_think_answer_format(text, reward):
+    assert functions.think_answer_format([text]) == [reward]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "reward"),
+    [
+        (r"^\d+$", "18", 1),
+        (r"^\d+$", "x\n18", 0),
+        (r"(?m)^\d+$", "x\n18\ny", 1),
+        ("<a>.*</a>", "so <a>1\n2</a>", 1),
+        ("(?-s:a.*b)", "a\nb", 0),
+    ],
+)
+def test_matches_pattern(pattern, text, reward):
+    assert functions.matches_pattern(pattern)([text]) == [reward]
+
+
+def test_matches_pattern_refuses_what_is_no_pattern():
+    with pytest.raises(re.error):
+        functions.matches_pattern("(")
+
+
+def test_longer_is_better_stops_at_its_cap():
+    assert functions.longer_is_better(4)(["", "ab", "abcd", "abcdefgh"]) == [0, 0.5, 1, 1]
+
+
+def test_near_length_falls_evenly_on_both_sides():
+    texts = ["x" * n for n in (0, 5, 10, 15, 20, 99)]
+    assert functions.near_length(10)(texts) == [0, 0.5, 1, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize("factory", [functions.longer_is_better, functions.near_length])
+def test_a_length_in_tokens_is_the_trainers(factory):
+    reward = factory(4, "tokens")
+    assert reward(["a long text", "x"], completion_ids=[[1, 2], [1, 2, 3, 4]]) == [0.5, 1]
+    with pytest.raises(ValueError, match="completion_ids"):
+        reward(["x"])
+
+
+def test_the_scales_are_the_demos():
+    assert functions.SCALES == {
+        "correct_answer": 2.0,
+        "integer_answer": 0.5,
+        "strict_xml_format": 0.5,
+        "soft_xml_format": 0.5,
+        "xml_tag_count": 0.5,
+    }
+    (tag,) = functions.xml_tag_count(["<answer>"])
+    assert tag * functions.SCALES["xml_tag_count"] == 0.125
+
+
+@pytest.mark.parametrize("unit", ["<reasoning>", "</reasoning>", "</reasoning><answer>", "</think> ", "</answer>", " "])
+def test_formats_read_long_hostile_texts(unit):
+    text = "<reasoning>\n<think>" + unit * 20_000
+    for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format"):
+        assert functions.PLAIN_REWARDS[name]([text])[0] < 1
+
+
+# Unit tests
+
+TESTED = {"id": ["t/0"], "entry_point": ["f"], "test": ["assert f(1) == 2\nassert f(2) == 4\nassert f(3) == 6"]}
+
+
+def program(body):
+    return f"```python\ndef f(x):\n    {body}\n```"
+
+
+@pytest.mark.parametrize(
+    ("completion", "passes", "share"),
+    [
+        (program("return 2 * x"), 1, 1),
+        (chat(program("return 2 * x")), 1, 1),
+        (program("return 2"), 0, 1 / 3),
+        (program("return min(2 * x, 4)"), 0, 2 / 3),
+        (program("return 0"), 0, 0),
+        (program("print(2 * x)"), 0, 0),
+        (program("return (")[:-4], 0, 0),
+        ("I cannot.", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_rewards_of_unit_tests(completion, passes, share):
+    assert functions.passes_tests([completion], **TESTED) == [passes]
+    assert functions.share_of_tests_passed([completion], **TESTED) == [pytest.approx(share)]
+
+
+@pytest.mark.parametrize(
+    ("status", "passed_tests", "num_tests", "share"),
+    [("passed", 3, 3, 1), ("timeout", 3, 3, 2 / 3), ("failed", 1, 1, 0), ("timeout", 0, 0, 0), ("passed", 0, 0, 1)],
+)
+def test_full_marks_need_the_verdict(status, passed_tests, num_tests, share, monkeypatch):
+    verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
+    monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
+    assert functions.share_of_tests_passed([program("return 2 * x")], **TESTED) == [pytest.approx(share)]
+
+
+def test_rewards_know_every_name_that_the_tests_use():
+    row = {"id": ["a"], "entry_point": ["f"], "functions": [["f", "Box"]], "test": ["assert f(Box(3)) == 3"]}
+    source = "class Box:\n    def __init__(self, x): self.x = x\ndef f(box): return box.x"
+    for reward in (functions.passes_tests, functions.share_of_tests_passed):
+        assert reward([f"```python\n{source}\n```"], **row) == [1]
+
+
+@pytest.mark.parametrize("name", ["passes_tests", "share_of_tests_passed"])
+def test_rows_without_unit_tests_are_refused(name):
+    (reward,) = resolve(parse_reward_specs([name]))
+    assert (reward.name, reward.weight) == (name, 1.0)
+    with pytest.raises(RewardError, match=r"row gsm8k/test/3 has no unit tests.*expected a row of a code task"):
+        reward.function([program("return 2 * x")], id=["gsm8k/test/3"], answer=["18"], task=["gsm8k"])

@@ -1,0 +1,61 @@
+import pytest
+
+from lora_grpo.files.atomic import MANIFEST, new_folder
+from lora_grpo.runs.checkpoints import newest_complete
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Checkpoints of steps 2, 9 and 10, each with two files."""
+    for step in (10, 2, 9):
+        with new_folder(tmp_path / f"checkpoint-{step}") as staging:
+            (staging / "adapter.bin").write_text(f"adapter {step}")
+            (staging / "state.json").write_text(f"state {step}")
+    return tmp_path
+
+
+def test_the_newest_is_the_one_with_the_largest_number(folder, capsys):
+    assert newest_complete(folder) == (folder / "checkpoint-10", 10)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("nothing", ["empty", "missing"])
+def test_no_checkpoints(tmp_path, nothing):
+    if nothing == "empty":
+        (tmp_path / nothing).mkdir()
+    assert newest_complete(tmp_path / nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda path: (path / "adapter.bin").write_text("adap"), "adapter.bin is not as it was written"),
+        (lambda path: (path / "adapter.bin").write_text("adapter 11"), "adapter.bin is not as it was written"),
+        (lambda path: (path / "state.json").unlink(), "state.json is missing"),
+        (lambda path: (path / MANIFEST).unlink(), f"no readable {MANIFEST}"),
+        (lambda path: (path / MANIFEST).write_text("{"), f"no readable {MANIFEST}"),
+    ],
+)
+def test_a_harmed_checkpoint_is_passed_over_said_and_deleted(folder, capsys, harm, reason):
+    newest = folder / "checkpoint-10"
+    harm(newest)
+    assert newest_complete(folder) == (folder / "checkpoint-9", 9)
+    assert capsys.readouterr().err == f"passed over {newest}: {reason}\n"
+    assert not newest.exists()
+    assert newest_complete(folder) == (folder / "checkpoint-9", 9)
+    assert capsys.readouterr().err == ""
+
+
+def test_all_of_them_harmed(folder, capsys):
+    for path in folder.iterdir():
+        (path / MANIFEST).unlink()
+    assert newest_complete(folder) is None
+    assert capsys.readouterr().err.count("passed over") == 3
+
+
+def test_what_is_no_checkpoint_is_left_alone(folder):
+    others = [folder / ".partial", folder / "checkpoint-best", folder / "checkpoint-"]
+    for other in others:
+        other.mkdir()
+    assert newest_complete(folder) == (folder / "checkpoint-10", 10)
+    assert all(other.is_dir() for other in others)

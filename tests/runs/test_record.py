@@ -1,0 +1,393 @@
+import dataclasses
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
+from lora_grpo.errors import UserError
+from lora_grpo.files import lock
+from lora_grpo.runs.record import close_run, open_run, read_record, versions
+
+NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
+ROWS = {
+    "task": "starter",
+    "train": {"source": None, "rows": 8, "sha256": "aa"},
+    "eval": {"source": None, "rows": 4, "sha256": "bb"},
+}
+BASE = {
+    "base_model": "starter",
+    "revision": None,
+    "fingerprint": "cc",
+    "engine": "peft",
+    "bits": 4,
+    "device": "cpu",
+}
+OWN = {"adapter", "checkpoints", "completions", "evaluation", "report", "metrics.jsonl", "run.json"}
+
+
+@pytest.fixture(autouse=True)
+def processes_end():
+    yield
+    end_of_process()
+
+
+def end_of_process():
+    """Let go of the locks, as the kernel does when a process ends."""
+    while lock.held:
+        lock.held.pop().close()
+
+
+def open_in(folder, how=NEW, rows=ROWS, **changes):
+    end_of_process()
+    return open_run(RunConfig(output_dir=str(folder), **changes), how, "gsm8k_lora", rows)
+
+
+def finished(folder, **changes):
+    """A run as it stands after training."""
+    run = open_in(folder, **changes)
+    run.begin(BASE)
+    for name in ("adapter", "checkpoints", "completions", "evaluation", "report"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text(name)
+    run.metrics.write_text('{"step": 1}\n')
+    run.finish({"reward": 1.5})
+    return run
+
+
+def held(folder):
+    return {path.name for path in folder.iterdir()} - {".lock"}
+
+
+def refusal(folder, how=NEW, rows=ROWS, **changes):
+    before = snapshot(folder)
+    with pytest.raises(UserError) as error:
+        open_in(folder, how, rows, **changes)
+    message = str(error.value)
+    assert "\n" not in message
+    assert snapshot(folder) == before, "a refusal changed the folder"
+    return message
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+# A new run
+
+
+def test_the_record_is_written_only_when_the_run_begins(tmp_path):
+    run = open_in(tmp_path / "deep" / "run")
+    assert held(run.folder) == set()
+    run.begin(BASE)
+    assert held(run.folder) == {"run.json"}
+    assert read_record(run.folder)["status"] == "running"
+
+
+def test_the_record_says_what_where_and_with_what(tmp_path):
+    run = open_in(tmp_path, seed=3)
+    run.begin(BASE)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["recipe"] == "gsm8k_lora"
+    assert record["config"]["seed"] == record["seed"] == 3
+    assert record["config"]["train"]["max_steps"] == RunConfig().train.max_steps
+    assert record["data"] == ROWS
+    assert record["policy"] == BASE
+    assert record["command"] == sys.argv
+    assert record["started"].endswith("+00:00")
+    assert record["versions"]["torch"] == metadata.version("torch")
+    assert record["versions"]["trl"] == metadata.version("trl")
+    assert record["versions"]["python"] == platform.python_version()
+    assert "unsloth" in record["versions"] or "unsloth" not in versions()
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path):
+    revision = open_in(tmp_path).record["git_revision"]
+    assert revision is None or len(revision.removesuffix("+changes")) == 40
+
+
+def test_finishing_keeps_what_came_out(tmp_path):
+    run = open_in(tmp_path)
+    run.begin(BASE)
+    assert run.finish({"reward": 1.5}) == {"reward": 1.5}
+    record = read_record(tmp_path)
+    assert (record["status"], record["results"]) == ("complete", {"reward": 1.5})
+    assert record["ended"] >= record["started"]
+
+
+def test_an_update_is_on_disk_at_once(tmp_path):
+    run = open_in(tmp_path)
+    run.begin(BASE)
+    run.update(trained_steps=4)
+    assert read_record(tmp_path)["trained_steps"] == 4
+
+
+# A folder that is taken
+
+
+def test_a_run_that_is_there_is_refused(tmp_path):
+    finished(tmp_path)
+    message = refusal(tmp_path)
+    assert f"{tmp_path} already holds a run" in message
+    assert "--resume" in message
+    assert "--overwrite" in message
+
+
+@pytest.mark.parametrize("how", [NEW, RESUME, OVERWRITE])
+@pytest.mark.parametrize("name", ["thesis.tex", "adapter", "evaluation"])
+def test_a_folder_of_someone_elses_is_refused_and_untouched(tmp_path, how, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "work").write_text("years of it")
+    assert f"{tmp_path} holds other files ({name})" in refusal(tmp_path, how)
+
+
+def test_an_empty_folder_and_hidden_leftovers_are_fine(tmp_path):
+    (tmp_path / ".run.json.partial").write_text("{")
+    open_in(tmp_path).begin(BASE)
+    assert read_record(tmp_path)["status"] == "running"
+
+
+def test_the_folder_is_a_file(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="is a file; give a folder"):
+        open_in(tmp_path / "out")
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        open_in(tmp_path / "out" / "below")
+
+
+def test_overwriting_deletes_the_runs_own_entries_and_only_when_it_begins(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "notes.md").write_text("mine")
+    before = snapshot(tmp_path)
+    run = open_in(tmp_path, OVERWRITE)
+    assert snapshot(tmp_path) == before
+    run.begin(BASE)
+    assert held(tmp_path) == {"run.json", "notes.md"}
+    assert "results" not in read_record(tmp_path)
+
+
+def test_overwriting_does_not_follow_links_out_of_the_folder(tmp_path):
+    finished(tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "run" / "adapter").rename(elsewhere)
+    (tmp_path / "run" / "adapter").symlink_to(elsewhere)
+    open_in(tmp_path / "run", OVERWRITE).begin(BASE)
+    assert (elsewhere / "file").read_text() == "adapter"
+    assert held(tmp_path / "run") == {"run.json"}
+
+
+def test_overwriting_takes_a_run_whose_record_is_broken(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    open_in(tmp_path, OVERWRITE).begin(BASE)
+    assert read_record(tmp_path)["status"] == "running"
+
+
+# Going on
+
+
+def test_going_on_keeps_everything_and_says_so(tmp_path):
+    finished(tmp_path, seed=3)
+    started = read_record(tmp_path)["started"]
+    open_in(tmp_path, RESUME, seed=3).begin(BASE)
+    record = read_record(tmp_path)
+    assert held(tmp_path) == OWN
+    assert record["started"] == started
+    assert len(record["resumed"]) == 1
+    assert record["status"] == "running"
+    open_in(tmp_path, RESUME, seed=3).begin(BASE)
+    assert len(read_record(tmp_path)["resumed"]) == 2
+
+
+def test_going_on_with_nothing_is_a_new_run(tmp_path, capsys):
+    open_in(tmp_path / "run", RESUME).begin(BASE)
+    assert f"nothing to resume in {tmp_path / 'run'}" in capsys.readouterr().err
+    assert "resumed" not in read_record(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "has seed=0, this command asks for 1"),
+        ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], this command asks for ['integer_answer']"),
+        ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, this command asks for 0.001"),
+        ({"train": TrainConfig(beta=0.1)}, "has train.beta=0.0"),
+        ({"data": DataConfig(train_limit=100)}, "has data.train_limit=None, this command asks for 100"),
+        ({"preset": "16gb"}, "has preset='auto'"),
+        ({"grpo": ("epsilon=0.1",)}, "has grpo=[]"),
+    ],
+)
+def test_going_on_with_another_setting_is_refused_by_its_name(tmp_path, changes, message):
+    finished(tmp_path)
+    said = refusal(tmp_path, RESUME, **changes)
+    assert message in said
+    assert "leave the flag out" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_steps": 400}, {"checkpoint_steps": 5}, {"keep_checkpoints": 1}, {"report_to": ("tensorboard",)}],
+)
+def test_going_on_may_change_what_alters_no_step_that_is_done(tmp_path, changes):
+    finished(tmp_path)
+    asked = dataclasses.replace(TrainConfig(), **changes)
+    open_in(tmp_path, RESUME, train=asked).begin(BASE)
+    (name, value), *_ = changes.items()
+    assert read_record(tmp_path)["config"]["train"][name] == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_a_run_may_be_moved(tmp_path):
+    finished(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    open_in(tmp_path / "new", RESUME).begin(BASE)
+    assert read_record(tmp_path / "new")["config"]["output_dir"] == str(tmp_path / "new")
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_going_on_with_other_rows_is_refused(tmp_path, split):
+    finished(tmp_path)
+    changed = {**ROWS, split: {**ROWS[split], "sha256": "dd"}}
+    assert f"the {split} rows are no longer those" in refusal(tmp_path, RESUME, changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("base_model", "other"), ("revision", "abc"), ("fingerprint", "dd"), ("engine", "unsloth"), ("bits", 16)],
+)
+def test_going_on_with_another_base_is_refused_and_the_record_kept(tmp_path, name, value):
+    finished(tmp_path)
+    before = snapshot(tmp_path)
+    run = open_in(tmp_path, RESUME)
+    with pytest.raises(UserError, match=f"began with {name} .*, now it is {value!r}"):
+        run.begin({**BASE, name: value})
+    assert snapshot(tmp_path) == before
+
+
+def test_going_on_elsewhere_is_allowed(tmp_path):
+    finished(tmp_path)
+    open_in(tmp_path, RESUME).begin({**BASE, "device": "NVIDIA H200"})
+    assert read_record(tmp_path)["policy"]["device"] == "NVIDIA H200"
+
+
+def test_other_versions_are_said_and_not_refused(tmp_path, capsys):
+    finished(tmp_path)
+    record = read_record(tmp_path)
+    record["versions"]["trl"] = "0.1"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    open_in(tmp_path, RESUME)
+    assert f"versions changed since the run began: trl 0.1 -> {metadata.version('trl')}" in capsys.readouterr().err
+
+
+def test_the_same_versions_are_not_worth_a_word(tmp_path, capsys):
+    finished(tmp_path)
+    open_in(tmp_path, RESUME)
+    assert capsys.readouterr().err == ""
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"lora_grpo_run": 99}', '{"lora_grpo_run": 1}', "\udcff"]
+)
+def test_a_broken_record_is_one_line(tmp_path, text):
+    (tmp_path / "run.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError) as error:
+        read_record(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'run.json'} ")
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "run.json") in refusal(tmp_path, RESUME)
+
+
+def test_a_missing_record_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="does not exist; give the folder of a run"):
+        read_record(tmp_path)
+
+
+# Two at once
+
+
+WORKER = """
+import sys
+from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.run_record import open_run
+try:
+    open_run(RunConfig(output_dir=sys.argv[1]), Invocation(resume=True), "gsm8k_lora", {})
+except UserError as error:
+    sys.exit(str(error))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
+    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"another process works in {tmp_path}"):
+            open_in(tmp_path)
+        first.kill()
+    open_in(tmp_path).begin(BASE)
+    second = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    assert "another process works in" in second.stderr
+    assert second.returncode == 1
+
+
+def test_a_run_that_ends_early_says_how_and_how_to_go_on(tmp_path):
+    folder = tmp_path / "my run"
+    open_in(folder).begin(BASE)
+    command = close_run("failed", "it broke")
+    record = read_record(folder)
+    assert (record["status"], record["error"]) == ("failed", "it broke") and record["ended"]
+    assert shlex.split(command)[2:] == ["--resume", "--output-dir", str(folder)]
+    assert close_run("failed") is None  # it was closed
+
+
+def test_a_complete_run_stays_complete(tmp_path):
+    run = open_in(tmp_path / "run")
+    run.begin(BASE)
+    run.finish({})
+    close_run("interrupted")
+    assert read_record(tmp_path / "run")["status"] == "complete"
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path):
+    open_in(tmp_path / "new").checkpoints.mkdir()  # TRL makes it as the trainer is put together
+    assert close_run("failed", "refused") is None
+    assert not (tmp_path / "new").exists()
+    finished(tmp_path / "old")
+    before = snapshot(tmp_path / "old")
+    open_in(tmp_path / "old", OVERWRITE)
+    assert close_run("failed", "refused") is None
+    assert snapshot(tmp_path / "old") == before
+
+
+def test_a_reward_file_that_changed_is_refused(tmp_path):
+    rewards = tmp_path / "mine.py"
+    rewards.write_text("def mine(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    finished(tmp_path / "run", rewards=(f"{rewards}:mine",))
+    open_in(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+    rewards.write_text(rewards.read_text().replace("1.0", "0.5"))
+    assert "mine.py is no longer the file" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+
+
+def test_only_a_constant_schedule_can_be_extended(tmp_path):
+    finished(tmp_path / "run", train=TrainConfig(lr_scheduler="cosine", max_steps=10))
+    longer = TrainConfig(lr_scheduler="cosine", max_steps=20)
+    assert "cosine is laid out over the whole run" in refusal(tmp_path / "run", RESUME, train=longer)
+
+
+def test_a_run_that_goes_on_under_another_isolation_says_both(tmp_path):
+    rows = {**ROWS, "sandbox": "isolation NONE"}
+    open_in(tmp_path / "run", rows=rows).begin(BASE)
+    again = {**ROWS, "sandbox": "isolation Landlock"}
+    for _ in range(2):
+        run = open_in(tmp_path / "run", RESUME, rows=again)
+        run.begin(BASE)
+        assert run.record["data"]["sandbox"] == "isolation NONE; resumed with isolation Landlock"

@@ -1,0 +1,411 @@
+"""Completions that take the places of those that ended, against a decoder that begins all of them together."""
+
+import random
+import sys
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from starter_model.corpus import chat_prompt
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GPT2Config,
+    MistralConfig,
+    Qwen2Config,
+    Qwen2VLConfig,
+)
+
+from lora_grpo import starter
+from lora_grpo.errors import RunError
+from lora_grpo.sampling import sampler as rollouts
+from lora_grpo.sampling import slot_memory
+from lora_grpo.sampling.decoding_slots import can_join, to_begin
+from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
+from lora_grpo.sampling.sampler import Sampler, pick
+from lora_grpo.starter.problems import pool
+
+GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
+SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
+# Tokens are compared in float32, with seeds whose numbers no rounding tips over the edge between two tokens.
+SEEDS = random.Random(0).sample(range(2**40), 90)
+CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes. Error code 12"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(starter.model_path(), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(starter.model_path())
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer):
+    rendered = [chat_prompt(problem.question) for problem in pool("eval", 30)]
+    assert len({len(ids) for ids in tokenizer(rendered)["input_ids"]}) > 10
+    return rendered
+
+
+@pytest.fixture
+def sampler(model, tokenizer):
+    return Sampler(model, tokenizer, [tokenizer.eos_token_id])
+
+
+@pytest.fixture(scope="module")
+def together(model, tokenizer, prompts):
+    """What comes of 30 prompts x 3 that are decoded all together, greedily and sampled."""
+    sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
+    greedy, sampled = (sampler.rollouts(prompts, 3, **how, seed=SEEDS) for how in (GREEDY, SAMPLED))
+    assert len({rollout.truncated for group in greedy + sampled for rollout in group}) == 2
+    return {"greedy": greedy, "sampled": sampled}
+
+
+@pytest.fixture
+def passes(model):
+    """The (rows, columns) of every forward pass."""
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    yield seen
+    hook.remove()
+
+
+@pytest.fixture
+def small_memory(model):
+    """Set `most`: above so many rows a pass fails with `error`, as it does where memory runs out."""
+    memory = SimpleNamespace(most=10**9, error=torch.OutOfMemoryError("CUDA out of memory."), failed=[], held=[])
+
+    def fail(module, args, inputs):
+        memory.held.append([cache() is not None for cache in memory.failed])
+        if len(inputs["input_ids"]) > memory.most:
+            memory.failed.append(weakref.ref(inputs["past_key_values"]))
+            raise type(memory.error)(*memory.error.args)
+
+    hook = model.register_forward_pre_hook(fail, with_kwargs=True)
+    yield memory
+    hook.remove()
+
+
+def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, pick):
+    """The decoding loop of a training step as it was before there were slots; its tokens must stay the same bits."""
+    pad, ends = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
+    longest = max(map(len, prompts))
+    input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
+    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    output = model(
+        input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+    )
+    cache.batch_repeat_interleave(samples)
+    logits = output.logits[:, -1].repeat_interleave(samples, dim=0)
+    mask = mask.repeat_interleave(samples, dim=0)
+    position = positions[:, -1].repeat_interleave(samples) + 1
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.arange(len(prompts) * samples)
+    total = rows.numel()
+    drawn = torch.full((total, max_tokens), pad)
+    lengths = torch.full((total,), max_tokens)
+    for step in range(max_tokens):
+        token, _ = pick(logits.float(), temperature, top_p, torch.rand(total, generator=generator)[rows])
+        drawn[rows, step] = token
+        ended = torch.isin(token, ends)
+        lengths[rows[ended]] = step + 1
+        if step + 1 == max_tokens or bool(ended.all()):
+            break
+        if bool(ended.any()):
+            running = (~ended).nonzero().squeeze(1)
+            rows, token, mask, position = rows[running], token[running], mask[running], position[running]
+            cache.batch_select_indices(running)
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        output = model(
+            input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache
+        )
+        logits, position = output.logits[:, -1], position + 1
+    return [ids[:length] for ids, length in zip(drawn.tolist(), lengths.tolist(), strict=True)]
+
+
+# All together, as a training step does
+
+
+@pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_without_slots_every_step_is_the_same_bits_as_before_there_were_any(
+    model, tokenizer, prompts, sampler, how, monkeypatch
+):
+    seen = {"now": [], "then": []}
+
+    def recording(name):
+        def record(*arguments):
+            seen[name].append((arguments[0].clone(), arguments[-1].clone()))
+            return pick(*arguments)
+
+        return record
+
+    monkeypatch.setattr(rollouts, "pick", recording("now"))
+    drawn = sampler.rollouts(prompts[:12], 4, **how, seed=5)
+    with torch.no_grad():
+        ids = sampler.encode(prompts[:12])
+        expected = reference(model, tokenizer, ids, 4, **how, seed=5, pick=recording("then"))
+    assert [rollout.token_ids for group in drawn for rollout in group] == expected
+    assert len(seen["now"]) == len(seen["then"]) > 20
+    for now, then in zip(seen["now"], seen["then"], strict=True):
+        assert torch.equal(now[0], then[0]) and torch.equal(now[1], then[1])
+
+
+# Continuous
+
+
+@pytest.mark.parametrize("slots", [7, 16, 64])
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+def test_completions_are_the_same_whatever_the_slots(prompts, sampler, together, passes, how, slots):
+    sampler.slots = slots
+    drawn = sampler.rollouts(prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
+    assert drawn == together[how]
+    refills = [rows for rows, columns in passes if columns > 1]
+    # Each reads the prompts of a quarter of the slots.
+    assert len(refills) == -(-90 // (slots // 4)) and max(refills) <= slots // 4 // 3 + 2
+    assert max(rows for rows, columns in passes if columns == 1) <= slots
+    # Places are taken again while others go on, until none wait any more.
+    begun_last = max(n for n, (_, columns) in enumerate(passes) if columns > 1)
+    running = [rows for rows, columns in passes[:begun_last] if columns == 1]
+    assert sum(running) > 0.7 * slots * len(running)
+
+
+def test_a_seed_for_the_call_gives_the_same_whatever_the_slots(prompts, sampler):
+    expected = sampler.rollouts(prompts[:20], 2, **SAMPLED, seed=3)
+    sampler.slots = 9
+    assert sampler.rollouts(prompts[:20], 2, **SAMPLED, seed=3) == expected
+
+
+def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
+    sampler.slots = 5
+    places = [29, 4, 17]
+    alone = sampler.rollouts(
+        [prompts[place] for place in places],
+        2,
+        **SAMPLED,
+        seed=[SEEDS[3 * place + n] for place in places for n in (2, 0)],
+    )
+    assert alone == [[together["sampled"][place][n] for n in (2, 0)] for place in places]
+    assert len({rollout.text for rollout in sampler.rollouts(prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
+    assert len({rollout.text for rollout in sampler.rollouts(prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
+
+
+def test_seeds_of_another_number_are_refused(prompts, sampler):
+    with pytest.raises(ValueError, match="5 seeds for 6 completions"):
+        sampler.rollouts(prompts[:2], 3, **SAMPLED, seed=range(5))
+
+
+def test_columns_that_no_row_needs_any_more_are_cut_off(prompts, sampler, model):
+    """A cache grows with the longest row that runs, not with how long the call goes on."""
+    widths = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, inputs: widths.append(inputs["attention_mask"].shape[1]), with_kwargs=True
+    )
+    sampler.slots = 8
+    longest = max(map(len, sampler.encode(prompts)))
+    drawn = sampler.rollouts(prompts, 2, **{**SAMPLED, "max_tokens": 20}, seed=range(60))
+    hook.remove()
+    assert max(len(rollout.token_ids) for group in drawn for rollout in group) == 20
+    assert max(widths) <= longest + 20 and len(widths) > 90
+
+
+def test_stream_yields_each_prompt_with_its_rollouts(prompts, sampler):
+    expected = sampler.rollouts(prompts[:3], 2, **SAMPLED, seed=1)
+    assert list(sampler.stream(prompts[:3], 2, **SAMPLED, seed=1)) == list(enumerate(expected))
+    assert not Sampler.streams
+
+
+def test_a_sliding_window_is_decoded_in_groups_that_end_together(tokenizer, prompts):
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=768, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, initializer_range=0.3,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert not can_join(config)
+    shapes = []
+    model.register_forward_pre_hook(
+        lambda module, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    sampler = Sampler(model, tokenizer, list(range(0, 768, 20)))  # many tokens end a completion, so that some do
+    expected = sampler.rollouts(prompts[:10], 3, **SAMPLED, seed=range(30))
+    assert len({len(rollout.token_ids) for group in expected for rollout in group}) > 5
+    sampler.slots = 8
+    shapes.clear()
+    assert sampler.rollouts(prompts[:10], 3, **SAMPLED, seed=range(30)) == expected
+    assert len([rows for rows, columns in shapes if columns > 1]) == 4
+    assert max(rows for rows, _ in shapes) == 8
+
+
+@pytest.mark.parametrize(
+    ("slots", "running", "waiting", "joining", "begun"),
+    [
+        (64, 0, 100, True, 16), (64, 48, 100, True, 16), (64, 49, 100, True, 0), (64, 60, 3, True, 3),
+        (64, 62, 3, True, 0), (64, 0, 0, True, 0), (3, 2, 9, True, 1), (1, 0, 2, True, 1), (1, 1, 2, True, 0),
+        (64, 0, 100, False, 64), (64, 1, 100, False, 0), (64, 0, 9, False, 9), (64, 1, 9, False, 0),
+    ],
+)  # fmt: skip
+def test_places_are_filled_a_quarter_at_a_time_or_all_together(slots, running, waiting, joining, begun):
+    assert to_begin(slots, running=running, waiting=waiting, joining=joining) == begun
+
+
+# Memory that runs out
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("greedy", RuntimeError(CPU_MESSAGE)), ("sampled", torch.OutOfMemoryError("CUDA out of memory."))],
+)
+def test_where_memory_runs_out_the_call_goes_on_with_half(prompts, sampler, together, small_memory, how, error, capsys):
+    small_memory.most, small_memory.error, sampler.slots = 20, error, 64
+    drawn = sampler.rollouts(prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
+    assert drawn == together[how] and sampler.slots == 16
+    assert capsys.readouterr().err == (
+        "memory did not suffice for 64 completions at once; going on with 32\n"
+        "memory did not suffice for 32 completions at once; going on with 16\n"
+    )
+    # What the failed passes held was free before the next began.
+    assert len(small_memory.failed) == 2 and not any(held for each in small_memory.held for held in each)
+
+
+@pytest.mark.parametrize(("asked", "most", "left"), [(6, 4, 3), (4, 1, 1)])
+def test_half_is_half_of_what_was_decoded(prompts, sampler, small_memory, asked, most, left):
+    small_memory.most, sampler.slots = most, 256
+    sampler.rollouts(prompts[:asked], 1, **{**GREEDY, "max_tokens": 4}, seed=0)
+    assert sampler.slots == left
+
+
+def test_one_completion_that_does_not_fit_ends_the_run_in_one_line(prompts, sampler, small_memory):
+    small_memory.most, sampler.slots = 0, 4
+    with pytest.raises(RunError, match=r"^memory did not .* --max-completion-tokens or --bits 4 \(.*\)$"):
+        sampler.rollouts(prompts[:2], 2, **GREEDY, seed=0)
+
+
+def test_a_training_step_is_never_cut_up_in_silence(prompts, sampler, small_memory):
+    small_memory.most = 4
+    with pytest.raises(torch.OutOfMemoryError):
+        sampler.rollouts(prompts[:6], 1, **GREEDY, seed=0)
+    assert sampler.slots is None
+
+
+def test_another_error_passes(prompts, sampler, small_memory):
+    small_memory.most, small_memory.error, sampler.slots = 2, RuntimeError("shapes do not fit"), 8
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        sampler.rollouts(prompts[:6], 1, **GREEDY, seed=0)
+    assert sampler.slots == 8
+
+
+# How many fit
+
+
+def on_meta(config, dtype=torch.bfloat16):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+QWEN = Qwen2Config(
+    vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+    num_key_value_heads=2, use_sliding_window=False,
+)  # fmt: skip
+
+
+def test_a_row_takes_its_cache_and_the_greater_of_reading_and_picking():
+    qwen = on_meta(QWEN)
+    token = 30 * 2 * 2 * 128 * 2  # 28 layers and two more; keys and values; 2 heads of 128; 2 bytes
+    picking = 151936 * 64
+    assert slot_memory.bytes_a_row(qwen, 100, 400) == 500 * token + picking
+    assert slot_memory.bytes_a_row(qwen, 100, 500) == 600 * token + picking
+    long = slot_memory.bytes_a_row(qwen, 2000, 400) - 2400 * token
+    assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > picking
+
+
+@pytest.mark.parametrize(
+    ("config", "cached"),
+    [
+        (GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=100), 4 * 2 * 4 * 16 * 4),  # no key-value heads
+        (Qwen2VLConfig(text_config={
+            "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "vocab_size": 100, "intermediate_size": 64,
+        }), 4 * 2 * 2 * 16 * 4),
+    ],
+    ids=["gpt2", "multimodal"],
+)  # fmt: skip
+def test_configurations_differ(config, cached):
+    embeddings = SimpleNamespace(weight=torch.zeros(1))
+    model = SimpleNamespace(config=config, get_input_embeddings=lambda: embeddings)
+    more, less = slot_memory.bytes_a_row(model, 10, 110), slot_memory.bytes_a_row(model, 10, 10)
+    assert more - less == 100 * cached
+
+
+def test_slots_on_a_cpu_depend_on_the_machine_alone(sampler, monkeypatch):
+    assert sampler.find_slots(100, 100) == sampler.slots == slot_memory.MOST_ON_CPU
+    each = slot_memory.bytes_a_row(sampler.model, 100, 100)
+    for rows, slots in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
+        monkeypatch.setattr(slot_memory, "_total_memory", lambda rows=rows: 4 * each * rows)
+        assert sampler.find_slots(100, 100) == sampler.slots == slots
+    monkeypatch.undo()
+    assert 2**28 < slot_memory._total_memory() < 2**45
+
+
+def test_slots_on_a_gpu_depend_on_what_is_free(monkeypatch):
+    qwen = on_meta(QWEN)
+    model = SimpleNamespace(
+        config=QWEN,
+        get_input_embeddings=qwen.get_input_embeddings,
+        parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]),
+    )
+    each = slot_memory.bytes_a_row(model, 200, 300)
+    for free, unused, slots in ((100, 0, 64), (100, 100, 128), (10**6, 0, slot_memory.MOST_ON_GPU)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * each, 0))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: (unused + 100) * each)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * each)
+        assert slot_memory.slots_that_fit(model, 200, 300) == slots
+
+
+# Other engines
+
+
+def test_generate_is_asked_for_no_more_than_the_slots(model, tokenizer, prompts, together, passes):
+    sampler = GenerateSampler(model, tokenizer, [tokenizer.eos_token_id])
+    sampler.slots = 7
+    drawn = sampler.rollouts(prompts[:5], 3, **GREEDY, seed=SEEDS[:15])
+    assert drawn == together["greedy"][:5]
+    assert max(rows for rows, _ in passes) == 7
+    assert sampler.rollouts(prompts[:2], 1, **SAMPLED, seed=[4, 5]) == sampler.rollouts(
+        prompts[:2], 1, **SAMPLED, seed=4
+    )
+
+
+def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=lambda **given: SimpleNamespace(**given)))
+    asked = []
+
+    def fast_generate(requests, each, **options):
+        asked.append(
+            [(len(request["prompt_token_ids"]), how.n, how.seed) for request, how in zip(requests, each, strict=True)]
+        )
+        ids = [(7, how.seed % 9) for how in each]
+        told = [[{token: SimpleNamespace(logprob=-token / 2)} for token in drawn] for drawn in ids]
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn, logprobs=each_told)] * how.n)
+            for how, drawn, each_told in zip(each, ids, told, strict=True)
+        ]
+
+    model = SimpleNamespace(fast_generate=fast_generate, training=False, eval=lambda: None, train=lambda mode: None)
+    sampler = SharedVllmSampler(model, tokenizer, [tokenizer.eos_token_id])
+    sampler._request = None
+    first, second = (len(ids) for ids in sampler.encode(prompts[:2]))
+    drawn = sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 2**31 + 4])
+    assert asked == [[(first, 1, 1), (first, 1, 2), (second, 1, 3), (second, 1, 4)]]
+    assert [rollout.token_ids for group in drawn for rollout in group] == [[7, 1], [7, 2], [7, 3], [7, 4]]
+    assert [rollout.log_probs for rollout in drawn[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
+    assert len(sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=5)[1]) == 2
+    assert asked[1] == [(first, 2, 5), (second, 2, 5 + 7919)]
+    assert sampler.find_slots(100, 100) == 256 and sampler.slots is None

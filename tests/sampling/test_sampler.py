@@ -1,0 +1,141 @@
+import pytest
+import torch
+
+from lora_grpo.config.schema import ModelConfig, RunConfig
+from lora_grpo.models.policy import load_policy
+from lora_grpo.sampling.generate import GenerateSampler
+from lora_grpo.sampling.merged_copy import MergedCopySampler
+from lora_grpo.sampling.sampler import Sampler, pick
+from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
+
+QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
+GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 1.0, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def policy():
+    policy = load_policy(RunConfig(model=ModelConfig(name="starter", engine="peft")))
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:  # a fresh adapter is zero and would hide a sampler that leaves it out
+            parameter.data.normal_(std=0.02, generator=generator)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def prompts(policy):
+    system = {"role": "system", "content": SYSTEM_PROMPTS["xml"]}
+    return [render(policy.tokenizer, [system, {"role": "user", "content": question}]) for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def sampler(policy):
+    sampler = MergedCopySampler(policy.model, policy.tokenizer, policy.eos_token_ids)
+    sampler.refresh(adapter=True)
+    return sampler
+
+
+def test_greedy_rollouts_are_what_generate_gives(policy, prompts):
+    live = Sampler(policy.model, policy.tokenizer, policy.eos_token_ids)
+    inputs = policy.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    expected = policy.model.generate(**inputs, do_sample=False, max_new_tokens=40)[:, inputs["input_ids"].shape[1] :]
+    for reference, [rollout] in zip(expected.tolist(), live.rollouts(prompts, 1, **GREEDY), strict=True):
+        assert rollout.token_ids == reference[: len(rollout.token_ids)]
+        assert rollout.token_ids[-1] in policy.eos_token_ids and not rollout.truncated
+
+
+def test_the_merged_copy_is_the_policy(policy, prompts, sampler):
+    inputs = policy.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+    with torch.no_grad():
+        live, copy = policy.model(**inputs).logits, sampler.model(**inputs).logits
+    assert (live - copy).abs().max() < 1e-3 < live.abs().max()
+
+
+def test_refresh_follows_the_adapter_and_leaves_it_out(policy, prompts, sampler):
+    ids = policy.tokenizer(prompts[:1], return_tensors="pt", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        adapted = sampler.model(ids).logits
+        sampler.refresh(adapter=False)
+        base = sampler.model(ids).logits
+        with policy.model.disable_adapter():
+            expected = policy.model(ids).logits
+        sampler.refresh(adapter=True)
+        again = sampler.model(ids).logits
+    assert torch.allclose(base, expected, atol=1e-3)
+    assert not torch.allclose(base, adapted, atol=1e-2)
+    assert torch.equal(adapted, again)  # computed from the base each time: no drift
+
+
+@pytest.mark.parametrize("kind", [Sampler, GenerateSampler])
+def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts, sampler, kind):
+    live = kind(policy.model, policy.tokenizer, policy.eos_token_ids)
+    for adapter in (True, False):
+        live.refresh(adapter=adapter)
+        sampler.refresh(adapter=adapter)
+        assert live.rollouts(prompts, 1, **GREEDY) == sampler.rollouts(prompts, 1, **GREEDY)
+    sampler.refresh(adapter=True)
+    live.refresh(adapter=True)
+    first = live.rollouts(prompts, 4, **SAMPLED)
+    assert first == live.rollouts(prompts, 4, **SAMPLED)
+    assert [len(group) for group in first] == [4, 4] and len({rollout.text for rollout in first[0]}) > 1
+
+
+def test_sampling_leaves_the_4_bit_base_as_it_was(policy, prompts):
+    packed = {n: p.detach().clone() for n, p in policy.model.named_parameters() if p.dtype == torch.uint8}
+    states = {n: policy.model.get_parameter(n).quant_state.absmax.clone() for n in packed}
+    Sampler(policy.model, policy.tokenizer, policy.eos_token_ids).rollouts(prompts, 2, **SAMPLED)
+    policy.model.eval()
+    with torch.no_grad():
+        policy.model(torch.tensor([[5, 6, 7]]))
+    assert packed
+    for name, before in packed.items():
+        assert torch.equal(before, policy.model.get_parameter(name))
+        assert torch.equal(states[name], policy.model.get_parameter(name).quant_state.absmax)
+
+
+def test_a_seed_fixes_the_draw_whatever_was_drawn_before(prompts, sampler):
+    first = sampler.rollouts(prompts, 4, **SAMPLED)
+    torch.rand(17)
+    assert sampler.rollouts(prompts, 4, **SAMPLED) == first
+    assert sampler.rollouts(prompts, 4, **{**SAMPLED, "seed": 4}) != first
+    assert len({tuple(rollout.token_ids) for rollout in first[0]}) > 1
+
+
+def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
+    """The first token of 4,000 samples against the softmax; total variation below 0.05 (expected about 0.02)."""
+    drawn = sampler.rollouts(prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
+    counts = torch.bincount(torch.tensor([r.token_ids[0] for r in drawn]), minlength=sampler.model.config.vocab_size)
+    ids = policy.tokenizer(prompts[0], return_tensors="pt", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        expected = torch.softmax(sampler.model(ids).logits[0, -1] / 0.7, dim=-1)
+    assert 0.5 * (counts / 4000 - expected).abs().sum() < 0.05
+    assert all(rollout.truncated or rollout.token_ids[0] in sampler.eos_token_ids for rollout in drawn)
+
+
+def test_rows_that_end_do_not_disturb_the_others(prompts, sampler):
+    """A prompt's samples are the same alone and beside a prompt whose rows end sooner or later."""
+    together = sampler.rollouts(prompts, 3, **GREEDY)
+    assert [sampler.rollouts([prompt], 3, **GREEDY)[0] for prompt in prompts] == together
+
+
+CASES = [(0.0, 1.0, 0), (0.49, 1.0, 0), (0.51, 1.0, 1), (0.79, 1.0, 1), (0.81, 1.0, 2), (0.999, 1.0, 2)]
+CASES += [(0.999, 0.8, 1), (0.999, 0.5, 0), (0.6, 0.51, 0), (0.7, 0.51, 1)]
+
+
+@pytest.mark.parametrize(("uniform", "top_p", "token"), CASES)
+def test_pick_inverts_the_cumulative_distribution(uniform, top_p, token):
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
+    assert pick(logits, 1.0, top_p, torch.tensor([uniform]))[0].tolist() == [token]
+
+
+def test_pick_takes_temperature_and_greedy():
+    logits = torch.tensor([[1.0, 2.0, 1.5]])
+    assert pick(logits, 0.0, 1.0, torch.tensor([0.99]))[0].tolist() == [1]
+    cold = torch.softmax(logits / 0.1, dim=-1)
+    assert pick(logits, 0.1, 1.0, (cold[:, :1] + 1e-3).squeeze(1))[0].tolist() == [1]
+
+
+def test_pick_never_takes_what_has_no_probability():
+    logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
+    assert [pick(logits, 1.0, 1.0, torch.tensor([u]))[0].item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]

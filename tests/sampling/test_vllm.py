@@ -1,0 +1,235 @@
+"""Evaluation by vLLM, with the real package: `make engines` installs it beside the pinned stack."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from lora_grpo.config import vllm_available
+from lora_grpo.config.schema import ModelConfig
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.models import base_model
+from lora_grpo.sampling.merged_copy import MergedCopySampler
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.vllm_engine import served_rank
+from lora_grpo.sampling.vllm_sampler import VllmSampler
+from lora_grpo.tasks.chat import add_prompts, render_row
+from lora_grpo.tasks.registry import get_task
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines"),
+]
+
+GREEDY = {"max_tokens": 48, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+SAMPLED = {"max_tokens": 48, "temperature": 1.0, "top_p": 0.95, "seed": 3}
+TOKENS = 256
+STARTER = get_task("starter")
+TOKENIZER = base_model.load_tokenizer(ModelConfig())
+
+
+def ask(split, number):
+    rows = add_prompts(STARTER.load(split, None, number, 0), "xml", gold_completion=STARTER.gold_completion)
+    return rows, [render_row(TOKENIZER, row) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return ask("eval", 200)[1]
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """A rank of 8, trained for a few steps on answers in another format than the prompts ask for."""
+    from peft import LoraConfig, get_peft_model
+
+    base_model.prepare_torch(0)
+    base = base_model.load_base(ModelConfig(bits=16))
+    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=5e-3)
+    rows, asked = ask("train", 256)
+    for start in range(0, 256, 16):
+        texts = [
+            prompt + STARTER.gold_completion({**row, "prompt_style": "hashes"}) + TOKENIZER.eos_token
+            for row, prompt in zip(rows[start : start + 16], asked[start : start + 16], strict=True)
+        ]
+        batch = TOKENIZER(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("adapter")
+    model.save_pretrained(folder)
+    return folder
+
+
+PLAIN = pytest.mark.parametrize("pair", [16], indirect=True)
+"""One engine at a time: each starts when all tests of the one before are done and it is closed."""
+
+
+@pytest.fixture(scope="module")
+def pair(request, adapter):
+    """The sampler, and the one it must agree with: of 16 bits the model itself, of 4 its copy on a CPU."""
+    from peft import PeftModel
+
+    bits, folder = (16, None) if request.param == "whole" else (request.param, adapter)
+    settings = ModelConfig(bits=bits)
+    model = PeftModel.from_pretrained(base_model.load_base(settings), adapter).eval()
+    ends = [TOKENIZER.eos_token_id]
+    reference = (Sampler if bits == 16 else MergedCopySampler)(model, TOKENIZER, ends)
+    sampler = VllmSampler(settings, TOKENIZER, ends, adapter=folder, max_sequence_tokens=TOKENS)
+    yield sampler, reference
+    sampler.close()
+
+
+@pytest.fixture
+def sampler(pair):
+    pair[0].refresh(adapter=True)
+    return pair[0]
+
+
+def greedy(sampler, prompts, *, adapter):
+    sampler.refresh(adapter=adapter)
+    return [group[0] for group in sampler.rollouts(prompts, 1, **GREEDY)]
+
+
+def gap(reference, prompt, one, other):
+    """How far apart the reference's logits are for the first tokens that differ."""
+    place = next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    ids = torch.tensor([reference.encode([prompt])[0] + one[:place]])
+    with torch.no_grad():
+        logits = reference.model(ids).logits[0, -1]
+    return abs(float(logits[one[place]] - logits[other[place]]))
+
+
+@pytest.mark.parametrize(
+    ("pair", "adapter_on"), [(16, True), (16, False), (4, True), (4, False), ("whole", False)], indirect=["pair"]
+)
+def test_greedy_completions_are_those_of_transformers(request, pair, prompts, adapter_on):
+    if request.node.callspec.params["pair"] != 16 and not adapter_on:
+        prompts = prompts[:100]  # the other engines' bases: half the time
+    drawn, expected = (greedy(each, prompts, adapter=adapter_on) for each in pair)
+    differing = [place for place in range(len(prompts)) if drawn[place] != expected[place]]
+    print(f"{len(prompts) - len(differing)} of {len(prompts)} completions identical")
+    assert len(differing) <= len(prompts) / 100
+    for place in differing:
+        assert gap(pair[1], prompts[place], drawn[place].token_ids, expected[place].token_ids) < 1e-3
+
+
+@PLAIN
+def test_base_and_adapter_differ(sampler, prompts):
+    base, adapted = (greedy(sampler, prompts[:50], adapter=on) for on in (False, True))
+    assert sum(one.text != other.text for one, other in zip(base, adapted, strict=True)) > 40
+
+
+@PLAIN
+def test_a_seed_a_completion_fixes_its_draws(sampler, prompts):
+    twice = [prompts[0], prompts[1], prompts[0]]
+    seeds = [5, 6, 7, 8, 9, 10]
+    first = sampler.rollouts(twice, 2, **{**SAMPLED, "seed": seeds})
+    assert sampler.rollouts(twice, 2, **{**SAMPLED, "seed": seeds}) == first
+    # Alone, in another order and beside others: the same seed is the same completion.
+    assert sampler.rollouts(twice[1:2], 2, **{**SAMPLED, "seed": [8, 7]}) == [first[1][::-1]]
+    texts = {rollout.text for group in (first[0], first[2]) for rollout in group}
+    assert len(texts) == 4
+    assert sampler.rollouts(twice, 2, **{**SAMPLED, "seed": [seed + 100 for seed in seeds]}) != first
+
+
+@PLAIN
+def test_one_seed_fixes_all_draws_and_keeps_equal_prompts_apart(sampler, prompts):
+    first = sampler.rollouts([prompts[0]] * 2, 4, **SAMPLED)
+    assert first == sampler.rollouts([prompts[0]] * 2, 4, **SAMPLED)
+    assert first != sampler.rollouts([prompts[0]] * 2, 4, **{**SAMPLED, "seed": 4})
+    assert len({rollout.text for group in first for rollout in group}) > 6
+    with pytest.raises(ValueError, match="3 seeds for 8 completions"):
+        sampler.rollouts([prompts[0]] * 2, 4, **{**SAMPLED, "seed": [1, 2, 3]})
+
+
+@PLAIN
+def test_sampled_tokens_follow_the_model_distribution(pair, prompts):
+    """One token of 1,000 samples against the softmax; total variation below 0.07."""
+    for each in pair:
+        each.refresh(adapter=False)
+    sampler, reference = pair
+    start = prompts[0] + "<reasoning>\n"
+    drawn = sampler.rollouts([start], 1000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
+    ids = torch.tensor(reference.encode([start]))
+    with torch.no_grad():
+        expected = torch.softmax(reference.model(ids).logits[0, -1] / 0.7, dim=-1)
+    counts = torch.bincount(torch.tensor([rollout.token_ids[0] for rollout in drawn]), minlength=len(expected))
+    assert expected.max() < 0.9
+    assert 0.5 * (counts / 1000 - expected).abs().sum() < 0.07
+
+
+@PLAIN
+def test_a_stream_closed_early_keeps_what_it_yielded_and_drops_the_rest(sampler, prompts):
+    expected = sampler.rollouts(prompts[:20], 2, **SAMPLED)
+    stream = sampler.stream(prompts[:20], 2, **SAMPLED)
+    kept = dict(next(stream) for _ in range(3))
+    with pytest.raises(RuntimeError, match="under way"):
+        next(sampler.stream(prompts[:1], 1, **SAMPLED))
+    stream.close()
+    assert len(kept) == 3 and kept == {place: expected[place] for place in kept}
+    assert not sampler.engine._engine.has_unfinished_requests()
+    assert sampler.rollouts(prompts[:20], 2, **SAMPLED) == expected
+
+
+@PLAIN
+def test_prompts_are_yielded_as_they_end(sampler, prompts):
+    order = [place for place, _ in sampler.stream(prompts[:50], 1, **GREEDY)]
+    assert sorted(order) == list(range(50)) != order
+
+
+@PLAIN
+def test_a_completion_is_truncated_at_its_length_and_nowhere_else(sampler, prompts):
+    short = sampler.rollouts(prompts[:3], 1, **{**GREEDY, "max_tokens": 4})
+    assert all(rollout.truncated and len(rollout.token_ids) == 4 for [rollout] in short)
+    with pytest.raises(UserError, match=f"exceed the {TOKENS} .* smaller --max-completion-tokens"):
+        sampler.rollouts(prompts[:3], 1, **{**GREEDY, "max_tokens": TOKENS})
+    assert sampler.rollouts([], 4, **GREEDY) == []
+
+
+@PLAIN
+def test_nothing_of_the_engine_is_left_to_other_processes(sampler):
+    assert "LD_PRELOAD" not in os.environ
+    torch.set_num_threads(torch.get_num_threads())  # vLLM puts a warning in its place
+
+
+@PLAIN
+def test_an_adapter_that_is_left_out_is_noticed(pair, monkeypatch, adapter):
+    sampler = pair[0]
+    add = sampler.engine._engine.add_request
+    assert sampler._load(sampler.engine, adapter)
+    monkeypatch.setattr(sampler.engine._engine, "add_request", lambda *asked, lora_request: add(*asked))
+    monkeypatch.setattr(sampler, "close", lambda: None)
+    with pytest.raises(RunError, match=r"leaves the adapter in .* out"):
+        sampler._load(sampler.engine, adapter)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias=all"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"r": 513}, "rank 513"),
+        ({"trainable_token_indices": [5]}, "trainable tokens"),
+        ({"rank_pattern": {"q_proj": 4}}, "ranks of its own"),
+        ({"peft_type": "IA3"}, "of type IA3"),
+    ],
+)
+def test_an_adapter_that_vllm_cannot_serve_is_refused_before_anything_is_loaded(tmp_path, changed, says):
+    config = {"peft_type": "LORA", "r": 16, "bias": "none"}
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(config))
+    assert served_rank(tmp_path) == 16
+    path.write_text(json.dumps({**config, "r": 24}))
+    assert served_rank(tmp_path) == 32
+    path.write_text(json.dumps({**config, **changed}))
+    with pytest.raises(UserError, match=f"{says}.*use --backend transformers"):
+        VllmSampler(ModelConfig(name="./absent"), None, [1], adapter=tmp_path, max_sequence_tokens=8)
+    path.write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        served_rank(tmp_path)

@@ -1,0 +1,195 @@
+"""Rollouts from a vLLM server: a real one where vLLM is installed, and the messages that need none."""
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.cli.validate import check
+from lora_grpo.config import vllm_available
+from lora_grpo.config.schema import ModelConfig, RunConfig
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.models import base_model
+from lora_grpo.models.policy import load_policy
+from lora_grpo.sampling.merged_copy import plain_copy
+from lora_grpo.sampling.sampler import Draw
+from lora_grpo.sampling.vllm_server import VllmServer
+
+
+def with_vllm(test):
+    """Mark a test that needs the real server."""
+    here = pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
+    return pytest.mark.engines(here(test))
+
+
+GREEDY = Draw(num_samples=1, max_tokens=8, temperature=0.0, top_p=1.0, seed=0)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Serves the unpacked weights of the embedded model in 4 bits, which is what its policies are trained on."""
+    folder = tmp_path_factory.mktemp("server")
+    plain_copy(base_model.load_base(ModelConfig())).save_pretrained(folder / "base")
+    base_model.load_tokenizer(ModelConfig()).save_pretrained(folder / "base")
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "base")),
+        *("--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-model-len", "256"),
+        *("--max-num-batched-tokens", "512", "--enable-lora", "--max-lora-rank", "16", "--max-loras", "1"),
+        *("--logprobs-mode", "processed_logprobs", "--host", "127.0.0.1", "--port", str(port)),
+    ]
+    environment = {
+        **os.environ,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            assert process.poll() is None, (folder / "log").read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def train(url, folder, warm, *more):
+    return warm.start(
+        "recipes/gsm8k_lora.py",
+        *("--output-dir", folder, "--sampling.server-url", url, "--model.max-sequence-tokens", "256"),
+        *("--train.max-steps", "2", "--train.prompts-per-step", "2", "--data.eval-limit", "4"),
+        *("--eval.num-samples", "0", *more),
+    ).end()
+
+
+@with_vllm
+def test_a_run_is_drawn_by_the_server(server, tmp_path, warm):
+    shared = tmp_path / "shared"
+    done = train(server, tmp_path / "out", warm, "--sampling.server-folder", shared)
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in steps] == [True, True]
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["parity"]["difference"] < 1e-5
+    assert list(shared.iterdir()) == []  # each step's adapter is gone
+    models = json.load(urllib.request.urlopen(f"{server}/v1/models"))["data"]
+    assert len(models) == 1  # from the server, too
+
+
+@with_vllm
+def test_a_server_with_another_base_is_refused_before_a_run_begins(server, tmp_path, warm):
+    """The same model in 16 bits: 0.004 nats a token away."""
+    done = train(server, tmp_path / "out", warm, "--model.bits", "16")
+    assert done.returncode == 1
+    assert "another policy than the one that is trained" in done.stderr and "same bits" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@with_vllm
+def test_a_server_that_cannot_serve_the_run_is_refused(server):
+    with pytest.raises(UserError, match=r"takes 256 tokens.*--max-model-len 512"):
+        VllmServer(server, None, max_sequence_tokens=512)
+    engine = VllmServer(server, None, max_sequence_tokens=128)
+    with pytest.raises(UserError, match=r"cannot read the adapter|does not see"):
+        engine.hand_over(lambda folder: None)
+    [(place, ids, told)] = engine.draw([[5, 6, 7]], GREEDY, [0], [1], None, log_probs=False)
+    assert place == 0 and 1 <= len(ids) <= 8 and told is None
+    engine.close()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """What a server says that is up, but was not started for this."""
+
+    def do_GET(self):
+        self.reply(200, {"data": [{"id": "base", "max_model_len": 512, "parent": None}]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        told = {"/v1/load_lora_adapter": (404, {"detail": "Not Found"}), "/v1/completions": (500, {})}
+        self.reply(*told[self.path])
+
+    def reply(self, status, body):
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def stand_in():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+        thread.join()
+
+
+def test_a_server_without_adapters_is_told_how_to_start(stand_in, tmp_path):
+    engine = VllmServer(stand_in, str(tmp_path / "shared"), max_sequence_tokens=512)
+    with pytest.raises(UserError, match=r"takes no adapters.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve"):
+        engine.hand_over(lambda folder: None)
+    with pytest.raises(RunError, match="failed on a completion: HTTP 500"):
+        list(engine.draw([[5]], GREEDY, [0], [1], None, log_probs=False))
+    engine.close()
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_nothing_listening_is_one_line_before_a_model_is_loaded(monkeypatch):
+    url = f"http://127.0.0.1:{free_port()}"
+    config = replace(RunConfig(), {"sampling": {"server_url": url}})
+    monkeypatch.setattr(base_model, "prepare_torch", lambda seed: pytest.fail("torch was prepared first"))
+    with pytest.raises(UserError, match=r"is no vLLM server \(connection refused\); start one there with"):
+        load_policy(config)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "more", "says"),
+    [
+        ({"server_url": "gpu2:8000"}, {}, "is no address; expected one such as http://gpu2:8000"),
+        ({"server_url": "http://gpu2", "backend": "transformers"}, {}, "is a vLLM server"),
+        ({"server_url": "http://gpu2"}, {"model": {"engine": "unsloth"}}, "goes with --model.engine peft"),
+        ({"server_url": "http://gpu2"}, {"lora": {"dora": True}}, "--lora.dora is not served by vLLM"),
+        ({"backend": "vllm"}, {"lora": {"dora": True}}, "--lora.dora is not served by vLLM"),
+        ({"server_folder": "/shared"}, {}, "given without --sampling.server-url"),
+    ],
+)
+def test_what_cannot_go_together_is_told_from_the_settings_alone(sampling, more, says):
+    with pytest.raises(UserError, match=says):
+        check(replace(RunConfig(output_dir="out"), {"sampling": sampling, **more}))
+
+
+def test_a_server_that_goes_away_is_told_with_what_to_do(stand_in, monkeypatch):
+    engine = VllmServer(stand_in, None, max_sequence_tokens=512)
+    engine.url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *given: None)
+    with pytest.raises(RunError, match=r"no longer answers \(connection refused\); start it again.*--resume"):
+        list(engine.draw([[5]], GREEDY, [0], [1], None, log_probs=False))
+    engine.close()

@@ -1,0 +1,304 @@
+"""Whatever of the sandbox is killed, and whenever: no wrong program passes, nothing stays, and the next run works."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.errors import RunError
+from lora_grpo.sandbox import Program, Settings, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = Settings(workers=2, timeout_seconds=5.0)
+TEST = "assert f(3) == 6\nassert f(4) == 8"
+RIGHT = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x * 2", TEST, ("f",), name="right")
+WRONG = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x + 3", TEST, ("f",), name="wrong")
+MIXED = [RIGHT, WRONG] * 20
+
+
+@pytest.fixture(params=["landlock", "bubblewrap"])
+def tier(request):
+    reason = sandbox.isolation.missing(request.param)
+    if reason:
+        pytest.skip(reason)
+    sandbox.start(SETTINGS, request.param)
+    yield request.param
+    sandbox.stop()
+
+
+def children() -> dict[int, list[int]]:
+    """Return the living processes of this machine, by the one that started them."""
+    found: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                found.setdefault(int(parent), []).append(int(folder.name))
+    return found
+
+
+def generations(pid: int) -> list[list[int]]:
+    """Return the children of a process, their children, and so on."""
+    tree, found = children(), [[pid]]
+    while found[-1]:
+        found.append([child for parent in found[-1] for child in tree.get(parent, [])])
+    return found[1:-1]
+
+
+def alive(pids: list[int]) -> list[int]:
+    living = {pid for some in children().values() for pid in some}
+    return [pid for pid in pids if pid in living]
+
+
+def gone_within(seconds: float, pids: list[int]) -> list[int]:
+    """Return which of the processes are still there after that time; none, as soon as that is so."""
+    deadline = time.monotonic() + seconds
+    while (left := alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def run_aside(programs: list[Program]) -> tuple[threading.Thread, list[list[Verdict] | RunError]]:
+    """Run programs in a thread; the list gets their verdicts, or the error."""
+    outcome: list[list[Verdict] | RunError] = []
+
+    def run() -> None:
+        try:
+            outcome.append(sandbox.run(programs))
+        except RunError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def moments(thread: threading.Thread, rng: random.Random, number: int) -> Iterator[None]:
+    """Wait for a number of random moments while the thread runs."""
+    for _ in range(number):
+        thread.join(rng.uniform(0.05, 0.25))
+        if not thread.is_alive():
+            return
+        yield
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier, seed):
+    rng = random.Random(seed)
+    sandbox.run([RIGHT, WRONG])
+    thread, outcome = run_aside(MIXED * 3)
+    killed, seen = 0, dict.fromkeys(generations(os.getpid())[0], -1.0)
+    for _ in moments(thread, rng, 40):
+        now = time.monotonic()
+        zygotes = {pid: seen.get(pid, now) for pid in generations(os.getpid())[0]}
+        # None that is just starting: a start that fails is an error of its own.
+        old = [pid for pid, since in zygotes.items() if now - since > 1.0]
+        if old and killed < 3:
+            kill(rng.choice(old))
+            killed += 1
+        seen = zygotes
+    thread.join(60)
+    assert not thread.is_alive()
+    assert killed >= 2
+    assert not isinstance(outcome[0], RunError), outcome[0]
+    assert [verdict.passed for verdict in outcome[0]] == [True, False] * 60
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_wrong_program_passes_when_anything_is_killed(tier, seed):
+    """A killed candidate is not told from one that was killed for its memory, so right ones may fail here."""
+    rng = random.Random(seed)
+    thread, outcome = run_aside(MIXED)
+    for _ in moments(thread, rng, 8):
+        below = [pid for some in generations(os.getpid()) for pid in some]
+        kill(rng.choice(below))
+    thread.join(60)
+    assert not thread.is_alive()
+    if not isinstance(outcome[0], RunError):
+        for program, verdict in zip(MIXED, outcome[0], strict=True):
+            assert verdict.passed <= (program is RIGHT)
+            assert verdict.status in ("passed", "memory", "crashed") if program is RIGHT else not verdict.passed
+    assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG] * 4)] == ["passed", "failed"] * 4
+
+
+def test_a_run_after_everything_was_killed_works(tier):
+    sandbox.run([RIGHT, WRONG])
+    before = [pid for some in generations(os.getpid()) for pid in some]
+    assert len(before) >= 4
+    for pid in before:
+        kill(pid)
+    assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG])] == ["passed", "failed"]
+    assert gone_within(3, before) == []
+
+
+@pytest.mark.slow
+def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
+    """A stopped process answers nothing and closes nothing: only a clock notices."""
+    sandbox.run([RIGHT, WRONG])
+    before = [pid for some in generations(os.getpid()) for pid in some]
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)
+    thread, outcome = run_aside([WRONG, RIGHT])
+    thread.join(60)
+    left = gone_within(3, before)
+    for pid in left:
+        kill(pid)
+    assert not thread.is_alive()
+    if not isinstance(outcome[0], RunError):
+        assert not outcome[0][0].passed
+    assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG])] == ["passed", "failed"]
+    assert left == []
+
+
+def test_stop_leaves_nothing(tier):
+    sandbox.run([RIGHT] * 4)
+    before = [pid for some in generations(os.getpid()) for pid in some]
+    sandbox.stop()
+    assert gone_within(3, before) == []
+
+
+# The end of the whole process. In a process of its own: `python -c SCRIPT tier how`.
+
+SCRIPT = """
+import os, signal, subprocess, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+from lora_grpo import sandbox
+from lora_grpo.sandbox import Program, Settings
+tier, how = sys.argv[1:]
+sandbox.start(Settings(workers=2, timeout_seconds=60.0), tier)
+assert sandbox.run([Program("def f(): return 1", "assert f() == 1", ("f",))] * 2)[1].passed
+if how == "with a forked child":
+    # As a data loader has them: it holds copies of all descriptors, and outlives its parent.
+    if os.fork() == 0:
+        print("ready", flush=True)
+        time.sleep(30)
+        os._exit(0)
+if how == "idle":
+    print("ready", flush=True)
+    time.sleep(60)
+threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
+sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("busy", signal.SIGKILL),
+        ("idle", signal.SIGKILL),
+        ("with a forked child", signal.SIGKILL),
+        ("busy", signal.SIGTERM),
+        ("busy", signal.SIGINT),
+    ],
+)
+@pytest.mark.parametrize("tier_name", ["landlock", "bubblewrap"])
+def test_nothing_outlives_the_process(tier_name, how, number):
+    if sandbox.isolation.missing(tier_name):
+        pytest.skip(sandbox.isolation.missing(tier_name))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, tier_name, how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    assert process.stdout
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        if how == "busy":
+            time.sleep(0.2)
+        below = generations(process.pid)
+        forked = [pid for pid in below[0] if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(how.encode() + b"\0")]
+        others = [pid for some in below for pid in some if pid not in forked]
+        assert len(others) >= 4
+        assert len(forked) == (how == "with a forked child")
+        process.send_signal(number)
+        left = gone_within(3, others)
+        process.kill()
+        process.wait()
+        for pid in forked:
+            kill(pid)
+    for pid in left:
+        kill(pid)
+    assert left == []
+
+
+# Forks of the process, as data loaders make them.
+
+
+def in_a_fork(work) -> int:
+    """Run a function in a forked process and return its exit code; -1 if it took longer than 30 seconds."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    kill(pid)
+    os.waitpid(pid, 0)
+    return -1
+
+
+def grade_well() -> None:
+    assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG] * 2)] == ["passed", "failed"] * 2
+
+
+def test_a_fork_has_a_pool_of_its_own(tier):
+    grade_well()
+    own = generations(os.getpid())[0]
+
+    def child() -> None:
+        grade_well()
+        assert alive(own) == own
+        sandbox.stop()
+        assert alive(own) == own
+
+    assert in_a_fork(child) == 0
+    assert alive(own) == own
+    grade_well()
+    assert generations(os.getpid())[0] == own
+
+
+def test_a_fork_that_stops_or_leaves_does_no_harm(tier):
+    grade_well()
+    assert in_a_fork(sandbox.stop) == 0
+    assert in_a_fork(lambda: None) == 0
+    grade_well()
+
+
+def test_fork_and_parent_grade_at_the_same_time(tier):
+    grade_well()
+    thread, outcome = run_aside(MIXED)
+    time.sleep(0.1)
+    # The thread that runs programs, and whatever locks it holds, are not in the fork.
+    assert in_a_fork(grade_well) == 0
+    thread.join(60)
+    assert not isinstance(outcome[0], RunError)
+    assert [verdict.passed for verdict in outcome[0]] == [True, False] * 20
+
+
+def test_two_threads_grade_at_the_same_time(tier):
+    first, one = run_aside(MIXED)
+    second, two = run_aside(MIXED[::-1])
+    first.join(60)
+    second.join(60)
+    assert [verdict.passed for verdict in one[0]] == [True, False] * 20
+    assert [verdict.passed for verdict in two[0]] == [False, True] * 20

@@ -1,0 +1,155 @@
+import pytest
+
+from lora_grpo.errors import UserError
+from lora_grpo.tasks.chat import SYSTEM_PROMPTS, add_prompts, read_completion, render, render_row, write_completion
+
+ROW = {"id": "a/0", "question": "1 + 1?", "answer": "2"}
+SOLVED = {"id": "a/1", "question": "2 + 2?", "answer": "4"}
+
+
+class Tokenizer:
+    def __init__(self, chat_template):
+        self.chat_template = chat_template
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        assert not tokenize
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>" * add_generation_prompt
+
+
+def test_a_prompt_is_the_styles_system_message_and_the_question():
+    (row,) = add_prompts([ROW], "xml")
+    assert row == {
+        **ROW,
+        "prompt": [{"role": "system", "content": SYSTEM_PROMPTS["xml"]}, {"role": "user", "content": "1 + 1?"}],
+        "prompt_style": "xml",
+    }
+    assert "prompt" not in ROW
+
+
+def test_few_shot_rows_become_turns_in_the_style_asked_for():
+    (row,) = add_prompts([ROW], "think", [SOLVED], gold_completion=lambda r: f"{r['prompt_style']} {r['answer']}")
+    assert row["prompt"][1:] == [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "think 4"},
+        {"role": "user", "content": "1 + 1?"},
+    ]
+
+
+def test_a_row_is_not_shown_its_own_solution():
+    (row,) = add_prompts([SOLVED], "xml", [SOLVED], gold_completion=lambda r: r["answer"])
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+
+
+def test_few_shot_rows_without_a_way_to_solve_them():
+    with pytest.raises(ValueError, match="gold_completion"):
+        add_prompts([ROW], "xml", [SOLVED])
+
+
+@pytest.mark.parametrize(("override", "roles"), [("Be brief.", ["system", "user"]), ("", ["user"])])
+def test_the_system_prompt_can_be_replaced_or_left_out(override, roles):
+    (row,) = add_prompts([ROW], "xml", system_prompt=override)
+    assert [message["role"] for message in row["prompt"]] == roles
+    assert row["prompt"][0]["content"] == (override or "1 + 1?")
+
+
+def test_rows_do_not_share_messages():
+    first, second = add_prompts([ROW, SOLVED], "xml")
+    first["prompt"][0]["content"] = "changed"
+    assert second["prompt"][0]["content"] == SYSTEM_PROMPTS["xml"]
+
+
+def test_an_unknown_style_offers_the_nearest():
+    with pytest.raises(UserError, match="unknown prompt style 'xlm'; did you mean 'xml'"):
+        add_prompts([ROW], "xlm")
+    with pytest.raises(UserError, match="expected one of xml, hashes, think"):
+        add_prompts([ROW], "json")
+
+
+def test_render_uses_the_chat_template():
+    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    assert render(Tokenizer("template"), prompt) == "<system>S<user>Q<assistant>"
+
+
+def test_render_without_a_chat_template_is_plain_text():
+    prompt = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "Q1"},
+        {"role": "assistant", "content": "{A1}"},
+        {"role": "user", "content": "Q2"},
+    ]
+    assert render(Tokenizer(None), prompt) == "S\n\nQuestion: Q1\nAnswer: {A1}\n\nQuestion: Q2\nAnswer:"
+    assert render(object(), prompt[-1:]) == "Question: Q2\nAnswer:"
+
+
+@pytest.mark.parametrize("style", SYSTEM_PROMPTS)
+@pytest.mark.parametrize("reasoning", ["one line", "two\nlines", "4 < 5"])
+def test_what_is_written_is_read_back(style, reasoning):
+    assert read_completion(write_completion(reasoning, "18", style), style) == (reasoning, "18")
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("xml", "<reasoning>r</reasoning><answer>18</answer>"),
+        ("xml", "\n <reasoning>\nr\n</reasoning>\n\n<answer> 18 </answer>\n"),
+        ("think", "<think>\nr\n</think>\n<answer>\n18\n</answer>"),
+        ("hashes", "r\n#### 18\n"),
+        ("hashes", "r\n\n#### 18"),
+        ("code", "r\n\n```python\n\n18\n\n```\n"),
+    ],
+)
+def test_white_space_does_not_matter(style, text):
+    assert read_completion(text, style) == ("r", "18")
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("xml", ""),
+        ("xml", "<reasoning>r</reasoning>"),
+        ("xml", "<reasoning>r</reasoning><answer>18"),
+        ("xml", "Well. <reasoning>r</reasoning><answer>18</answer>"),
+        ("xml", "<reasoning>r</reasoning> so <answer>18</answer>"),
+        ("xml", "<reasoning>r</reasoning><answer>18</answer> Done."),
+        ("xml", "<answer>18</answer><reasoning>r</reasoning>"),
+        ("xml", "<reasoning>r<answer>18</answer></reasoning>"),
+        ("xml", "<reasoning>r</reasoning></answer>18<answer>"),
+        ("xml", "<reasoning>r</reasoning><answer>17</answer><answer>18</answer>"),
+        ("xml", "<reasoning>r</reasoning><answer><answer>18</answer>"),
+        ("xml", "<reasoning><reasoning>r</reasoning><answer>18</answer>"),
+        ("xml", "<think>r</think><answer>18</answer>"),
+        ("think", "<reasoning>r</reasoning><answer>18</answer>"),
+        ("hashes", "r\n####18"),
+        ("hashes", "r #### 18"),
+        ("hashes", "r\n#### 18\nDone."),
+        ("hashes", "#### 17\n#### 18"),
+        ("hashes", "r\n##### 18"),
+        ("code", "18"),
+        ("code", "```\n18\n```"),
+        ("code", "```python\n18"),
+        ("code", "r ```python\n18\n```"),
+        ("code", "```python\n18 ```"),
+        ("code", "```python\n18\n```\nDone."),
+        ("code", "```python\n17\n```\n```python\n18\n```"),
+    ],
+)
+def test_a_completion_that_leaves_the_style_is_not_read(style, text):
+    assert read_completion(text, style) is None
+
+
+def test_a_program_keeps_its_indentation_and_needs_no_words_before_it():
+    written = write_completion("", "def f():\n    return 1", "code")
+    assert written == "```python\ndef f():\n    return 1\n```"
+    assert read_completion(written, "code") == ("", "def f():\n    return 1")
+
+
+ROW_OF_CODE = {"prompt": [{"role": "user", "content": "Write f."}], "completion_prefix": "def f(x):\n"}
+
+
+def test_a_base_model_goes_on_with_the_program_that_a_row_begins():
+    assert render_row(Tokenizer(None), ROW_OF_CODE) == "def f(x):\n"
+    assert render_row(Tokenizer(None), {**ROW_OF_CODE, "completion_prefix": ""}) == "Question: Write f.\nAnswer:"
+
+
+def test_a_chat_model_is_asked_even_where_a_program_is_begun():
+    assert "Write f." in render_row(Tokenizer("{}"), ROW_OF_CODE)

@@ -1,0 +1,398 @@
+import itertools
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import gsm8k
+from lora_grpo.tasks.registry import get_task
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+STYLES = ("xml", "hashes", "think")
+SOLUTION = "Half is 48/2 = <<48/2=24>>24.\nTogether 48+24 = <<48+24=72>>72.\n#### 72"
+
+
+def row(answer, style="xml"):
+    return {"id": "t/0", "question": "How many?", "answer": answer, "prompt_style": style}
+
+
+def robust(completion, answer="18"):
+    return gsm8k.grade(completion, row(answer))
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+# --- the headline rule
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("#### 18", "18"),
+        ("####18", "18"),
+        ("so it is 7.\n#### 18\n", "18"),
+        ("<answer>18</answer>", "18"),
+        ("<answer>\n18\n</answer>", "18"),
+        (r"\boxed{18}", "18"),
+        (r"The answer is $\boxed{18}$.", "18"),
+        (r"\boxed{\text{18 dollars}}", "18"),
+        (r"\boxed{\$18}", "18"),
+        (r"\boxed{18\%}", "18"),
+        (r"\boxed{1{,}234}", "1234"),
+        (r"#### \boxed{18}", "18"),
+        (r"<answer>\boxed{18}</answer>", "18"),
+        ("<answer>#### 18</answer>", "18"),
+        ("#### $18", "18"),
+        ("#### 18 dollars", "18"),
+        ("#### Janet makes 18 a day", "18"),
+        ("#### 18€", "18"),
+        ("#### 18%", "18"),
+        ("#### **18**", "18"),
+        ("#### 18.", "18"),
+        ("#### 18,", "18"),
+        ("#### 18.00", "18"),
+        ("#### 018", "18"),
+        ("#### 1,234", "1234"),
+        ("#### 1234", "1,234"),
+        ("#### $1,234,567.00", "1234567"),
+        ("#### .5", "0.5"),
+        ("#### -5", "-5"),
+        ("#### \N{MINUS SIGN}5", "-5"),
+        ("#### -$5", "-5"),
+        ("#### $-5", "-5"),
+        ("#### x = 18", "18"),
+        ("#### １８", "18"),
+        ("#### 18<|im_end|>", "18"),
+        ("#### 18\r\n", "18"),
+        # The last marker wins, and a model may correct itself on a later line.
+        ("#### 17\nNo:\n#### 18", "18"),
+        ("<answer>17</answer>\n<answer>18</answer>", "18"),
+        ("\\boxed{17}\n#### 18", "18"),
+        (r"<think>\boxed{17} no</think><answer>18</answer>", "18"),
+        (r"\boxed{18} #### 18", "18"),
+        ("#### 18\nThat was 3 steps.", "18"),
+    ],
+)
+def test_correct(completion, answer):
+    verdict = robust(completion, answer)
+    assert verdict.passed, verdict
+    assert verdict.reason == "correct"
+    assert verdict.rules["robust"]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ("The answer is 18.", "no_answer"),
+        ("18", "no_answer"),
+        ("##### 18", "no_answer"),
+        ("<answer>18", "unclosed_answer"),
+        (r"\boxed{18", "unclosed_answer"),
+        (r"\boxed{\text{18}", "unclosed_answer"),
+        ("<answer>18</answer>\n<answer>", "unclosed_answer"),
+        ("<answer></answer>", "unreadable_answer"),
+        ("#### eighteen", "unreadable_answer"),
+        ("#### nan", "unreadable_answer"),
+        ("#### inf", "unreadable_answer"),
+        ("#### 1,8", "unreadable_answer"),
+        ("#### 0,018", "unreadable_answer"),
+        ("#### 1,8.0", "unreadable_answer"),
+        ("#### 18.0.0", "unreadable_answer"),
+        ("#### ²18", "unreadable_answer"),
+        ("#### 18½", "unreadable_answer"),
+        ("#### √18", "unreadable_answer"),
+        ("#### 18^1", "unreadable_answer"),
+        ("#### ±18", "unreadable_answer"),
+        (r"\boxed{\sqrt{18}}", "unreadable_answer"),
+        (r"\boxed{\frac{18}{1}}", "unreadable_answer"),
+        ("#### 18 #### 19 #### 20", "conflicting_answers"),
+        ("#### 20 #### 19 #### 18", "conflicting_answers"),
+        ("#### 18 or 19", "conflicting_answers"),
+        ("#### 17 and 18", "conflicting_answers"),
+        ("<answer>18</answer> <answer>19</answer>", "conflicting_answers"),
+        ("<answer>19</answer> <answer>18</answer>", "conflicting_answers"),
+        (r"\boxed{17} #### 18", "conflicting_answers"),
+        ("#### 9+9", "conflicting_answers"),
+        ("#### 36/2", "conflicting_answers"),
+        ("#### 18e0", "conflicting_answers"),
+        ("#### 1 8", "conflicting_answers"),
+        ("#### 17", "wrong_answer"),
+        ("#### 19", "wrong_answer"),
+        ("#### 18.0001", "wrong_answer"),
+        ("#### 17.99", "wrong_answer"),
+        ("#### 17.999999999999999999999999999999999999", "wrong_answer"),
+        ("#### 180", "wrong_answer"),
+        ("#### 8", "wrong_answer"),
+        ("#### -18", "wrong_answer"),
+        ("#### - 18", "wrong_answer"),
+        ("#### \N{MINUS SIGN}18", "wrong_answer"),
+        ("#### " + "9" * 5000, "wrong_answer"),
+        ("#### 18\n#### 19", "wrong_answer"),
+        ("<reasoning>#### 18</reasoning><answer>19</answer>", "wrong_answer"),
+    ],
+)
+def test_wrong_and_why(completion, reason):
+    verdict = robust(completion)
+    assert verdict.reason == reason
+    assert not verdict.passed
+
+
+def test_extracted_is_the_number_that_was_read():
+    assert robust("#### $1,234 in all").extracted == "1,234"
+    assert robust("#### -$5").extracted == "-5"
+    assert robust("The answer is 18.").extracted is None
+
+
+# --- the strict and the flexible rule
+
+
+@pytest.mark.parametrize(
+    ("style", "completion", "strict"),
+    [
+        ("xml", "<reasoning>r</reasoning>\n<answer>18</answer>", True),
+        ("xml", "<reasoning>r</reasoning>\n<answer>18.0</answer>", True),
+        ("xml", "<reasoning>r</reasoning>\n<answer>19</answer>", False),
+        ("xml", "<reasoning>r</reasoning>\n<answer>$18</answer>", False),
+        ("xml", "<reasoning>r</reasoning>\n<answer>18 dollars</answer>", False),
+        ("xml", "<reasoning>r</reasoning>\n<answer>1,8</answer>", False),
+        ("xml", "<reasoning>r</reasoning>\n<answer>18</answer>\nDone.", False),
+        ("xml", "r\n#### 18", False),
+        ("hashes", "r\n#### 18", True),
+        ("hashes", "#### 18 #### 19 #### 20", False),
+        ("hashes", "#### 17\n#### 18", False),
+        ("think", "<think>r</think><answer>18</answer>", True),
+        ("think", "<reasoning>r</reasoning>\n<answer>18</answer>", False),
+    ],
+)
+def test_strict_asks_for_the_rows_own_style(style, completion, strict):
+    verdict = gsm8k.grade(completion, row("18", style))
+    assert verdict.rules["strict"] is strict
+    assert verdict.passed or not strict
+
+
+def test_a_row_without_a_style_is_graded_as_xml():
+    bare = {"question": "?", "answer": "18"}
+    assert gsm8k.grade("<reasoning>r</reasoning><answer>18</answer>", bare).rules["strict"]
+
+
+@pytest.mark.parametrize(
+    ("completion", "flexible"),
+    [
+        ("The answer is 18.", True),
+        ("It is $18", True),
+        ("17, no, 18", True),
+        ("18 eggs in 3 boxes", False),
+        ("It is 1,8", True),  # lm-eval strips every comma; so does this rule, which is why it is not the headline.
+        ("It is 18.0", False),
+        ("eighteen", False),
+        ("18 ...", False),
+        ("", False),
+    ],
+)
+def test_flexible_is_lm_evals_last_number(completion, flexible):
+    assert robust(completion).rules["flexible"] is flexible
+
+
+# --- the data set's own answers
+
+
+@pytest.mark.parametrize("answer", ["72", "1,234", "-10", "0.5", "$5 in all", SOLUTION, "He owes it.\n#### -47"])
+@pytest.mark.parametrize("style", STYLES)
+def test_the_gold_completion_passes_every_rule(answer, style):
+    gold = row(answer, style)
+    verdict = gsm8k.grade(gsm8k.gold_completion(gold), gold)
+    assert verdict.rules == {"strict": True, "flexible": True, "robust": True}
+
+
+def test_the_gold_completion_leaves_calculator_notes_out():
+    assert gsm8k.gold_completion({"answer": SOLUTION}) == (
+        "<reasoning>\nHalf is 48/2 = 24.\nTogether 48+24 = 72.\n</reasoning>\n<answer>\n72\n</answer>"
+    )
+
+
+@pytest.mark.skipif(not DATA.exists(), reason=f"the GSM8K data is not at {DATA}")
+@pytest.mark.parametrize(("file", "count"), [("train.jsonl", 7473), ("test.jsonl", 1319)])
+def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
+    rows = gsm8k.load("eval", str(DATA / file), None, 0)
+    assert len(rows) == count
+    for gold in rows:
+        for style in STYLES:
+            styled = {**gold, "prompt_style": style}
+            assert all(gsm8k.grade(gsm8k.gold_completion(styled), styled).rules.values()), styled
+
+        text = gold["answer"].rpartition("#### ")[2]
+        number = int(text.replace(",", ""))
+        misses = {f"{number + 1}", f"{number}.001", f"{number - 1}.99", f"{number} and {number + 1}", f"{-number}"}
+        misses |= {f"{text}0", f"1{text}", text[:-1], text.lstrip("-")[1:], f"{text} #### {number + 1}"}
+        misses -= {"0", "00"} if number == 0 else set()
+        for miss, marker in zip(sorted(misses), itertools.cycle(("#### {}", "<answer>{}</answer>", "\\boxed{{{}}}"))):
+            assert not gsm8k.grade(marker.format(miss), gold).passed, (gold["id"], miss)
+
+
+# --- hostile completions
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<answer>", "</answer>", "#### ", "\\boxed{", "\\boxed{1}", "1,", "9", ".", "-", "{", "\n", " ", "</think>", "１"],
+)
+@pytest.mark.parametrize("prefix", ["", "#### ", "<answer>", "\\boxed{"])
+def test_hostile_completions_are_graded_without_raising(unit, prefix):
+    for style in STYLES:
+        assert not gsm8k.grade(prefix + unit * 3000, row("18", style)).passed
+
+
+@pytest.mark.parametrize("unit", ["#### ", "<answer>", "\\boxed{1}", "\\boxed{", "1,", "{"])
+def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
+    """Counts the characters that the markers' contents hold together: overlapping contents would grow as the square."""
+
+    def work(repeats):
+        read = []
+        monkeypatch.setattr(gsm8k, "_numbers", lambda content: read.append(len(content)) or [])
+        gsm8k.grade(unit * repeats, row("18"))
+        return sum(read)
+
+    monkeypatch.setattr(gsm8k, "_gold_number", lambda row: "18")
+    assert work(2000) <= 2 * work(1000) + len(unit) * 8
+
+
+@pytest.mark.parametrize("completion", ["\ud800 #### 18", "\x00#### 18", "#### 18\u2028", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_odd_characters_do_not_raise(completion):
+    gsm8k.grade(completion, row("18"))
+
+
+def test_a_row_without_a_readable_answer_is_the_rows_fault():
+    with pytest.raises(UserError, match=r"row t/0: no readable number in answer 'many'.*#### 18"):
+        gsm8k.grade("#### 18", row("many"))
+
+
+# --- loading
+
+
+def test_a_file_is_loaded_in_order_with_its_other_columns(tmp_path):
+    source = write(
+        tmp_path / "mine.jsonl",
+        {"question": "a?", "answer": "1", "topic": "sums", "id": "old", "prompt": "x", "completion": "y"},
+        {"question": "b?", "answer": SOLUTION},
+    )
+    assert gsm8k.load("train", source, None, 0) == [
+        {"id": "mine/0", "question": "a?", "answer": "1", "topic": "sums"},
+        {"id": "mine/1", "question": "b?", "answer": SOLUTION},
+    ]
+
+
+def test_blank_lines_a_byte_order_mark_and_line_separators_are_read(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes('\ufeff{"question": "a\u2028b?", "answer": "1"}\r\n\r\n{"question": "c", "answer": "2"}'.encode())
+    assert [r["question"] for r in gsm8k.load("eval", str(path), None, 0)] == ["a\u2028b?", "c"]
+
+
+def test_a_limit_draws_by_seed_and_keeps_file_order(tmp_path):
+    source = write(tmp_path / "m.jsonl", *({"question": f"{i}?", "answer": f"{i}"} for i in range(50)))
+    drawn = [r["id"] for r in gsm8k.load("eval", source, 10, 1)]
+    assert drawn == [r["id"] for r in gsm8k.load("eval", source, 10, 1)]
+    assert drawn == sorted(set(drawn), key=lambda name: int(name.split("/")[1])) and len(drawn) == 10
+    assert drawn != [r["id"] for r in gsm8k.load("eval", source, 10, 2)]
+    assert len(gsm8k.load("eval", source, 99, 1)) == 50
+
+
+GOOD = {"question": "a?", "answer": "1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "got list; expected an object"),
+        ('{"answer": "1"}', "'question' is missing"),
+        ('{"question": "a?"}', "'answer' is missing"),
+        ('{"question": "", "answer": "1"}', "'question' is empty"),
+        ('{"question": "a?", "answer": null}', "'answer' is empty"),
+        ('{"question": "a?", "answer": true}', "'answer' is True; expected a non-empty string"),
+        ('{"question": "a?", "answer": "some"}', "no readable number in answer 'some'"),
+        ('{"question": "a?", "answer": "1 + 2 = 3"}', "no readable number"),
+        ('{"question": "a?", "answer": "so\\n#### "}', "no readable number"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
+    with pytest.raises(UserError) as error:
+        gsm8k.load("eval", str(path), None, 0)
+    assert str(error.value).startswith(f"{path}:3: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_used(tmp_path):
+    with pytest.raises(UserError, match="is a directory"):
+        gsm8k.load("eval", str(tmp_path), None, 0)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"empty\.jsonl: no rows"):
+        gsm8k.load("eval", str(tmp_path / "empty.jsonl"), None, 0)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9", "answer": "1"}')
+    with pytest.raises(UserError, match=r"latin\.jsonl: not UTF-8 \(byte 17\)"):
+        gsm8k.load("eval", str(tmp_path / "latin.jsonl"), None, 0)
+
+
+def test_a_wrong_split_or_limit(tmp_path):
+    source = write(tmp_path / "m.jsonl", GOOD)
+    with pytest.raises(UserError, match="split='test'; expected 'train' or 'eval'"):
+        gsm8k.load("test", source, None, 0)
+    with pytest.raises(UserError, match="limit=0"):
+        gsm8k.load("eval", source, 0, 0)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stands for the `datasets` package; its `calls` are what was asked of the Hub."""
+    fake = SimpleNamespace(calls=[], records=[GOOD])
+
+    def load_dataset(*args, **kwargs):
+        fake.calls.append((args, kwargs))
+        if isinstance(fake.records, Exception):
+            raise fake.records
+        return fake.records
+
+    fake.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    return fake
+
+
+def test_the_default_source_is_the_hubs_test_split(hub):
+    assert gsm8k.load("eval", None, None, 0) == [{"id": "gsm8k/test/0", **GOOD}]
+    assert hub.calls == [(("openai/gsm8k", "main"), {"split": "test"})]
+
+
+def test_another_data_set_on_the_hub(hub):
+    assert gsm8k.load("train", "someone/sums", None, 0)[0]["id"] == "someone/sums/train/0"
+    assert hub.calls == [(("someone/sums", None), {"split": "train"})]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach\nthe Hub"), RuntimeError("Couldn't reach")])
+def test_an_unreachable_hub_says_what_to_pass_instead(hub, error):
+    hub.records = error
+    with pytest.raises(
+        UserError, match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON-lines file by --data\.train)"
+    ):
+        gsm8k.load("eval", None, None, 0)
+
+
+@pytest.mark.parametrize("source", ["missing.jsonl", "some/missing.json", "./missing", "../missing", "~/missing/x"])
+def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
+    with pytest.raises(UserError, match="no such file"):
+        gsm8k.load("eval", source, None, 0)
+    assert hub.calls == []
+
+
+def test_the_module_is_a_task():
+    assert get_task("gsm8k") is gsm8k

@@ -1,0 +1,124 @@
+import ast
+import gzip
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import humaneval
+from lora_grpo.tasks.registry import get_task
+
+PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
+RECORD = {
+    "task_id": "HumanEval/7",
+    "prompt": PROMPT,
+    "entry_point": "f",
+    "canonical_solution": "    return 2 * up(x)\n",
+    "test": "def check(candidate):\n    assert candidate(1.5) == 2 * up(1.5)\n",
+}
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def rows(real_data):
+    return humaneval.load("eval", str(real_data / "humaneval" / "HumanEval.jsonl.gz"))
+
+
+def wrong(row):
+    """The reference solution with every `return` turned into one of something that no test expects."""
+    tree = ast.parse(row["answer"])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return):
+            node.value = ast.Constant("no such value")
+    return ast.unparse(tree)
+
+
+def test_a_row_is_flat_and_keeps_upstreams_id(tmp_path):
+    (row,) = humaneval.load("train", write(tmp_path / "h.jsonl", RECORD))
+    assert row["id"] == "HumanEval/7"
+    assert row["question"].endswith(f"```python\n{PROMPT.strip()}\n```")
+    assert row["answer"] == PROMPT + "    return 2 * up(x)\n"
+    assert row["prelude"] == row["completion_prefix"] == PROMPT
+    assert row["test"].endswith("\n\ncheck(f)\n")
+    assert all(isinstance(value, str) for value in row.values())
+
+
+def test_both_splits_are_all_rows_and_a_limit_draws(tmp_path):
+    records = [{**RECORD, "task_id": f"HumanEval/{i}"} for i in range(30)]
+    path = tmp_path / "h.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+    assert humaneval.load("train", str(path)) == humaneval.load("eval", str(path))
+    drawn = humaneval.load("eval", str(path), 5, 1)
+    assert len(drawn) == 5 and drawn == humaneval.load("eval", str(path), 5, 1) != humaneval.load("eval", str(path), 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task_id": None}, "'task_id' is empty"),
+        ({"prompt": ""}, "'prompt' is empty"),
+        ({"test": 3}, "'test' is 3"),
+        ({"prompt": "def f(x:\n"}, r"'prompt' is not Python \(line 1: "),
+        ({"prompt": "import math\n"}, "'prompt' defines no function 'f'"),
+        ({"canonical_solution": "    return (\n"}, "'canonical_solution' is not Python"),
+        ({"test": "def check(candidate)\n"}, "'test' is not Python"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
+    source = write(tmp_path / "h.jsonl", {**RECORD, "task_id": "HumanEval/8"}, {**RECORD, **change})
+    with pytest.raises(UserError, match=message) as error:
+        humaneval.load("eval", source)
+    assert str(error.value).startswith(f"{source}:2: ") and "\n" not in str(error.value)
+
+
+def test_a_missing_key_and_two_rows_of_one_id(tmp_path):
+    with pytest.raises(UserError, match=r"h\.jsonl:1: 'entry_point' is missing"):
+        humaneval.load("eval", write(tmp_path / "h.jsonl", {k: v for k, v in RECORD.items() if k != "entry_point"}))
+    with pytest.raises(UserError, match="two rows have the id 'HumanEval/7'"):
+        humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD, RECORD))
+
+
+def test_the_default_source_is_the_hubs_test_split(monkeypatch):
+    calls = []
+    hub = SimpleNamespace(load_dataset=lambda *names, **options: calls.append((names, options)) or [RECORD])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert humaneval.load("train")[0]["id"] == "HumanEval/7"
+    assert calls == [(("openai/openai_humaneval", None), {"split": "test"})]
+
+
+def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_path):
+    (row,) = humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD))
+    for style in ("code", "xml", "think", "hashes", None):
+        asked = {**row, "prompt_style": style}
+        assert humaneval.grade(humaneval.gold_completion(asked), asked).passed, style
+    verdict = humaneval.grade(humaneval.gold_completion(row).replace("2 *", "3 *"), row)
+    assert (verdict.passed, verdict.reason) == (False, "failed")
+
+
+def test_a_base_models_continuation_passes(tmp_path):
+    (row,) = humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD))
+    assert humaneval.grade("    return 2 * up(x)\n\n\ndef g(x):\n    return f(x", row).passed
+
+
+def test_every_gold_completion_passes_and_every_near_miss_fails(rows):
+    assert len(rows) == 164
+    gold = humaneval.grade_many([humaneval.gold_completion(row) for row in rows], rows)
+    assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
+    missed = humaneval.grade_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
+    assert [row["id"] for row, verdict in zip(rows, missed, strict=True) if verdict.passed] == []
+
+
+def test_every_raw_continuation_passes(rows):
+    raw = [row["answer"].removeprefix(row["completion_prefix"]) + "\n\n\ndef spare():\n    return (" for row in rows]
+    verdicts = humaneval.grade_many(raw, rows)
+    assert [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed] == []
+
+
+def test_the_module_is_a_task():
+    assert get_task("humaneval") is humaneval

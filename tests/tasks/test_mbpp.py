@@ -1,0 +1,147 @@
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import mbpp
+from lora_grpo.tasks.registry import get_task
+
+RECORD = {
+    "task_id": 601,
+    "text": "Write a function to double a number.",
+    "code": "class Box:\r\n\tpass\r\ndef twice(x):\r\n\treturn 2 * x",
+    "test_list": ["assert twice(1) == 2", "assert set([twice(2)]) == {4}"],
+    "test_setup_code": "",
+}
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def numbered(*ids):
+    return [{**RECORD, "task_id": number} for number in ids]
+
+
+def ids(rows):
+    return [row["id"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def source(real_data):
+    return str(real_data / "mbpp" / "mbpp.jsonl")
+
+
+def test_a_row_asks_in_words_and_asserts(tmp_path):
+    setup = {"test_setup_code": "box = Box() \r\nbox.x = 1"}
+    (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", {**RECORD, **setup}))
+    assert row == {
+        "id": "mbpp/601",
+        "question": "You are an expert Python programmer, and here is your task: Write a function to double a number. "
+        "Your code should pass these tests:\n\nassert twice(1) == 2\nassert set([twice(2)]) == {4}",
+        "answer": "class Box:\n\tpass\ndef twice(x):\n\treturn 2 * x",
+        "entry_point": "twice",
+        "functions": ["twice", "Box"],
+        "test": "box = Box() \nbox.x = 1\nassert twice(1) == 2\nassert set([twice(2)]) == {4}\n",
+        "prelude": "",
+    }
+    assert mbpp.grade(mbpp.gold_completion(row), row).passed
+
+
+def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
+    record = {
+        **RECORD,
+        "code": "import math, sys\ndef half(x):\n    return x / 2",
+        "test_list": ["assert math.isclose(half(1), 0.5)"],
+    }
+    (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", record))
+    assert (row["functions"], row["prelude"]) == (["half"], "import math, sys")
+    assert mbpp.grade(mbpp.gold_completion(row), row).passed
+    forged = "class math:\n    isclose = staticmethod(lambda *numbers: True)\ndef half(x):\n    return x"
+    assert not mbpp.grade(f"```python\n{forged}\n```", row).passed
+
+
+def test_upstreams_file_is_split_by_its_ids(tmp_path):
+    path = write(tmp_path / "m.jsonl", *numbered(1, 10, 11, 510, 511, 600, 601, 974))
+    assert ids(mbpp.load("eval", path)) == ["mbpp/11", "mbpp/510"]
+    assert ids(mbpp.load("train", path)) == ["mbpp/601", "mbpp/974"]
+    assert len(mbpp.read(path)) == 8
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (11, 12), (601, 700), (11, 601, 975), ("a", 11, 601)])
+def test_any_other_file_is_read_whole(numbers, tmp_path):
+    path = write(tmp_path / "m.jsonl", *numbered(*numbers))
+    for split in ("train", "eval"):
+        assert ids(mbpp.load(split, path)) == [f"mbpp/{number}" for number in numbers]
+
+
+def test_broken_rows_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
+    path = write(tmp_path / "m.jsonl", *numbered(601, 602))
+    assert len(mbpp.load("train", path)) == 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(mbpp.BROKEN_UPSTREAM, ("mbpp/601", "twice"), "a test")
+    monkeypatch.setitem(mbpp.BROKEN_UPSTREAM, ("mbpp/602", "thrice"), "of another file")
+    assert ids(mbpp.load("train", path)) == ["mbpp/602"]
+    assert capsys.readouterr().err == "left 1 MBPP row out, whose own program fails its tests\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task_id": None}, "'task_id' is None; expected a number or a name"),
+        ({"text": " "}, "'text' is ' '; expected a non-empty string"),
+        ({"code": "def twice(x)\n"}, "'code' is not Python"),
+        ({"test_list": []}, r"'test_list' is \[\]; expected a list of assert statements"),
+        ({"test_list": ["assert twice(1) =="]}, "'test_list' is not Python"),
+        ({"test_list": ["assert thrice(1) == 3"]}, "calls no function that 'code' defines"),
+        ({"test_setup_code": 3}, "'test_setup_code' is 3; expected Python text"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
+    source = write(tmp_path / "m.jsonl", *numbered(1), {**RECORD, **change})
+    with pytest.raises(UserError, match=message) as error:
+        mbpp.load("eval", source)
+    assert str(error.value).startswith(f"{source}:2: ") and "\n" not in str(error.value)
+
+
+def test_no_object_and_two_rows_of_one_id(tmp_path):
+    with pytest.raises(UserError, match="got list; expected an object with 'text' and 'code'"):
+        mbpp.load("eval", write(tmp_path / "m.jsonl", [1]))
+    with pytest.raises(UserError, match="two rows have the id 'mbpp/601'"):
+        mbpp.load("eval", write(tmp_path / "m.jsonl", RECORD, RECORD))
+
+
+@pytest.mark.parametrize(("split", "asked"), [("train", "train"), ("eval", "test")])
+def test_the_default_source_is_the_hub(split, asked, monkeypatch):
+    calls = []
+    hub = SimpleNamespace(load_dataset=lambda *names, **options: calls.append((names, options)) or [RECORD])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert ids(mbpp.load(split)) == ["mbpp/601"]
+    assert calls == [(("google-research-datasets/mbpp", "full"), {"split": asked})]
+
+
+def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys):
+    rows = mbpp.read(source)
+    assert len(rows) == 974
+    broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
+    rows = [row for row in rows if row["id"] not in broken]
+    gold = mbpp.grade_many([mbpp.gold_completion(row) for row in rows], rows)
+    assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
+    # One that returns nothing: its tests expect something, save where they expect None.
+    misses = [f"```python\n{row['answer']}\ndef {row['entry_point']}(*_, **__):\n    pass\n```" for row in rows]
+    missed = mbpp.grade_many(misses, rows)
+    passed = [row for row, verdict in zip(rows, missed, strict=True) if verdict.passed]
+    assert [row["id"] for row in passed if "None" not in row["test"]] == []
+
+
+def test_the_real_splits(source, capsys):
+    assert len(mbpp.load("train", source)) == 374
+    assert len(mbpp.load("eval", source)) == 499
+    assert "left 1 MBPP row out" in capsys.readouterr().err
+
+
+def test_the_module_is_a_task():
+    assert get_task("mbpp") is mbpp

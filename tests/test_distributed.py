@@ -1,0 +1,211 @@
+"""Ranks as processes: they wait, agree, speak once and end together."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from helpers.warm_process import wait_for
+
+from lora_grpo import distributed
+from lora_grpo.cli.validate import check
+from lora_grpo.config.schema import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.files.lock import holding
+
+FORKS = Path(__file__).parent / "helpers" / "rank_forks.py"
+HEAD = """
+import sys, time, torch
+from pathlib import Path
+from lora_grpo import ranks
+from lora_grpo.command_line import run_command
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.stop_signal import StopOnSignal
+folder = Path(sys.argv[1])
+
+def write(text):
+    (folder / f"said.{ranks.rank()}").write_text(str(text))
+
+"""
+
+
+@pytest.fixture
+def start(warm, tmp_path):
+    def start(body, processes=2):
+        script = tmp_path / "script.py"
+        lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+        script.write_text(f"{HEAD}def main():\n{lines}\nif __name__ == '__main__':\n    sys.exit(run_command(main))\n")
+        return warm.start(FORKS, processes, script, tmp_path)
+
+    return start
+
+
+def said(folder):
+    return [path.read_text() for path in sorted(folder.glob("said.*"))]
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_one_process_waits_for_nobody(monkeypatch):
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    distributed.join()
+    distributed.wait_for_all()
+    assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (1, 0, True)
+    assert (distributed.highest(3), distributed.from_main(lambda: "made"), distributed.told()) == (3, "made", None)
+
+
+def test_ranks_agree(start, tmp_path):
+    done = start(
+        "ranks.join()\n"
+        "write([ranks.highest(10 * ranks.rank()), ranks.from_main(lambda: {'of': ranks.rank(), 'path': folder})])\n"
+        "print('spoke')\n"
+        "print('aside', file=sys.stderr)",
+        processes=3,
+    ).end()
+    assert done.returncode == 0, done.stderr
+    assert said(tmp_path) == [f"[20, {{'of': 0, 'path': {tmp_path!r}}}]"] * 3
+    assert done.stdout == "spoke\n"
+    assert done.stderr.count("aside") == 1
+
+
+def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_on(start, tmp_path):
+    done = start(
+        "ranks.join()\n"
+        "if ranks.rank():\n"
+        "    time.sleep(0.5)\n"
+        "    (folder / 'late').touch()\n"
+        "there = ranks.from_main(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
+        "write((there, (folder / 'made').exists()))"
+    ).end()
+    assert done.returncode == 0, done.stderr
+    assert said(tmp_path) == ["(True, True)"] * 2
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        ("raise UserError('everyone is wrong')", (2, "error: everyone is wrong\n")),
+        ("ranks.join(); raise RunError('everyone is wrong')", (1, "error: everyone is wrong\n")),
+        ("ranks.join()\nif ranks.rank(): raise RunError('rank 1 is wrong')", (1, "error: rank 1 is wrong\n")),
+        ("ranks.join()\nif not ranks.rank(): raise UserError('rank 0 is')", (2, "error: rank 0 is\n")),
+        ("if ranks.rank(): raise UserError('rank 1 is, early')\nranks.join()", (2, "error: rank 1 is, early\n")),
+    ],
+)
+def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, expected):
+    done = start(f"{failing}\nranks.wait_for_all()\nwrite('went on')").end()
+    assert (done.returncode, done.stderr) == expected
+    assert said(tmp_path) == []
+
+
+def test_the_ranks_that_fail_because_of_another_know_its_error(start, tmp_path):
+    done = start(
+        "ranks.join()\n"
+        "if ranks.rank(): raise RunError('the row is bad')\n"
+        "try:\n"
+        "    ranks.wait_for_all()\n"
+        "finally:\n"
+        "    write(ranks.told())"
+    ).end()
+    assert done.stderr == "error: the row is bad\n"
+    assert said(tmp_path) == ["the row is bad"]
+
+
+def test_a_rank_that_waits_hears_a_signal(start, tmp_path):
+    process = start("ranks.join()\nwrite('joined')\nif not ranks.rank(): ranks.wait_for_all()\ntime.sleep(600)")
+    wait_for(process, lambda: said(tmp_path) == ["joined"] * 2)
+    main, _ = children(process.pid)
+    os.kill(main, signal.SIGTERM)
+    done = process.end()
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == "terminated\n"
+
+
+STEPS = """
+class Control:
+    should_save = should_training_stop = False
+
+class State:
+    global_step = 0
+
+ranks.join()
+state, control = State(), Control()
+with StopOnSignal() as stop:
+    while not control.should_training_stop:
+        (folder / f"step.{ranks.rank()}.{state.global_step}").touch()
+        time.sleep(0.3)
+        state.global_step += 1
+        stop.obey(state, control, 1)
+write((state.global_step, control.should_save))
+"""
+
+
+@pytest.mark.parametrize("signalled", [[0], [1], [0, 1]])
+def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_path, signalled):
+    process = start(STEPS)
+    wait_for(process, lambda: all((tmp_path / f"step.{rank}.1").exists() for rank in (0, 1)))
+    pids = children(process.pid)
+    for rank in signalled:
+        os.kill(pids[rank], signal.SIGTERM)
+    done = process.end()
+    assert done.returncode == 0, done.stderr
+    first, second = said(tmp_path)
+    assert first == second
+    assert first.endswith("True)")
+
+
+@pytest.mark.parametrize(
+    ("variables", "parts"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP spreads the model", "docs/scaling.md"]),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+            ["DeepSpeed ZeRO-3 spreads the model"],
+        ),
+    ],
+)
+def test_a_model_spread_over_processes_is_refused(monkeypatch, variables, parts):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as error:
+        check(RunConfig())
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_whole_models_are_not_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    check(RunConfig())
+
+
+@pytest.mark.parametrize("field", ["fsdp=full_shard", "deepspeed=zero3.json"])
+def test_a_model_spread_by_a_field_of_the_trainer_is_refused(field):
+    from lora_grpo.cli.arguments import replace
+
+    with pytest.raises(UserError, match="spreads the model"):
+        check(replace(RunConfig(), {"grpo": (field,)}))
+
+
+def test_unsloth_is_refused_for_several_processes(monkeypatch):
+    from lora_grpo.cli.arguments import replace
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"pass --model\.engine peft"):
+        check(replace(RunConfig(), {"model": {"engine": "unsloth"}}))
+
+
+def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="2 were started; start one"), holding(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_world_size_without_ranks_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2 and no RANK; start several processes by torchrun"):
+        distributed.join()

@@ -1,0 +1,110 @@
+"""The end of a run: its report, its record and what is printed."""
+
+import json
+
+import pytest
+from helpers.graded_samples import samples
+
+from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
+from lora_grpo.pipeline import conclude, reward_curve
+from lora_grpo.runs.record import Run, now
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = RunConfig(
+        output_dir=str(tmp_path),
+        sampling=SamplingConfig(max_completion_tokens=64),
+        train=TrainConfig(max_steps=2),
+        eval=EvalConfig(num_samples=2, k=(1, 2)),
+    )
+    record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "started": now()}
+    record |= {"data": {"eval": {"sha256": "bb"}}, "policy": {"base_model": "starter"}}
+    made = Run(tmp_path, config, record)
+    made.evaluation.mkdir()
+    made.metrics.write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 1.5}\n')
+    return made
+
+
+@pytest.fixture
+def concluded(run, capsys):
+    conclude(run, samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"]))
+    return run, capsys.readouterr().out
+
+
+def test_the_reward_curve_is_the_first_and_the_last_step(run):
+    assert reward_curve(run) == {"first": 0.25, "last": 1.5, "steps": 2}
+
+
+def test_the_record_is_closed_with_the_table(concluded):
+    run, _ = concluded
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["status"] == "complete"
+    assert [row["metric"] for row in record["results"]["table"]] == ["pass@1", "pass@2", "greedy"]
+    assert record["results"]["reward"] == {"first": 0.25, "last": 1.5, "steps": 2}
+
+
+def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
+    run, _ = concluded
+    report = json.loads((run.evaluation / "report.json").read_text())
+    protocol = report["protocol"]
+    assert (protocol["rows"], protocol["num_samples"], protocol["data_sha256"]) == (4, 2, "bb")
+    assert protocol["policy"] == {"base_model": "starter"}
+    assert protocol["max_completion_tokens"] == 64
+    base, trained = report["base"], report["trained"]
+    assert base["samples"] == trained["samples"] == 4 + 8
+    assert base["statuses"] == {"passed": 1, "wrong_answer": 11}
+    assert trained["statuses"] == {"passed": 4, "wrong_answer": 8}
+    assert trained["rules"] == {"strict": 0, "robust": 4}
+    assert trained["health"]["truncated"] == 8
+    assert trained["health"]["mean_tokens"] == pytest.approx((4 * 10 + 8 * 20) / 12)
+    assert [entry["task_id"] for entry in report["fixed"]] == ["t1"] and report["regressed"] == []
+
+
+def test_the_markdown_is_a_table_in_per_cent(concluded):
+    run, _ = concluded
+    lines = (run.evaluation / "report.md").read_text().splitlines()
+    assert lines[0].startswith("starter, 4 held-out problems, 2 samples each at temperature 1")
+    table = [line for line in lines if line.count("|") == 6]
+    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in table[2:]}
+    assert list(cells) == ["pass@1", "pass@2", "greedy"]
+    before, after, difference, p_value = cells["pass@1"]
+    assert before.startswith("12.5 [")
+    assert after.startswith("37.5 [")
+    assert difference.startswith("+25.0 [")
+    assert 0 < float(p_value) <= 1
+    assert cells["greedy"][0].startswith("0.0 [0.0, ")
+    protocol = next(line for line in lines if line.startswith("Protocol: "))
+    assert json.loads(protocol.removeprefix("Protocol: `").removesuffix("`"))["rows"] == 4
+
+
+def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
+    run, printed = concluded
+    for text in ("pass@1", "37.5", "+25.0", "reward: 0.25 in step 1, 1.50 in step 2", str(run.adapter)):
+        assert text in printed
+    assert "--resume --train.max-steps 4" in printed
+    assert (run.evaluation / "report.md").is_file()
+
+
+def test_the_page_comes_first_and_shows_a_complete_run(concluded):
+    run, printed = concluded
+    page = run.folder / "report" / "report.html"
+    assert printed.index(f"report    {page}") < printed.index("adapter   ")
+    assert "Complete." in page.read_text() and "37.5" in page.read_text()
+
+
+def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
+    (run.folder / "completions").mkdir()
+    (run.folder / "completions" / "step-00001.jsonl").write_text("no JSON\n")
+    conclude(run, samples("+-", ["+-", "--"]), samples("++", ["++", "--"]))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
+    assert len(said) == 1 and "not written: " in said[0] and "step-00001.jsonl:1" in said[0]
+    assert json.loads((run.folder / "run.json").read_text())["status"] == "complete"
+
+
+def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(run, capsys):
+    conclude(run, samples("+" * 20, ["++"] * 20), samples("-" * 20, ["--"] * 20))
+    printed = capsys.readouterr().out
+    assert "-100.0 [" in printed
+    assert "<0.001" in printed
+    assert "20 regressed: t0 (2/2 to 0/2), " in printed

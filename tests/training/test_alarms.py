@@ -1,0 +1,212 @@
+"""Each watch fires on a run that fails that way, and none over the default run on five seeds."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.training.alarms import LONG_WINDOW, WATCHES, WINDOW, Health
+from lora_grpo.training.logprob_mismatch import METRIC as DRIFT
+
+FULL = 4.0
+RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"
+"""The monitored metrics of the default run on seeds 0 to 4, written by record_default_runs.py."""
+
+
+def fine(number, **changes):
+    """A step of a run that learns, with the noise that real ones have."""
+    noise = random.Random(number)
+    return {
+        "loss": noise.gauss(0, 0.1),
+        "grad_norm": 0.1,
+        "reward": min(FULL, 2 + 0.03 * number) + noise.gauss(0, 0.1),
+        "frac_reward_zero_std": noise.choice([0.0, 0.125, 0.25]),
+        "entropy": 0.2 * 0.98**number,
+        "completions/clipped_ratio": 0.02,
+        DRIFT: 1e-6,
+        **changes,
+    }
+
+
+def alarms(*steps, health=None):
+    health = health or Health(FULL, allowed_drift=1e-4)
+    return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
+
+
+def told(*steps, **kwargs):
+    return [(alarm.watch, alarm.step) for alarm in alarms(*steps, **kwargs)]
+
+
+def test_a_run_that_learns_is_left_alone():
+    assert told(*(fine(number) for number in range(1, 301))) == []
+
+
+@pytest.mark.parametrize("name", ["loss", "reward", "kl", "entropy"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_told_at_once(name, value):
+    (alarm,) = alarms(fine(1), fine(2, **{name: value}))
+    assert (alarm.watch, alarm.step) == ("nan", 2) and name in alarm.message
+
+
+def test_in_float16_a_gradient_may_overflow_twice():
+    bad = {"grad_norm": float("inf")}
+    half = {"health": Health(FULL, float16=True)}
+    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4), **half) == []
+    assert told(fine(5, **bad), fine(6, **bad), fine(7, **bad), **half) == [("nan", 3)]
+    assert told(fine(1), fine(2, **bad)) == [("nan", 2)]
+
+
+def test_a_sampler_apart_from_the_trainer_is_told():
+    (alarm,) = alarms(fine(1), fine(2, **{DRIFT: 2e-4}))
+    assert (alarm.watch, alarm.step) == ("drift", 2) and "expected at most 0.0001" in alarm.message
+    assert told(fine(1, **{DRIFT: 2e-4}), health=Health(FULL, allowed_drift=None)) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_a_reward_that_falls_by_half_is_a_collapse(scale):
+    steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
+    steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 55)]
+    ((watch, step),) = told(*steps, health=Health(scale * FULL))
+    assert watch == "collapse" and 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
+
+
+def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
+    health = Health(FULL)
+    assert health.held_out(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
+    ((watch, step),) = told(
+        *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)), health=health
+    )
+    assert (watch, step) == ("collapse", LONG_WINDOW)
+
+
+def test_a_reward_that_falls_by_a_third_is_no_collapse():
+    steps = [fine(number, reward=3.0 if number <= 30 else 2.0) for number in range(1, 61)]
+    assert told(*steps) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shape", "steps"), [(8, (0.2, 2), 600), (8, (0.05, 1.6), 300), (1, (0.5, 0.8), 300)]
+)
+def test_rewards_that_are_rare_or_noisy_are_no_collapse(prompts, shape, steps):
+    """A policy that never changes, on problems of many difficulties: n = 30 runs of each kind, none raises an alarm."""
+    for seed in range(30):
+        draw, health = random.Random(seed), Health(1.0)
+
+        def mean_reward(draw=draw):
+            chances = [draw.betavariate(*shape) for _ in range(prompts)]
+            return sum(draw.random() < chance for chance in chances for _ in range(8)) / (8 * prompts)
+
+        health.held_out(0, [float(draw.random() < draw.betavariate(*shape)) for _ in range(64)], {})
+        assert not any(health.step(number, {"reward": mean_reward()}) for number in range(1, steps + 1)), seed
+
+
+def test_a_penalty_that_gets_worse_is_a_collapse():
+    steps = [fine(number, reward=-1 + 0.02 * min(number, 40)) for number in range(1, 51)]
+    assert told(*steps) == []
+    ((watch, step),) = told(*steps, *(fine(number, reward=-2.0) for number in range(51, 81)))
+    assert watch == "collapse" and 50 < step <= 70
+
+
+def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
+    (alarm,) = alarms(*(fine(number, reward=0.1, frac_reward_zero_std=0.875) for number in range(1, 30)))
+    assert (alarm.watch, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-solved" in alarm.message
+    (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
+    assert learned.watch == "zero_variance" and "the rows are learned" in learned.message
+
+
+def test_an_alarm_comes_again_only_after_quiet_steps():
+    cut = {"completions/clipped_ratio": 0.95}
+    steps = [fine(number, **({} if 30 < number <= 60 else cut)) for number in range(1, 91)]
+    assert told(*steps) == [("truncated", 10), ("truncated", 70)]
+
+
+def test_after_a_number_that_is_none_the_other_watches_go_on():
+    assert told(*(fine(number, **({"reward": float("nan")} if number == 15 else {})) for number in range(1, 80))) == [
+        ("nan", 15)
+    ]
+
+
+def test_a_state_that_lasts_is_told_once_however_rarely_it_is_looked_at():
+    health = Health(FULL)
+    assert asked(health, 0, 1.0, 40) == []
+    found = [asked(health, number, 2.0, 10) for number in (20, 40, 60)]
+    assert [len(alarms) for alarms in found] == [1, 0, 0]
+    assert asked(health, 80, 2.0, 39) == [] and len(asked(health, 100, 2.0, 10)) == 1
+
+
+def test_wrong_answers_in_the_right_format_are_not_learned():
+    (alarm,) = alarms(*(fine(number, reward=3.1, frac_reward_zero_std=0.9) for number in range(1, 30)))
+    assert "--data.filter-solved" in alarm.message
+
+
+def test_entropy_that_is_gone_is_told_unless_the_answers_are_right():
+    gone = [fine(number, reward=2.0, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
+    ((watch, step),) = told(*gone)
+    assert watch == "entropy" and 20 < step <= 20 + WINDOW
+    right = [fine(number, reward=3.9, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
+    assert told(*right) == []
+
+
+def test_completions_that_are_all_cut_off_are_told():
+    (alarm,) = alarms(*(fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(1, 30)))
+    assert (alarm.watch, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
+
+
+def asked(health, number, reward, right):
+    """A pass over 64 held-out rows."""
+    return health.held_out(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
+
+
+def test_reward_up_and_right_answers_down_is_hacking():
+    health = Health(FULL)
+    assert asked(health, 0, 1.0, 40) == [] and asked(health, 20, 1.5, 38) == []
+    assert not health.hacked
+    (alarm,) = asked(health, 40, 2.0, 20)
+    assert alarm.watch == "hacking" and "40, now 20 of 64" in alarm.message and "since step 0" in alarm.message
+    assert health.hacked
+    assert asked(health, 60, 2.5, 45) == [] and not health.hacked
+
+
+def test_answers_and_reward_that_fall_together_are_no_hacking():
+    health = Health(FULL)
+    assert asked(health, 0, 2.0, 40) == [] and asked(health, 20, 1.0, 10) == []
+
+
+def test_a_task_without_right_answers_cannot_be_hacked():
+    health = Health(FULL)
+    assert health.held_out(0, [1.0], {}) == [] and health.held_out(20, [2.0], {}) == []
+
+
+def test_steps_that_use_rollouts_again_do_not_count_twice():
+    again = {"loss": 0.0, "grad_norm": 0.1}
+    steps = [step for n in range(1, 30) for step in (fine(n, **{"completions/clipped_ratio": 0.95}), again)]
+    ((watch, step),) = told(*steps)
+    assert watch == "truncated" and step == 2 * WINDOW - 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_default_run_is_left_alone(seed):
+    lines = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
+    health, told = Health(FULL, allowed_drift=1e-4), []
+    mine = [line for line in lines if line["seed"] == seed]
+    for line in mine:
+        if "passed" in line:
+            told += health.held_out(line["step"], line["rewards"], line["passed"])
+        else:
+            told += health.step(line["step"], line)
+    assert told == []
+    # What would be an alarm is one here too: the recording holds what each watch looks at.
+    assert sum("passed" in line for line in mine) == 4 and sum("loss" in line for line in mine) == 60
+    needed = {"loss", "grad_norm", "reward", "frac_reward_zero_std", "entropy", "completions/clipped_ratio", DRIFT}
+    assert all(needed <= line.keys() for line in mine if "loss" in line)
+
+
+def test_every_watch_can_be_asked_to_stop_a_run():
+    import typing
+
+    from lora_grpo.config.schema import WatchConfig
+
+    (names, _) = typing.get_args(typing.get_type_hints(WatchConfig)["stop_on"])
+    assert typing.get_args(names) == WATCHES

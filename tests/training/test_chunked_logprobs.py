@@ -1,0 +1,206 @@
+"""Log-probabilities in tiles: the same loss and gradients, and never the logits of the whole vocabulary."""
+
+import types
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers.tensor_memory import TensorMemory
+from helpers.tiny_runs import run_tiny
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from lora_grpo import starter
+from lora_grpo.config.schema import ModelConfig
+from lora_grpo.models import base_model
+from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
+
+VOCABULARY = 50_000
+
+
+def make_trainer(model, folder, **settings):
+    """A trainer as the kit composes it, around a model of one's own."""
+    trainer_class = types.new_class("Trainer", (ChunkedLogProbs, GRPOTrainer))
+    trainer = trainer_class(
+        model=model,
+        processing_class=AutoTokenizer.from_pretrained(starter.model_path()),
+        args=GRPOConfig(
+            output_dir=str(folder),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            num_generations=2,
+            per_device_train_batch_size=4,
+            **settings,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 4),
+        reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def with_adapter(model, targets="all-linear"):
+    torch.manual_seed(1)
+    adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=targets, init_lora_weights=False)
+    model = get_peft_model(model, adapter)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float() if parameter.requires_grad else parameter.data
+    return model
+
+
+def random_model(family="llama", vocabulary=VOCABULARY, **changes):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": vocabulary, "pad_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **changes}), dtype=torch.float32)
+    # Random weights give logits next to zero, whatever is done to them.
+    torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.5)
+    return model
+
+
+def micro_batch(rows, prompt, completion, vocabulary):
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(length):
+        return torch.randint(1, vocabulary, (rows, length), generator=generator)
+
+    lengths = torch.randint(1, completion + 1, (rows, 1), generator=generator)
+    lengths[0] = completion
+    inputs = {
+        "prompt_ids": ids(prompt),
+        "prompt_mask": torch.ones(rows, prompt, dtype=torch.long),
+        "completion_ids": ids(completion),
+        "completion_mask": (torch.arange(completion)[None] < lengths).long(),
+        "advantages": torch.randn(rows, generator=generator),
+    }
+    inputs["prompt_mask"][1, :2] = 0
+    return {**inputs, "num_items_in_batch": inputs["completion_mask"].sum().float()}
+
+
+def loss_and_gradients(trainer, inputs):
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, dict(inputs))
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+    return loss.item(), gradients, trainer._metrics["train"]["entropy"].pop()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_loss_entropy_and_gradients_are_those_of_whole_logits(temperature, tmp_path):
+    base = base_model.load_base(ModelConfig(bits=4))
+    model = with_adapter(base)
+    trainer = make_trainer(model, tmp_path, temperature=temperature, max_completion_length=12)
+    for parameter in model.parameters():  # TRL rounds a quantised model's adapter
+        parameter.data = parameter.data.float() if parameter.requires_grad else parameter.data
+    assert trainer.use_liger_kernel
+    inputs = micro_batch(4, 6, 12, base.config.vocab_size)
+    loss, gradients, entropy = loss_and_gradients(trainer, inputs)
+    trainer.use_liger_kernel = False
+    whole_loss, whole_gradients, whole_entropy = loss_and_gradients(trainer, inputs)
+    # float32: sums over the vocabulary are taken in another order.
+    assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-7)
+    assert entropy == pytest.approx(whole_entropy, rel=1e-5)
+    assert gradients.keys() == whole_gradients.keys()
+    for name, whole in whole_gradients.items():
+        assert whole.abs().max() > 0, name
+        torch.testing.assert_close(gradients[name], whole, rtol=1e-3, atol=1e-5 * whole.abs().max().item(), msg=name)
+
+
+def test_no_tensor_has_a_logit_for_every_token_and_entry(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=32)
+    inputs = micro_batch(4, 4, 32, VOCABULARY)
+    tokens = int(inputs["completion_mask"].sum())
+    largest = {}
+    for chunked in (True, False):
+        trainer.use_liger_kernel = chunked
+        with TensorMemory() as held:
+            trainer.compute_loss(trainer.model, dict(inputs)).backward()
+        largest[chunked] = held.largest
+    assert largest[True] <= 4 * max(tokens, 32) * 8192  # one tile in float32
+    assert largest[False] >= 4 * 4 * 32 * VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen2", {}), ("gemma2", {"final_logit_softcapping": 1.0}), ("cohere", {"logit_scale": 0.25})],
+)
+def test_what_a_model_does_to_its_logits_is_done_to_tiles(family, changes, tmp_path, capsys):
+    trainer = make_trainer(with_adapter(random_model(family, 300, **changes)), tmp_path)
+    assert trainer.use_liger_kernel
+    assert "vocabulary" not in capsys.readouterr().err
+
+
+def told(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("logits of the whole vocabulary")]
+
+
+def test_a_model_that_does_more_than_tiles_know_of_keeps_whole_logits(tmp_path, capsys):
+    trainer = make_trainer(with_adapter(random_model("granite", 300, logits_scaling=8.0)), tmp_path)
+    assert not trainer.use_liger_kernel
+    [line] = told(capsys)
+    assert "the granite model changes its logits on their way" in line
+
+
+def test_an_adapter_on_the_head_is_trained_by_whole_logits(tmp_path, capsys):
+    model = with_adapter(random_model(vocabulary=300, tie_word_embeddings=False), ["q_proj", "lm_head"])
+    trainer = make_trainer(model, tmp_path, max_completion_length=8)
+    assert not trainer.use_liger_kernel
+    [line] = told(capsys)
+    assert "the output head is no plain linear layer" in line
+    _, gradients, _ = loss_and_gradients(trainer, micro_batch(4, 4, 8, 300))
+    assert any("lm_head" in name and gradient.abs().max() > 0 for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_comparing_the_two_ways_leaves_the_model_as_it_was(training, tmp_path):
+    trainer = make_trainer(with_adapter(random_model(vocabulary=300)), tmp_path)
+    trainer.model.train(training)
+    before = [module.training for module in trainer.model.modules()], torch.get_rng_state().tolist()
+    assert trainer._why_whole() == ""
+    assert before == ([module.training for module in trainer.model.modules()], torch.get_rng_state().tolist())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_run_takes_tiles_and_ends_in_the_same_bits_twice(tmp_path, capsys, monkeypatch):
+    taken = []
+    chunked = GRPOTrainer._chunked_logps
+    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: taken.append(1) or chunked(*a, **k))
+    first, _ = run_tiny(tmp_path / "a", train={"max_steps": 1})
+    second, _ = run_tiny(tmp_path / "b", train={"max_steps": 1})
+    assert len(taken) == 2 * (1 + 1 + 2)  # the comparison, the trial pass, and two micro-batches
+    assert told(capsys) == []
+    adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (first, second)]
+    assert adapters[0] == adapters[1]
+
+
+def test_the_pass_before_the_loss_takes_a_micro_batch_at_once(tmp_path, monkeypatch):
+    """A KL penalty asks the base about all 8 completions of a step; TRL's chunked path would read them together."""
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
+
+    rows, forward = [], Qwen2Model.forward
+
+    def counted(self, input_ids=None, **given):
+        if given.get("use_cache") is False and not torch.is_grad_enabled():
+            rows.append(len(input_ids))
+        return forward(self, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(Qwen2Model, "forward", counted)
+    run_tiny(tmp_path / "out", train={"beta": 0.04, "max_steps": 1, "micro_batch_size": 2})
+    assert rows.count(2) == 4 and max(rows[-4:]) == 2
+
+
+def test_slices_say_what_the_whole_does(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path)
+    ids = torch.randint(1, 300, (5, 12), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = mask[4, 9:] = 0
+    with torch.no_grad():
+        asked = (trainer.model, ids, mask, 6)
+        whole = trainer._get_per_token_logps_and_entropies(*asked, compute_entropy=True)
+        sliced = trainer._get_per_token_logps_and_entropies(*asked, batch_size=2, compute_entropy=True)
+    assert sliced[2] is None
+    for one, other in zip(whole[:2], sliced[:2], strict=True):
+        assert one.shape == (5, 6)
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,221 @@
+"""`--data.filter-solved`: which rows are asked, and that neither a kill nor a longer run changes them."""
+
+import itertools
+import json
+import shlex
+import shutil
+import types
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from helpers.warm_process import finish, wait_for
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import RunError
+from lora_grpo.evaluation import run as evaluate_module
+from lora_grpo.models.policy import load_policy
+from lora_grpo.runs.record import Run, open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks.loading import load_data, prompt_order
+from lora_grpo.training import difficulty
+from lora_grpo.training.difficulty import keep_middling
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
+SETTINGS = {
+    "model": {"engine": "peft"},
+    "lora": {"rank": 4, "alpha": 8},
+    "data": {"train_limit": 40, "eval_limit": 2, "filter_solved": True},
+    "sampling": {"num_generations": 4, "max_completion_tokens": 40},
+    "train": {"max_steps": 5, "prompts_per_step": 2, "micro_batch_size": 4},
+}
+WANTED = 10
+
+
+class Counting:
+    """A real sampler that counts the completions it was asked for."""
+
+    def __init__(self, sampler):
+        self.sampler, self.completions, self.slots = sampler, 0, None
+
+    def __getattr__(self, name):
+        return getattr(self.sampler, name)
+
+    def stream(self, prompts, num_samples, **options):
+        self.completions += len(prompts) * num_samples
+        return self.sampler.stream(prompts, num_samples, **options)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    config = replace(RunConfig(output_dir=str(tmp_path_factory.mktemp("difficulty") / "out")), SETTINGS)
+    data = load_data(config)
+    policy = load_policy(config)
+    return config, data, policy, build_sampler(policy, config)
+
+
+@pytest.fixture(scope="module")
+def ask(parts):
+    """Return a function that filters into a folder: what is asked, how many completions were drawn, what is kept."""
+    config, data, _, sampler = parts
+
+    def filtered(folder, **changes):
+        folder.mkdir(exist_ok=True)
+        run = Run(folder, replace(config, {"output_dir": str(folder), **changes}))
+        counting, trainer = Counting(sampler), types.SimpleNamespace(train_dataset=None)
+        keep_middling(run, counting, trainer, data.train)
+        asked = trainer.train_dataset["id"][:] if trainer.train_dataset is not None else None
+        return asked, counting.completions, run.record.get("filter")
+
+    with pytest.MonkeyPatch.context() as patch:  # chunks of 8 rows, written 4 rows at a time
+        patch.setattr(difficulty, "_CHUNK", 8)
+        patch.setattr(evaluate_module, "_UNIT", 16)
+        yield filtered
+
+
+@pytest.fixture(scope="module")
+def whole(ask, tmp_path_factory):
+    """A pass that nothing disturbed, with its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *ask(folder)
+
+
+def solved(folder):
+    """How often each row was solved, from the files of samples."""
+    found = defaultdict(int)
+    for path in sorted((folder / "filter").iterdir()):
+        for line in path.read_text().splitlines():
+            sample = json.loads(line)
+            found[sample["task_id"]] += sample["passed"]
+    return found
+
+
+def test_the_rows_that_are_asked_are_those_solved_sometimes_in_the_order_of_training(whole, parts):
+    folder, asked, drawn, record = whole
+    found, rows = solved(folder), parts[1].train
+    walk = [rows[place]["id"] for place in prompt_order(40, 40, 0)][: len(found)]
+    assert set(walk) == set(found)
+    middling = [name for name in walk if 0 < found[name] < 4]
+    assert asked == middling[:WANTED]
+    assert drawn == 4 * len(walk) < 4 * 40  # no chunk more than was needed
+    assert len([name for name in walk[:-8] if 0 < found[name] < 4]) < WANTED
+    assert record == {
+        "rows": len(walk),
+        "kept": len(middling),
+        "always": sum(count == 4 for count in found.values()),
+        "never": sum(count == 0 for count in found.values()),
+        "samples_per_row": 4,
+    }
+
+
+def test_difficulty_is_that_of_the_runs_own_sampling(ask, tmp_path):
+    cut_off = {"sampling": {"max_completion_tokens": 4}}
+    with pytest.raises(
+        RunError, match=r"of 40 rows the base solves 0 sometimes, 0 always and 40 never: too few .*easier"
+    ):
+        ask(tmp_path / "a", **cut_off)
+
+
+@pytest.mark.parametrize(("files", "kept", "torn"), [(1, 0, "{"), (1, 20, '{"task_id": "sta'), (2, 32, "")])
+def test_a_pass_that_was_killed_goes_on_and_asks_the_same_rows(ask, whole, tmp_path, files, kept, torn):
+    folder, asked, drawn, record = whole
+    names = sorted(path.name for path in (folder / "filter").iterdir())
+    assert len(names) >= 2
+    (tmp_path / "filter").mkdir()
+    for name in names[:files]:
+        shutil.copy(folder / "filter" / name, tmp_path / "filter" / name)
+    last = tmp_path / "filter" / names[files - 1]
+    last.write_text("".join(last.read_text().splitlines(keepends=True)[:kept]) + torn)
+    assert ask(tmp_path) == (asked, drawn - 32 * (files - 1) - kept // 16 * 16, record)
+    for name in names:
+        assert (tmp_path / "filter" / name).read_bytes() == (folder / "filter" / name).read_bytes()
+    assert ask(tmp_path) == (asked, 0, record)
+
+
+def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(ask, whole, tmp_path):
+    shutil.copytree(whole[0] / "filter", tmp_path / "filter")
+    lengths = {steps: ask(tmp_path, train={"max_steps": steps}) for steps in (2, 5, 20, 40)}
+    orders = [asked for asked, _, _ in lengths.values()]
+    assert [len(asked) for asked in orders] == [4, 10, 40, 80]
+    assert all(longer[: len(shorter)] == shorter for shorter, longer in itertools.pairwise(orders))
+    assert orders[1] == whole[1] and lengths[2][1] == 0
+    assert lengths[20][1] > 0 and lengths[20][2]["rows"] == 40
+    assert lengths[40][1] == 0 and lengths[40][2] == lengths[20][2]
+    kept = lengths[40][2]["kept"]
+    assert len(set(orders[-1][:kept])) == kept == len(set(orders[-1]))  # each once, then again in another order
+    assert orders[-1][:kept] != orders[-1][kept : 2 * kept]
+
+
+def test_a_run_that_does_not_filter_is_left_alone(ask, tmp_path):
+    assert ask(tmp_path / "a", data={"filter_solved": False}) == (None, 0, None)
+    assert not (tmp_path / "a" / "filter").exists()
+
+
+# The recipe
+
+TINY = shlex.split(
+    "--model.engine peft --lora.rank 4 --data.filter-solved --data.eval-limit 2 --eval.num-samples 0 "
+    "--sampling.num-generations 4 --sampling.max-completion-tokens 40 --train.prompts-per-step 2 "
+    "--train.micro-batch-size 4 --train.completions-steps 1 --train.checkpoint-steps 1"
+)
+
+
+def asked_in_training(folder):
+    """The row that each logged completion answers, by step."""
+    files = sorted((folder / "completions").glob("step-*.jsonl"))
+    return [list(dict.fromkeys(json.loads(line)["id"] for line in path.read_text().splitlines())) for path in files]
+
+
+def test_a_filtered_run_trains_on_the_rows_it_kept_and_may_be_extended(warm, tmp_path):
+    start = (RECIPE, *TINY, "--data.train-limit", "24", "--train.max-steps", "1", "--output-dir", tmp_path / "run")
+    finish(warm.start(*start, cwd=tmp_path))
+    samples = (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes()
+    first = asked_in_training(tmp_path / "run")
+    longer = warm.start(RECIPE, "--resume", "--train.max-steps", "3", "--output-dir", tmp_path / "run", cwd=tmp_path)
+    assert "evaluating difficulty" not in finish(longer).stderr
+    steps, found = asked_in_training(tmp_path / "run"), solved(tmp_path / "run")
+    assert steps[:1] == first and [len(rows) for rows in steps] == [2, 2, 2]
+    assert len({row for rows in steps for row in rows}) == 6
+    assert all(0 < found[row] < 4 for rows in steps for row in rows)
+    assert (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes() == samples
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["filter"]["rows"] == 24
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_pass_and_resumed_ends_in_the_same_bits(warm, tmp_path):
+    def start(name):
+        return warm.start(
+            RECIPE, *TINY, "--data.train-limit", "128", "--train.max-steps", "2", "--output-dir", tmp_path / name
+        )
+
+    finish(start("unbroken"))
+    killed = start("killed")
+    samples = tmp_path / "killed" / "filter" / "00000.samples.jsonl"
+    wait_for(killed, lambda: samples.exists() and samples.stat().st_size)
+    killed.kill()
+    assert len(samples.read_text().splitlines()) < 512
+    finish(warm.start(RECIPE, "--resume", "--output-dir", tmp_path / "killed"))
+    for name in ("adapter/adapter_model.safetensors", "filter/00000.samples.jsonl", "completions/step-00002.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_a_run_from_before_the_setting_existed_can_be_resumed(parts, tmp_path):
+    config, data, policy, _ = parts
+    config = replace(config, {"output_dir": str(tmp_path / "old"), "data": {"filter_solved": False}})
+    open_run(config, Invocation(), "test", data.record).begin(policy.record)
+    record = json.loads((tmp_path / "old" / "run.json").read_text())
+    del record["config"]["data"]["filter_solved"]
+    (tmp_path / "moved").mkdir()  # this process holds the other until it ends
+    (tmp_path / "moved" / "run.json").write_text(json.dumps(record))
+    config = replace(config, {"output_dir": str(tmp_path / "moved")})
+    assert open_run(config, Invocation(resume=True), "test", data.record).record["config"] == config.to_dict()
+
+
+def test_a_new_run_in_the_folder_has_nothing_of_the_old_ones_pass(parts, whole, tmp_path):
+    config, data, policy, _ = parts
+    shutil.copytree(whole[0] / "filter", tmp_path / "filter")
+    (tmp_path / "run.json").write_text("{}")
+    config = replace(config, {"output_dir": str(tmp_path)})
+    open_run(config, Invocation(overwrite=True), "test", data.record).begin(policy.record)
+    assert not (tmp_path / "filter").exists()

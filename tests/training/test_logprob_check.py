@@ -1,0 +1,205 @@
+"""Sampler and trainer are one policy: what the checks find, on the real trainer; with vLLM where it is installed."""
+
+import copy
+import functools
+import json
+
+import pytest
+import torch
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.config import vllm_available
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import RunError
+from lora_grpo.models.policy import load_policy
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks.chat import render_row
+from lora_grpo.tasks.loading import load_data
+from lora_grpo.training import logprob_check
+from lora_grpo.training.logprob_check import MOVED, check_parity, tolerance, trainer_log_probs
+from lora_grpo.training.run import make_trainer, train
+
+BACKENDS = [
+    "transformers",
+    pytest.param(
+        "vllm",
+        marks=[
+            pytest.mark.engines,
+            pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines"),
+        ],
+    ),
+]
+TINY = {
+    "model": {"engine": "peft", "max_sequence_tokens": 256},
+    "data": {"task": "starter", "train_limit": 16, "eval_limit": 4},
+    "sampling": {"num_generations": 8, "max_completion_tokens": 48},
+    "rewards": ("correct_answer=2.0", "xml_tag_count=0.5"),
+    "train": {
+        "max_steps": 4,
+        "prompts_per_step": 4,
+        "micro_batch_size": 16,
+        "learning_rate": 5e-4,  # the default run's
+        "lr_scheduler": "constant",
+        "warmup_steps": 0,
+    },
+}
+
+
+@functools.cache
+def starter_data():
+    return load_data(replace(RunConfig(), TINY))
+
+
+def weights(model, trainable):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad == trainable}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def parts(request, tmp_path_factory):
+    """A run that is about to begin, and its sampler; vLLM's engine is started once for all tests."""
+    folder = tmp_path_factory.mktemp("parity") / "out"
+    config = replace(replace(RunConfig(output_dir=str(folder)), TINY), {"sampling": {"backend": request.param}})
+    data = copy.deepcopy(starter_data())
+    run = open_run(config, Invocation(), "test", data.record)
+    policy = load_policy(config)
+    base = weights(policy.model, trainable=False)
+    sampler = build_sampler(policy, config)
+    trainer = make_trainer(run, policy, data.train, sampler)
+    run.begin(policy.record)
+    yield run, policy, trainer, sampler, data, base
+    sampler.close()
+
+
+@pytest.fixture
+def prompts(parts):
+    policy, data = parts[1], parts[4]
+    return [render_row(policy.tokenizer, row) for row in data.train]
+
+
+def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
+    _, policy, trainer, sampler, _, _ = parts
+    before, state = weights(policy.model, trainable=True), torch.get_rng_state()
+    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    after = weights(policy.model, trainable=True)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.difference < 2e-5 < MOVED * found.tolerance <= found.moved
+    assert found.tokens >= 8
+
+
+def test_log_probs_of_a_training_step_are_the_trainers(parts, prompts):
+    """128 completions; the mean absolute difference is bounded by a tenth of what stops a run."""
+    _, _, trainer, sampler, _, _ = parts
+    sampler.refresh(adapter=True)
+    groups = sampler.rollouts(prompts[:8], 16, max_tokens=48, temperature=1.0, top_p=1.0, seed=1)
+    drawn = [rollout for group in groups for rollout in group]
+    ids = [prompt for prompt in sampler.encode(prompts[:8]) for _ in range(16)]
+    trainers = trainer_log_probs(trainer, ids, [rollout.token_ids for rollout in drawn], 1.0)
+    apart = [
+        abs(a - b) for rollout, each in zip(drawn, trainers, strict=True)
+        for a, b in zip(rollout.log_probs, each, strict=True)
+    ]  # fmt: skip
+    assert len(apart) > 1000
+    assert sum(apart) / len(apart) < tolerance(torch.float32) / 10
+    assert min(min(rollout.log_probs) for rollout in drawn) < -1  # not all of them certain
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_log_probs_are_of_the_tempered_distribution(parts, prompts, temperature):
+    _, policy, _, sampler, _, _ = parts
+    sampler.refresh(adapter=True)
+    [[rollout]] = sampler.rollouts(prompts[:1], 1, max_tokens=24, temperature=temperature, top_p=1.0, seed=3)
+    ids = sampler.encode(prompts[:1])[0]
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([ids + rollout.token_ids])).logits[0, len(ids) - 1 : -1]
+    expected = torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(rollout.token_ids)[:, None])
+    assert rollout.log_probs == pytest.approx(expected.squeeze(1).tolist(), abs=1e-4)
+
+
+def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
+    _, policy, trainer, sampler, _, _ = parts
+    sampler.refresh(adapter=True)
+    before = weights(policy.model, trainable=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler, "refresh", lambda *, adapter: None)
+        with pytest.raises(RunError, match="as it was before the adapter changed"):
+            check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    after = weights(policy.model, trainable=True)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
+    _, _, trainer, sampler, _, _ = parts
+    refresh = sampler.refresh
+    monkeypatch.setattr(sampler, "refresh", lambda *, adapter: refresh(adapter=False))
+    with pytest.raises(RunError, match="as it was before the adapter changed"):
+        check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+
+
+def test_another_base_is_found(parts, prompts):
+    """The trainer's base is the one that is changed: one norm of 25, by a tenth."""
+    _, policy, trainer, sampler, _, _ = parts
+    norm = policy.model.get_base_model().model.norm.weight
+    with torch.no_grad():
+        norm.mul_(1.1)
+    try:
+        with pytest.raises(RunError, match="another policy than the one that is trained"):
+            check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    finally:
+        with torch.no_grad():
+            norm.div_(1.1)
+
+
+def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts, monkeypatch):
+    _, policy, trainer, sampler, _, _ = parts
+    for layer in policy.model.modules():
+        if isinstance(getattr(layer, "scaling", None), dict):
+            monkeypatch.setitem(layer.scaling, "default", 0.0)
+    with pytest.raises(RunError, match="cannot be compared"):
+        check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+
+
+def test_the_disturbance_is_held_between_its_bounds(parts, prompts, monkeypatch):
+    """As in 16 bits, where a quarter of a nat has to be moved and much more would wreck the model."""
+    _, _, trainer, sampler, _, _ = parts
+    monkeypatch.setattr(logprob_check, "tolerance", lambda dtype: 0.05)
+    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    assert 0.25 <= found.moved <= 0.75
+
+
+def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):
+    """The last test of this run: it trains. Steps 1 and 2 are right, step 3 draws with the adapter of step 2."""
+    run, policy, trainer, sampler, _, base = parts
+    refresh, asked = sampler.refresh, []
+
+    def forgetful(*, adapter):
+        asked.append(adapter)
+        if len(asked) != 3:
+            refresh(adapter=adapter)
+
+    monkeypatch.setattr(sampler, "refresh", forgetful)
+    with pytest.raises(RunError, match=r"step 3: the log-probabilities .* nats a token apart"):
+        train(run, policy, trainer)
+    steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    apart = [step["sampling/sampling_logp_difference/mean"] for step in steps]
+    assert max(apart[:2]) < tolerance(torch.float32) / 10 and apart[2] > 2 * tolerance(torch.float32)
+    assert all(step["time/rollouts"] > 0 and step["rollouts/tokens_per_second"] > 0 for step in steps)
+    assert all(step["time/training"] > 0 and step["time/rewards"] > 0 for step in steps)
+    # Nothing was ever merged into the base.
+    now = weights(policy.model, trainable=False)
+    assert all(torch.equal(base[name], now[name]) for name in base)
+    if run.config.sampling.backend == "vllm":
+        assert all("sampling/importance_sampling_ratio/mean" in step for step in steps)
+
+
+def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):
+    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), {"train": {"max_steps": 1}})
+    config, data = replace(config, {"sampling": {"top_p": 0.8}}), copy.deepcopy(starter_data())
+    run = open_run(config, Invocation(), "test", data.record)
+    policy = load_policy(config)
+    trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
+    run.begin(policy.record)
+    train(run, policy, trainer)
+    step = json.loads(run.metrics.read_text())
+    assert step["sampling/sampling_logp_difference/mean"] > tolerance(torch.float32)

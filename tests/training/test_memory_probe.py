@@ -1,0 +1,187 @@
+"""The trial pass: what it measures is what will run, and it leaves nothing behind."""
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny_runs import TINY, starter_data
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import RunError
+from lora_grpo.models.policy import load_policy
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.training.memory_probe import probe
+from lora_grpo.training.run import make_trainer, train
+
+LONGEST = 40
+
+
+def begun(folder, **changes):
+    config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
+    data = copy.deepcopy(starter_data())
+    run = open_run(config, Invocation(), "test", data.record)
+    policy = load_policy(config)
+    trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
+    return run, policy, trainer
+
+
+def everything(trainer):
+    """What a trial pass could change."""
+    return {
+        "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
+        "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in trainer.model.named_parameters()},
+        "modes": [module.training for module in trainer.model.modules()],
+        "random": (random.getstate(), str(np.random.get_state()), torch.get_rng_state()),
+        "optimizer": trainer.optimizer and copy.deepcopy(trainer.optimizer.state_dict()),
+        "metrics": copy.deepcopy(trainer._metrics),
+        "state": copy.deepcopy(vars(trainer.state)),
+        "counters": (trainer._step, trainer._current_train_step_time, trainer._buffered_inputs),
+        "own": set(vars(trainer)),
+    }
+
+
+def assert_same(before, after, where=""):
+    assert type(before) is type(after), where
+    if isinstance(before, torch.Tensor):
+        assert torch.equal(before, after), where
+    elif isinstance(before, dict):
+        assert before.keys() == after.keys(), where
+        for key in before:
+            assert_same(before[key], after[key], f"{where}.{key}")
+    elif isinstance(before, (list, tuple)):
+        assert len(before) == len(after), where
+        for place, (one, other) in enumerate(zip(before, after, strict=True)):
+            assert_same(one, other, f"{where}[{place}]")
+    else:
+        assert before == after or callable(before), where
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}, {"train": {**TINY["train"], "beta": 0.1}}],
+    ids=["plain", "dropout", "beta"],
+)
+def test_nothing_is_left_behind(changes, tmp_path):
+    run, _, trainer = begun(tmp_path / "run", **changes)
+    trainer.model.eval()
+    before = everything(trainer)
+    assert probe(trainer, run.config, LONGEST) is None  # a CPU keeps no count
+    assert_same(before, everything(trainer))
+
+
+def test_gradients_that_were_there_are_there_again(tmp_path):
+    run, _, trainer = begun(tmp_path / "run")
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, 3.0)
+    before = everything(trainer)
+    probe(trainer, run.config, LONGEST)
+    assert_same(before, everything(trainer))
+
+
+def whole_run(folder):
+    run, policy, trainer = begun(folder, lora={"rank": 4, "alpha": 8, "dropout": 0.1})
+    run.begin(policy.record)
+    train(run, policy, trainer)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    kept = [{key: row[key] for key in row if "time" not in key and "per_second" not in key} for row in rows]
+    return kept, (run.adapter / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_with_a_trial_ends_in_the_same_bits(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr("lora_grpo.training.run.probe", lambda *given: tried.append(given) or probe(*given))
+    with_it = whole_run(tmp_path / "with")
+    assert len(tried) == 1
+    monkeypatch.setattr("lora_grpo.training.run.probe", lambda *given: None)
+    assert with_it == whole_run(tmp_path / "without")
+
+
+def test_the_trainers_own_loss_meets_the_longest_micro_batch_of_all(tmp_path, monkeypatch):
+    run, _, trainer = begun(tmp_path / "run", train={**TINY["train"], "beta": 0.1})
+    met = {}
+    loss = type(trainer)._compute_loss
+
+    def watched(self, model, inputs):
+        met.update(inputs)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        met["gradients"] = all(parameter.grad is not None for parameter in trained)
+        met["training"] = model.training
+        return loss(self, model, inputs)
+
+    monkeypatch.setattr(type(trainer), "_compute_loss", watched)
+    probe(trainer, run.config, LONGEST)
+    rows, completion = run.config.train.micro_batch_size, run.config.sampling.max_completion_tokens
+    assert met["prompt_ids"].shape == (rows, LONGEST)
+    assert met["completion_mask"].shape == (rows, completion)
+    assert met["completion_mask"].all()
+    assert met["prompt_mask"].sum() == rows * LONGEST - 1  # padding makes the mask that real batches have
+    assert met["ref_per_token_logps"].shape == (rows, completion)
+    assert met["gradients"]  # those of an earlier pass
+    assert met["training"]
+
+
+def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
+    run, policy, trainer = begun(tmp_path / "run", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
+    met = []
+    loss = type(trainer)._compute_loss
+
+    def watched(self, model, inputs):
+        met.append(inputs)
+        return loss(self, model, inputs)
+
+    monkeypatch.setattr(type(trainer), "_compute_loss", watched)
+    run.begin(policy.record)
+    train(run, policy, trainer)
+    made_up, real = met[0], met[1]
+    # What the sampler said of its draws only an off-policy mask reads, and it does without.
+    assert real.keys() - made_up.keys() <= {"sampling_per_token_logps"}
+    assert made_up.keys() <= real.keys()
+    for name, tensor in [(name, real[name]) for name in made_up]:
+        assert made_up[name].dtype == tensor.dtype, name
+        assert made_up[name].dim() == tensor.dim(), name
+
+
+def out_of_memory(trainer, error):
+    """Let the last layer of the model run out of memory, in its forward pass."""
+
+    def fail(module, arguments):
+        raise error
+
+    return trainer.model.base_model.model.model.layers[-1].register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_running_out_says_what_to_change_and_leaves_nothing(error, tmp_path):
+    run, _, trainer = begun(tmp_path / "run")
+    before = everything(trainer)
+    hook = out_of_memory(trainer, error)
+    with pytest.raises(RunError) as refused:
+        probe(trainer, run.config, LONGEST)
+    hook.remove()
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "memory does not suffice for a pass over 4 completions of 40 + 32 tokens" in message
+    assert "--resume --train.micro-batch-size 2 (the same result, slower)" in message
+    assert "--overwrite --train.gradient-checkpointing or --train.optimizer adamw_8bit" in message
+    assert "llocate" in message
+    assert_same(before, everything(trainer))
+    probe(trainer, run.config, LONGEST)  # and it can be asked again
+
+
+def test_another_error_is_not_taken_for_want_of_memory(tmp_path):
+    run, _, trainer = begun(tmp_path / "run")
+    out_of_memory(trainer, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        probe(trainer, run.config, LONGEST)

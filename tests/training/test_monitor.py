@@ -1,0 +1,299 @@
+"""The watch over real runs: held-out rows, the best adapter, early stopping, and runs that are made to fail."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.tiny_runs import TINY
+from transformers import TrainerCallback
+
+from lora_grpo.cli.arguments import replace
+from lora_grpo.config.schema import LEAST_WATCHED, Invocation, RunConfig
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.files import lock
+from lora_grpo.models.policy import load_policy
+from lora_grpo.runs.record import open_run
+from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks.loading import hold_out, load_data
+from lora_grpo.training.run import make_trainer, train
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
+WATCHED = {
+    "seed": 1,  # its best step is neither the first nor the last
+    "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
+    "watch": {"rows": 16, "every_steps": 2},
+    "train": {"max_steps": 6, "prompts_per_step": 4, "checkpoint_steps": 2, "learning_rate": 2e-3},
+    "rewards": ("xml_tag_count=1.0",),
+}
+
+
+def run_watched(folder, how=None, before=None, **changes):
+    """Train as a recipe does; `before` gets the trainer first."""
+    config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), WATCHED), changes)
+    data = load_data(config)
+    run = open_run(config, how or Invocation(), "test", data.record)
+    policy = load_policy(config)
+    rows, watched = hold_out(data.train, config)
+    trainer = make_trainer(run, policy, rows, build_sampler(policy, config), watched)
+    run.begin(policy.record)
+    if before:
+        before(trainer)
+    train(run, policy, trainer)
+    return run
+
+
+def let_go():
+    """Give up the lock on a run's folder, as the end of a process does."""
+    lock.held.pop().close()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def passes(run):
+    return {path.name: path.read_bytes() for path in sorted(run.held_out.iterdir())}
+
+
+def rewards_of(run):
+    return {
+        int(name[5:10]): sum(json.loads(line)["reward"] for line in text.splitlines()) / 16
+        for name, text in passes(run).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return run_watched(tmp_path_factory.mktemp("watched") / "run")
+
+
+def test_watched_rows_are_asked_before_and_during_training_and_never_trained_on(unbroken):
+    assert sorted(passes(unbroken)) == [f"step-0000{step}.jsonl" for step in (0, 2, 4, 6)]
+    asked = [{line["id"] for line in lines(path)} for path in unbroken.held_out.iterdir()]
+    assert all(len(ids) == 16 and ids == asked[0] for ids in asked)
+    trained = {line["id"] for path in unbroken.completions.iterdir() for line in lines(path)}
+    assert trained and not trained & asked[0]
+    steps = {step["step"]: step for step in lines(unbroken.metrics)}
+    for number, reward in rewards_of(unbroken).items():
+        if number:
+            assert steps[number]["held_out/reward"] == pytest.approx(reward)
+    assert "held_out/reward" not in steps[3] and 0 <= steps[4]["held_out/accuracy"] <= 1
+
+
+def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
+    earned = rewards_of(unbroken)
+    best = max(earned, key=lambda step: (earned[step], -step))
+    record = json.loads((unbroken.folder / "run.json").read_text())
+    if not best:  # then nothing else can be said of these few steps
+        assert "best" not in record and not unbroken.best.exists()
+        pytest.fail("choose other settings: this run never became better")
+    right = [line["passed"] for line in lines(unbroken.held_out / f"step-{best:05d}.jsonl")]
+    assert record["best"] == {"step": best, "reward": pytest.approx(earned[best]), "accuracy": sum(right) / 16}
+    saved = (unbroken.best / "adapter_model.safetensors").read_bytes()
+    kept = unbroken.checkpoints / f"checkpoint-{best}" / "adapter_model.safetensors"
+    if kept.exists():
+        from safetensors.torch import load
+
+        ours, theirs = load(saved), load(kept.read_bytes())
+        assert all((ours[name] == theirs[name]).all() for name in ours)
+
+
+def test_watching_changes_nothing_that_is_trained(unbroken, tmp_path):
+    blind = run_watched(tmp_path / "blind", before=lambda trainer: setattr(trainer.watch, "held_out", None))
+    same = (blind.adapter / "adapter_model.safetensors").read_bytes()
+    assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
+def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
+    def kill(trainer):
+        save = trainer.watch.save_best
+
+        def killed(of):
+            if of.state.global_step == step:  # the checkpoint is whole, the best adapter is not written yet
+                raise KeyboardInterrupt
+            save(of)
+
+        def killed_before(number, metrics):
+            if number == step:
+                raise KeyboardInterrupt
+
+        if step % 2:
+            trainer.watch.after_log = killed_before
+        else:
+            trainer.watch.save_best = killed
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(tmp_path / "run", before=kill)
+    let_go()
+    run = run_watched(tmp_path / "run", Invocation(resume=True))
+    assert passes(run) == passes(unbroken)
+    assert run.record["best"] == unbroken.record["best"] and run.record["alarms"] == []
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (run.best / name).read_bytes() == (unbroken.best / name).read_bytes()
+
+
+def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsys):
+    worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "watch": {"early_stopping": 2, "stop_on": ()}}
+    run = run_watched(tmp_path / "run", **worse)
+    assert run.record["stopped_early"]["step"] < 12 and "stopped early" in capsys.readouterr().err
+    earned = rewards_of(run)
+    best = max(earned, key=lambda step: (earned[step], -step))
+    assert sorted(earned)[-1] == run.record["stopped_early"]["step"] == best + 4
+    if best:
+        kept = (run.adapter / "adapter_model.safetensors").read_bytes()
+        assert kept == (run.best / "adapter_model.safetensors").read_bytes()
+        assert run.record["trained_steps"] == best
+    steps = len(lines(run.metrics))
+    assert "--watch.early-stopping 0 goes on" not in capsys.readouterr().err
+    let_go()
+    again = run_watched(tmp_path / "run", Invocation(resume=True), **worse)
+    assert len(lines(again.metrics)) == steps and "--watch.early-stopping 0 goes on" in capsys.readouterr().err
+    let_go()
+    patient = {**worse, "watch": {**worse["watch"], "early_stopping": 3}}
+    assert lines(run_watched(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
+
+
+def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_watched_ones(tmp_path):
+    rows = [
+        {"question": f"What is {n} + 1?", "answer": str(n + 1), **({"hint": "?"} if n < 3 else {})} for n in range(200)
+    ]
+    for split in ("train", "eval"):
+        shown = rows if split == "train" else [{"question": "What is 3 + 500?", "answer": "503"}]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
+    (tmp_path / "r.py").write_text("def length(completions, hint, **columns):\n    return [1.0 for _ in hint]\n")
+    run = run_watched(
+        tmp_path / "run",
+        data={"task": "gsm8k", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
+        rewards=(f"{tmp_path}/r.py:length=1.0",),
+        train={"max_steps": 2},
+    )
+    assert set(rewards_of(run)) == {0, 2}
+
+
+def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
+    rows = [{"id": str(place)} for place in range(400)]
+    config = RunConfig()
+    kept, watched = hold_out(rows, config)
+    assert len(watched) == 40 and len(kept) == 360
+    assert sorted([*kept, *watched], key=lambda row: int(row["id"])) == rows
+    assert hold_out(rows, config) == (kept, watched)
+    assert hold_out(rows, replace(config, {"seed": 1}))[1] != watched
+    assert hold_out(rows, replace(config, {"watch": {"rows": 0}})) == (rows, [])
+    assert capsys.readouterr().err == ""
+    few = rows[: 10 * LEAST_WATCHED - 1]
+    assert hold_out(few, config) == (few, [])
+    assert "159 is fewer than 16" in capsys.readouterr().err
+    with pytest.raises(UserError, match="early-stopping goes by them"):
+        hold_out(few, replace(config, {"watch": {"early_stopping": 3}}))
+
+
+def fails(folder, name, before=None, **changes):
+    """Train until a watch ends the run; return its message and run.json."""
+    changes["watch"] = {**changes.get("watch", {}), "stop_on": (name,)}
+    with pytest.raises(RunError) as caught:
+        run_watched(folder, before=before, **changes)
+    return str(caught.value), json.loads((folder / "run.json").read_text())
+
+
+TWENTY = {"max_steps": 20, "prompts_per_step": 2, "checkpoint_steps": 20}
+
+
+@pytest.mark.slow
+def test_completions_that_are_cut_off_end_a_run_that_asks_for_it(tmp_path):
+    sampling = {"num_generations": 4, "max_completion_tokens": 4}
+    said, record = fails(tmp_path / "run", "truncated", train=TWENTY, sampling=sampling, watch={"rows": 0})
+    assert "step 10: " in said and "--resume --watch.stop-on" in said
+    (alarm,) = (alarm for alarm in record["alarms"] if alarm["watch"] == "truncated")
+    assert alarm["step"] == 10 and alarm["stopped"] and "--sampling.max-completion-tokens" in alarm["message"]
+
+
+@pytest.mark.slow
+def test_a_reward_that_never_differs_is_told_and_the_run_goes_on(tmp_path, capsys):
+    rewards = tmp_path / "my_rewards.py"
+    rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
+    train_settings = {**TWENTY, "max_steps": 11}
+    run = run_watched(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), watch={"rows": 0})
+    (alarm,) = run.record["alarms"]
+    assert (alarm["watch"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
+    assert "watch, step 10: zero_variance: in 100% of" in capsys.readouterr().err
+    assert run.record["trained_steps"] == 11
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
+    def spoil(trainer):
+        (parameter, *_) = (each for each in trainer.model.parameters() if each.requires_grad)
+        parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
+
+    said, record = fails(tmp_path / "run", "nan", before=spoil, watch={"rows": 0})
+    assert said.startswith("step 3: grad_norm is no number") and "--resume --watch.stop-on" in said
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert record["alarms"] == [{"step": 3, "watch": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
+
+
+def test_a_sampler_that_is_not_refreshed_ends_the_run(tmp_path):
+    def stale(trainer):
+        sampler = trainer.watch.held_out.sampler
+        refresh = sampler.refresh
+        sampler.refresh = lambda *, adapter: refresh(adapter=adapter) if trainer.state.global_step < 2 else None
+
+    said, record = fails(tmp_path / "run", "drift", before=stale)
+    assert "rollouts come from another policy" in said
+    assert record["alarms"][0]["step"] == 3
+
+
+def reward_file(folder):
+    """Write rewards that are wrong on purpose."""
+    path = folder / "my_rewards.py"
+    path.write_text(
+        "from lora_grpo.rewards import correct_answer\n\n"
+        "def wrong(completions, **columns):\n"
+        "    return [1.0 - value for value in correct_answer(completions, **columns)]\n"
+    )
+    return path
+
+
+STRONG = {"prompts_per_step": 4, "checkpoint_steps": 20, "learning_rate": 5e-3}
+GROUPS = {"num_generations": 8, "max_completion_tokens": 40}
+
+
+@pytest.mark.slow
+def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_path):
+    said, record = fails(
+        tmp_path / "run",
+        "hacking",
+        train={**STRONG, "max_steps": 20},
+        sampling=GROUPS,
+        rewards=(f"{reward_file(tmp_path)}:wrong=1.0",),
+        data={"train_limit": 640},
+        watch={"rows": 64, "every_steps": 10},
+    )
+    assert "of 64): what is paid is not what is wanted" in said
+    assert [alarm["stopped"] for alarm in record["alarms"] if alarm["watch"] == "hacking"] == [True]
+    assert "best" not in record and not (tmp_path / "run" / "best").exists()
+
+
+@pytest.mark.slow
+def test_a_policy_that_is_certain_and_wrong_is_told(tmp_path):
+    def sharpen(trainer):
+        norm = trainer.model.get_base_model().model.norm
+
+        class Sharpen(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 10:
+                    norm.weight.data *= 200  # and with it every logit
+
+        trainer.add_callback(Sharpen())
+
+    said, record = fails(tmp_path / "run", "entropy", before=sharpen, train=TWENTY, watch={"rows": 0})
+    assert "the model no longer tries anything else" in said
+    assert [alarm["step"] for alarm in record["alarms"] if alarm["watch"] == "entropy"] == [20]
+
+
+@pytest.mark.slow
+def test_a_learning_rate_that_breaks_the_policy_is_a_collapse(tmp_path):
+    broken = {**STRONG, "max_steps": 24, "learning_rate": 0.05}
+    said, record = fails(
+        tmp_path / "run", "collapse", train=broken, sampling=GROUPS, watch={"rows": 16, "every_steps": 20}
+    )
+    assert "the policy has collapsed" in said and record["alarms"][-1]["step"] == 20

@@ -1,0 +1,180 @@
+"""Runs that are killed and resumed against one that is not: the recipe itself, as a process."""
+
+import json
+import random
+import shlex
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.warm_process import finish, wait_for
+
+from lora_grpo.tasks.registry import get_task
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
+# 8 training rows are 4 steps of 2 prompts, so that the run crosses from one pass over the data into the next;
+# dropout draws random numbers in training; 5 is not a multiple of the checkpoint interval.
+TINY = shlex.split(
+    "--model.engine peft --lora.rank 4 --lora.dropout 0.1 "
+    "--sampling.num-generations 4 --sampling.max-completion-tokens 32 --train.max-steps 7 --train.prompts-per-step 2 "
+    "--train.micro-batch-size 4 --train.checkpoint-steps 2 --train.completions-steps 2 --eval.num-samples 2 "
+    "--eval.k 1 2"
+)
+SAME = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json")
+SAME += ("evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl")
+
+
+def lines(folder, name="metrics.jsonl"):
+    return (folder / name).read_text().splitlines() if (folder / name).exists() else []
+
+
+def metrics(folder):
+    kept = ("step", "loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
+    return [{name: json.loads(line)[name] for name in kept} for line in lines(folder)]
+
+
+def assert_same(folder, expected):
+    for name in SAME:
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    assert metrics(folder) == metrics(expected)
+    logged = sorted(path.name for path in (expected / "completions").iterdir())
+    assert sorted(path.name for path in (folder / "completions").iterdir()) == logged
+    for name in logged:
+        assert (folder / "completions" / name).read_bytes() == (expected / "completions" / name).read_bytes()
+
+
+class Runs:
+    """The runs that tests look at, two at a time: each of them waits for most of its time on one core."""
+
+    def __init__(self, folder, fresh, warm, wanted):
+        self.folder, self.fresh, self.warm = folder, fresh, warm
+        self.files = []
+        for split, size in (("train", 8), ("eval", 6)):
+            # As files: to generate the starter's thousands and keep these takes longer than to train on them.
+            rows = get_task("starter").load(split, None, size, 0)
+            text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
+            (folder / f"{split}.jsonl").write_text(text)
+            self.files += [f"--data.{split}", folder / f"{split}.jsonl"]
+        self.pool = ThreadPoolExecutor(2)
+        makers = (self.unbroken, self.killed, self.stopped, self.extended)
+        self.made = {maker.__name__: self.pool.submit(maker) for maker in makers if maker.__name__ in wanted}
+
+    def start(self, commands, name, *more):
+        return commands.start(RECIPE, "--output-dir", self.folder / name, *TINY, *self.files, *more)
+
+    def go_on(self, commands, name, *more):
+        return finish(commands.start(RECIPE, "--output-dir", self.folder / name, "--resume", *more))
+
+    def unbroken(self):
+        started = time.monotonic()
+        finish(self.start(self.warm, "unbroken"))
+        return self.folder / "unbroken", time.monotonic() - started
+
+    def killed(self):
+        """From cold to cold, as a person has it."""
+        folder = self.folder / "killed"
+        process = self.start(self.fresh, "killed")
+        wait_for(process, lambda: len(lines(folder)) >= 5)
+        process.kill()
+        # As if the machine had gone down while the newest checkpoint was being written.
+        newest = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+        weights = newest / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        return folder, newest, self.go_on(self.fresh, "killed").stderr
+
+    def stopped(self):
+        folder = self.folder / "stopped"
+        process = self.start(self.warm, "stopped")
+        wait_for(process, (folder / "checkpoints" / "checkpoint-2").exists)
+        process.terminate()
+        ended = process.end()
+        record = json.loads((folder / "run.json").read_text())
+        self.go_on(self.warm, "stopped")
+        return folder, ended, record
+
+    def extended(self):
+        finish(self.start(self.warm, "extended", "--train.max-steps", "3"))
+        assert len(metrics(self.folder / "extended")) == 3
+        self.go_on(self.warm, "extended", "--train.max-steps", "7")
+        return self.folder / "extended"
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory, fresh, warm):
+    wanted = {name for item in request.session.items for name in item.fixturenames}
+    made = Runs(tmp_path_factory.mktemp("runs"), fresh, warm, wanted)
+    with made.pool:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def unbroken(runs):
+    return runs.made["unbroken"].result()
+
+
+@pytest.fixture(scope="module")
+def killed(runs):
+    return runs.made["killed"].result()
+
+
+@pytest.fixture(scope="module")
+def stopped(runs):
+    return runs.made["stopped"].result()
+
+
+@pytest.fixture(scope="module")
+def extended(runs):
+    return runs.made["extended"].result()
+
+
+def test_a_run_killed_after_a_checkpoint_ends_in_the_same_bits(unbroken, killed):
+    folder, newest, said = killed
+    assert f"passed over {newest}: adapter_model.safetensors is not as it was written" in said
+    assert "resuming from" in said
+    assert_same(folder, unbroken[0])
+
+
+def test_sigterm_saves_and_says_how_to_go_on(unbroken, stopped):
+    folder, ended, record = stopped
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert f"--resume --output-dir {folder}" in ended.stderr
+    assert record["status"] == "interrupted"
+    assert json.loads((folder / "run.json").read_text())["status"] == "complete"
+    assert_same(folder, unbroken[0])
+
+
+def test_resuming_a_finished_run_prints_its_table_again(unbroken, runs):
+    folder, _ = unbroken
+    before = {name: (folder / name).read_bytes() for name in SAME}
+    said = runs.go_on(runs.warm, "unbroken")
+    assert "pass@2" in said.stdout and "GRPO" not in said.stderr
+    assert {name: (folder / name).read_bytes() for name in SAME} == before
+
+
+def test_a_longer_run_goes_on_from_the_shorter_one(unbroken, extended):
+    """3 steps, then 3 to 7, are 7 steps at once: with a constant learning rate the first do not depend on the last."""
+    assert_same(extended, unbroken[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.1, 1.0) for seed in range(3)])
+def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, runs, moment):
+    """Three moments, seeded, from loading the model to the last sample; a share of an unbroken run's time."""
+    expected, seconds = unbroken
+    name = f"killed at {moment:.2f}"
+    process = runs.start(runs.warm, name)
+    if process.wait(moment * seconds) is None:
+        process.kill()
+    finish(runs.start(runs.warm, name, "--resume"))
+    assert_same(runs.folder / name, expected)
+
+
+def test_a_run_is_not_resumed_to_fewer_steps_than_it_has(unbroken, runs):
+    folder, _ = unbroken
+    before = {name: (folder / name).read_bytes() for name in (*SAME, "run.json")}
+    done = runs.warm.start(RECIPE, "--output-dir", folder, "--resume", "--train.max-steps", "5").end()
+    assert done.returncode == 2
+    assert "is at step 7 already; pass --train.max-steps 7 or more" in done.stderr
+    assert {name: (folder / name).read_bytes() for name in (*SAME, "run.json")} == before

@@ -1,0 +1,166 @@
+"""The recipe as two processes: killed and resumed against unbroken, and against one process."""
+
+import json
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers.warm_process import finish, wait_for
+
+from lora_grpo.config import vllm_available
+from lora_grpo.tasks.registry import get_task
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
+FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
+# A step has 12 completions, 6 a process; without dropout, whose random numbers are each process's own.
+TINY = shlex.split(
+    "--model.engine peft --lora.rank 4 --sampling.num-generations 6 --sampling.max-completion-tokens 32 "
+    "--train.max-steps 5 --train.prompts-per-step 2 --train.micro-batch-size 2 --train.checkpoint-steps 2 "
+    "--train.completions-steps 2 --eval.num-samples 2 --eval.k 1 2"
+)
+ROUNDING = {"abs": 1e-5, "rel": 1e-4}
+
+
+def lines(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def kept(folder):
+    """What a run leaves that does not tell the time."""
+    names = ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json"]
+    names += ["evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl"]
+    names += sorted(f"completions/{path.name}" for path in (folder / "completions").iterdir())
+    timed = ("time", "per_second")
+    steps = [{name: step[name] for name in step if not any(part in name for part in timed)} for step in lines(folder)]
+    return {"metrics": steps} | {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, warm):
+    """Start the recipe as N processes: `start(N, name, flag, ...)`."""
+    folder = tmp_path_factory.mktemp("runs")
+    files = []
+    for split, size in (("train", 8), ("eval", 6)):
+        rows = get_task("starter").load(split, None, size, 0)
+        text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text)
+        files += [f"--data.{split}", folder / f"{split}.jsonl"]
+
+    def start(processes, name, *more):
+        ranks = (FORKS, processes) if processes > 1 else ()
+        asked = () if "--resume" in more else (*TINY, *files)
+        return warm.start(*ranks, RECIPE, "--output-dir", folder / name, *asked, *more)
+
+    start.folder = folder
+    return start
+
+
+@pytest.fixture(scope="module")
+def two(start):
+    return start.folder / "two", finish(start(2, "two"))
+
+
+def test_rank_0_alone_writes_and_speaks(two):
+    folder, done = two
+    assert done.stdout.count("pass@2: ") == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("GRPO")] == sorted(
+        {line for line in done.stderr.splitlines() if line.startswith("GRPO")}
+    )
+    assert [step["step"] for step in lines(folder)] == [1, 2, 3, 4, 5]
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["status"], record["processes"]) == ("complete", 2)
+    assert sorted(path.name for path in (folder / "evaluation").iterdir()) == [
+        "base.samples.jsonl", "report.json", "report.md", "rows.jsonl", "trained.samples.jsonl",
+    ]  # fmt: skip
+    newest = {path.name for path in (folder / "checkpoints" / "checkpoint-5").iterdir()}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "manifest.json"} <= newest
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["checkpoint-4", "checkpoint-5"]
+
+
+def test_two_processes_train_as_one_does(two, start):
+    folder = start.folder / "one"
+    finish(start(1, "one"))
+    alike = ("loss", "grad_norm", "reward", "reward_std", "num_tokens", "completions/mean_length", "learning_rate")
+    for one, other in zip(lines(folder), lines(two[0]), strict=True):
+        assert {name: other[name] for name in alike} == pytest.approx({name: one[name] for name in alike}, **ROUNDING)
+    for name in ("base", "trained"):
+        samples = f"evaluation/{name}.samples.jsonl"
+        assert (two[0] / samples).read_bytes() == (folder / samples).read_bytes()
+
+
+def test_two_processes_that_were_killed_end_in_the_same_bits(two, start):
+    folder = start.folder / "killed"
+    process = start(2, "killed")
+    wait_for(process, lambda: len(lines(folder)) >= 3)
+    process.kill()
+    assert "resuming from" in finish(start(2, "killed", "--resume")).stderr
+    assert kept(folder) == kept(two[0])
+
+
+def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(two, start):
+    folder = start.folder / "stopped"
+    process = start(2, "stopped")
+    wait_for(process, lambda: len(lines(folder)) >= 1)
+    _, second = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    os.kill(second, signal.SIGTERM)
+    ended = process.end()
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert "-m torch.distributed.run --standalone --nproc-per-node 2" in ended.stderr
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    finish(start(1, "stopped", "--resume"))
+    for step, other in zip(lines(folder), lines(two[0]), strict=True):
+        assert step["reward"] == other["reward"]
+        assert step["loss"] == pytest.approx(other["loss"], **ROUNDING)
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
+def test_two_processes_with_a_vllm_each_draw_what_one_does(start, fresh):
+    runs = {}
+    for processes in (1, 2):
+        ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if processes == 2 else ()
+        runs[processes] = start.folder / f"vllm-{processes}"
+        more = ("--output-dir", runs[processes], "--sampling.backend", "vllm", "--train.max-steps", "2")
+        files = [word for split in ("train", "eval") for word in (f"--data.{split}", start.folder / f"{split}.jsonl")]
+        finish(fresh.start(*ranks, RECIPE, *TINY, *files, *more))
+    one, two = (lines(runs[processes]) for processes in (1, 2))
+    assert [step["num_tokens"] for step in two] == [step["num_tokens"] for step in one]
+    assert [step["reward"] for step in two] == pytest.approx([step["reward"] for step in one])
+    assert all(step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in two)
+
+
+@pytest.mark.slow
+def test_accelerate_launch_does_what_torchrun_does(two, start, fresh):
+    """From cold, as a person has it."""
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
+    command = [RECIPE, "--preset", "starter", *TINY]
+    for split in ("train", "eval"):
+        command += [f"--data.{split}", start.folder / f"{split}.jsonl"]
+    folder = start.folder / "launched"
+    alike = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads add up in another order
+    finish(fresh.start(*launch, *command, "--output-dir", folder, env=alike))
+    assert kept(folder) == kept(two[0])
+
+
+@pytest.mark.slow
+def test_a_row_that_one_process_cannot_grade_ends_both_and_is_said_once(start):
+    """The second half of every step's completions is rank 1's."""
+    reward = start.folder / "picky.py"
+    reward.write_text(
+        "import os\n\n\ndef picky(completions, **columns):\n"
+        "    if os.environ.get('RANK') == '1':\n        raise ValueError('no such row')\n"
+        "    return [1.0 for _ in completions]\n"
+    )
+    started = time.monotonic()
+    ended = start(2, "picky", "--rewards", f"{reward}:picky").end()
+    assert ended.returncode == 1
+    assert ended.stderr.count("no such row") == 1
+    assert "Traceback" not in ended.stderr
+    record = json.loads((start.folder / "picky" / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "no such row" in record["error"]
+    assert time.monotonic() - started < 300

@@ -1,0 +1,73 @@
+"""Time loss and backward pass of the default run's micro-batch, by tiles and by whole logits.
+
+Both ways in one process and in turn, so that whatever else the machine does hits both; CPU time of all threads.
+Completions are from one token to the longest, evenly: tiles leave padding out, whole logits do not.
+
+    python tools/benchmark_log_probs.py --rounds 30
+    python tools/benchmark_log_probs.py --rounds 30 --full     # every completion at its longest
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from lora_grpo.sampling import build_sampler
+
+ROOT = Path(__file__).resolve().parent.parent
+WARM_UP = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30, help="passes of each way that count")
+    parser.add_argument("--full", action="store_true", help="every completion at its longest")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import runpy
+
+    import torch
+
+    from lora_grpo.cli import parse
+    from lora_grpo.config import Invocation
+    from lora_grpo.models import load_policy
+    from lora_grpo.runs import open_run
+    from lora_grpo.tasks import load_data
+    from lora_grpo.training import made_up_inputs, make_trainer
+
+    presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--preset", "starter", "--output-dir", f"{folder}/run", "--data.eval-limit", "1"]
+        config, _ = parse(flags, recipe="gsm8k_lora", description="", presets=presets)
+        data = load_data(config)
+        run = open_run(config, Invocation(), "gsm8k_lora", data.record)
+        policy = load_policy(config)
+        trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        trainer.model.train()
+        inputs = made_up_inputs(trainer, trainer.args.per_device_train_batch_size, 60, "cpu")
+        if not arguments.full:
+            mask = inputs["completion_mask"]
+            rows, longest = mask.shape
+            lengths = (torch.arange(rows) + 1) * longest // rows
+            inputs["completion_mask"] = (torch.arange(longest)[None] < lengths[:, None]).long()
+            inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(WARM_UP + arguments.rounds):
+            for chunked in (True, False) if number % 2 else (False, True):
+                trainer.use_liger_kernel = chunked  # TRL's name for the way by tiles
+                started = time.process_time()
+                trainer.compute_loss(trainer.model, copy.copy(inputs)).backward()
+                times[chunked].append(time.process_time() - started)
+                trainer.model.zero_grad()
+    tiles, whole = (statistics.median(times[way][WARM_UP:]) for way in (True, False))
+    print(
+        f"tiles {tiles:.3f} s, whole logits {whole:.3f} s of CPU time a micro-batch: {100 * (tiles / whole - 1):+.1f} %"
+    )
+
+
+if __name__ == "__main__":
+    main()

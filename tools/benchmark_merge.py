@@ -1,0 +1,192 @@
+"""Merge a random model of a gigabyte with the kit and with PEFT, and compare memory and time.
+
+    python tools/benchmark_merge.py --rounds 3
+    python tools/benchmark_merge.py --rounds 0 --kills 10
+
+The model has the shape of Qwen2.5-0.5B in four shards of bfloat16, the adapter rank 32 on every linear layer. Each side
+is a process of its own, started in turn; memory is its peak resident set. PEFT's side loads the model, puts the adapter
+on it, merges and saves it. The kit's is `scripts/merge.py`, and once the writing alone, without its report (what the
+update keeps, KL). `--kills` kills `scripts/merge.py` with SIGKILL at moments spread over its run time, goes on each
+time, and compares the bytes with those of a merge that was left alone; the exit code is 1 where they differ.
+"""
+
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_grpo import starter
+from lora_grpo.cli import read_flags, run_command
+from lora_grpo.files import sha256
+
+RANK = 32
+SHAPE = {
+    "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+
+IMPORTS = "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"
+WRITE_ONLY = """
+import json, sys
+from pathlib import Path
+from lora_grpo import base_model, merge
+from lora_grpo.adapter_plan import make_plan
+from lora_grpo.frozen_base import base_tensors
+base, adapter, output = map(Path, sys.argv[1:])
+base_model.wait_without_spinning()
+config = json.loads((base / "config.json").read_text())
+plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
+shards = merge.lay_out(plan, "bf16")
+output.mkdir()
+merge.write_shards(output, shards, {})
+merge.write_index(output, shards)
+merge.write_config(output, plan, "bf16")
+"""
+PEFT = """
+import sys, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base, adapter, output = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(output, max_shard_size="300MB")
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags."""
+
+    rounds: int = 3
+    """Times that every side runs."""
+    kills: int = 0
+    """Times that the merge is killed and gone on with."""
+    folder: Path | None = None
+    """Where the models are written, 3 GB; None takes the system's temporary folder."""
+
+
+def make_model(folder: Path) -> None:
+    """Write base and adapter, random and seeded."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE)).to(torch.bfloat16)
+    model.save_pretrained(folder / "base", max_shard_size="300MB")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(starter.model_path() / name, folder / "base" / name)
+    adapted = get_peft_model(
+        model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=1e-3)
+    adapted.base_model.model.config._name_or_path = str(folder / "base")
+    adapted.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    adapted.save_pretrained(folder / "adapter")
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """Return peak memory in MB and seconds of a command."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{command[:3]} failed: {said[-2000:]}")
+    return usage.ru_maxrss / 1024, time.perf_counter() - started
+
+
+def main() -> None:
+    options = read_flags(Options, sys.argv[1:], prog="benchmark_merge.py", description=str(__doc__))
+    folder = Path(tempfile.mkdtemp(prefix="merge-", dir=options.folder))
+    try:
+        subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)
+        if options.rounds:
+            compare(folder, options.rounds)
+        if options.kills and not survives(folder, options.kills):
+            sys.exit(1)
+    finally:
+        shutil.rmtree(folder)
+
+
+def merge_command(folder: Path, output: Path) -> list[str]:
+    """Return `scripts/merge.py` with its arguments."""
+    script = str(Path(__file__).with_name("merge.py"))
+    return [
+        sys.executable, script, str(folder / "adapter"), "--base", str(folder / "base"), "--output", str(output)
+    ]  # fmt: skip
+
+
+def survives(folder: Path, kills: int) -> bool:
+    """Kill merges at moments spread over their run time, go on, and say whether all end in the bytes of a whole one."""
+    whole, cut = folder / "whole", folder / "cut"
+    staging = folder / ".cut.partial"
+    _, seconds = measure(merge_command(folder, whole))
+    expected = {path.name: sha256(path) for path in whole.iterdir()}
+    draw, same = random.Random(0), 0
+    for kill in range(kills):
+        process = subprocess.Popen(
+            merge_command(folder, cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        pause = (kill + draw.random()) / kills * seconds
+        try:
+            process.wait(pause)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        there = len(list(staging.glob("model*.safetensors"))) if staging.exists() else 0
+        state = "it had ended" if cut.exists() else f"{there} shards were finished"
+        measure(merge_command(folder, cut))
+        found = {path.name: sha256(path) for path in cut.iterdir()}
+        same += found == expected
+        print(f"kill {kill + 1} after {pause:.1f} s: {state}; same bytes: {found == expected}", file=sys.stderr)
+        shutil.rmtree(cut)
+    print(f"{kills} kills, {len(expected)} files: {same} times byte-identical")
+    return same == kills
+
+
+def compare(folder: Path, rounds: int) -> None:
+    """Run every side in turn and print the table."""
+    base, adapter, output = folder / "base", folder / "adapter", folder / "merged"
+    three = [str(base), str(adapter), str(output)]
+    kit = merge_command(folder, output)
+    sides = {
+        "importing torch": [sys.executable, "-c", IMPORTS],
+        "PEFT: load, merge, save": [sys.executable, "-c", PEFT, *three],
+        "the kit: plan and write": [sys.executable, "-c", WRITE_ONLY, *three],
+        "merge.py --dtype bf16": [*kit, "--dtype", "bf16"],
+        "merge.py": kit,
+    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name, command in sides.items():
+            shutil.rmtree(output, ignore_errors=True)
+            subprocess.run(["sync"], check=True)
+            found[name].append(measure(command))
+            print(f"round {turn + 1}: {name}: {found[name][-1][0]:.0f} MB, {found[name][-1][1]:.1f} s", file=sys.stderr)
+    middle = {name: tuple(map(statistics.median, zip(*runs, strict=True))) for name, runs in found.items()}
+    peft = middle["PEFT: load, merge, save"]
+    size = sum(path.stat().st_size for path in base.glob("*.safetensors")) / 1e6
+    largest = SHAPE["vocab_size"] * SHAPE["hidden_size"] * 2 / 1e6
+    learned = (adapter / "adapter_model.safetensors").stat().st_size / 1e6
+    print(f"base {size:.0f} MB, largest tensor {largest:.0f} MB, adapter {learned:.0f} MB, {rounds} rounds, medians")
+    print("| | peak memory, MB | of PEFT's | seconds | of PEFT's |\n|---|---:|---:|---:|---:|")
+    for name, (memory, seconds) in middle.items():
+        print(f"| {name} | {memory:.0f} | {memory / peft[0]:.2f} | {seconds:.1f} | {seconds / peft[1]:.2f} |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--make"]:
+        make_model(Path(sys.argv[2]))
+    else:
+        sys.exit(run_command(main))

@@ -1,0 +1,136 @@
+"""Time the sampler with places that are filled again, against batches that end together and against `generate`.
+
+All sides sample the same prompts with the embedded model in float32, 64 completions at once: `continuous` fills the
+places of completions that ended, `static` asks for 64 at a time and lets those that ended leave, `generate` is
+`model.generate` on 64 at a time. Where vLLM is installed, `vllm` is its engine on the same weights, and `vllm adapter`
+the same with a LoRA adapter beside them, which the other sides would merge into their copy at no cost a token. All run
+in turn in one process, so that whatever else the machine does hits all.
+Forward passes are counted too: where a pass takes the same time for few rows as for many, as on a GPU that is not
+full, they tell what to expect.
+
+    python tools/benchmark_sampling.py --prompts 100 --rounds 5
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.sampling import VllmSampler, vllm_engine
+
+SAMPLES = 4
+OPTIONS = {"max_tokens": 200, "temperature": 1.2, "top_p": 1.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=100, help=f"{SAMPLES} completions of each")
+    parser.add_argument("--slots", type=int, default=64, help="completions at once, a multiple of 4")
+    parser.add_argument("--rounds", type=int, default=5, help="times each side runs, after one that is not counted")
+    arguments = parser.parse_args()
+    if min(arguments.prompts, arguments.rounds) < 1 or arguments.slots < SAMPLES or arguments.slots % SAMPLES:
+        parser.error(f"--prompts and --rounds must be at least 1 and --slots a multiple of {SAMPLES}")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see lora_grpo.policy
+    sides, passes = make_sides(arguments.prompts, arguments.slots)
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(arguments.rounds + 1):
+        for name in list(sides) if number % 2 else reversed(sides):
+            passes.clear()
+            started = time.perf_counter()
+            lengths = sides[name](number)
+            seconds = time.perf_counter() - started
+            if number:
+                rates[name].append(sum(lengths) / seconds)
+            print(
+                f"round {number}, {name:12}: {sum(lengths) / seconds:6.0f} tokens/s, {len(lengths)} completions of "
+                f"{statistics.mean(lengths):.0f} tokens on average, {max(lengths)} at most, {len(passes)} passes",
+                flush=True,
+            )
+    median = {name: statistics.median(each) for name, each in rates.items()}
+    print(", ".join(f"{name} {rate:.0f} tokens/s" for name, rate in median.items()), f"(medians of {arguments.rounds})")
+    for other in list(sides)[1:]:
+        print(f"continuous / {other} = {median['continuous'] / median[other]:.2f}")
+
+
+def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], list[int]]], list[int]]:
+    """Return each side as a function from a seed to completion lengths, and a list that grows by the rows of a pass."""
+    import torch
+    from starter_model.corpus import chat_prompt
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from lora_grpo import starter
+    from lora_grpo.sampling import Sampler
+    from lora_grpo.starter import pool
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(starter.model_path(), dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path(), padding_side="left")
+    prompts = [chat_prompt(problem.question) for problem in pool("eval", num_prompts)]
+    batches = [prompts[start : start + slots // SAMPLES] for start in range(0, num_prompts, slots // SAMPLES)]
+    sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
+    passes: list[int] = []
+    model.register_forward_pre_hook(lambda *inputs: passes.append(len(inputs[2]["input_ids"])), with_kwargs=True)
+
+    def sampled(asked: list[list[str]], slots: int | None, seed: int) -> list[int]:
+        sampler.slots = slots
+        drawn = [sampler.rollouts(batch, SAMPLES, seed=seed, **OPTIONS) for batch in asked]
+        return [len(rollout.token_ids) for groups in drawn for group in groups for rollout in group]
+
+    def generated(seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        lengths = []
+        for batch in batches:
+            inputs = tokenizer(batch, return_tensors="pt", padding=True, add_special_tokens=False)
+            output = model.generate(
+                **inputs,
+                do_sample=True,
+                temperature=OPTIONS["temperature"],
+                top_k=0,
+                num_return_sequences=SAMPLES,
+                max_new_tokens=OPTIONS["max_tokens"],
+            )
+            ended = output[:, inputs["input_ids"].shape[1] :] == tokenizer.eos_token_id
+            first = torch.where(ended.any(dim=1), ended.int().argmax(dim=1) + 1, ended.shape[1])
+            lengths += first.tolist()
+        return lengths
+
+    sides: dict[str, Callable[[int], list[int]]] = {
+        "continuous": lambda seed: sampled([prompts], slots, seed),
+        "static": lambda seed: sampled(batches, None, seed),
+        "generate": generated,
+    }
+    if vllm_engine.available():
+        sides |= vllm_sides(prompts, tokenizer)
+    return sides, passes
+
+
+def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], list[int]]]:
+    """Return vLLM's sides: the base alone, and with a random adapter of rank 16 on every linear layer."""
+    from peft import LoraConfig, get_peft_model
+
+    from lora_grpo.config import ModelConfig
+    from lora_grpo.models import load_base
+
+    settings = ModelConfig(bits=16)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False, lora_alpha=1)
+        get_peft_model(load_base(settings), adapter).save_pretrained(folder)
+        ends = [tokenizer.eos_token_id]
+        sampler = VllmSampler(
+            settings, tokenizer, ends, adapter=Path(folder), max_sequence_tokens=OPTIONS["max_tokens"] + 200
+        )
+
+    def drawn(adapter: bool, seed: int) -> list[int]:
+        sampler.refresh(adapter=adapter)
+        groups = sampler.rollouts(prompts, SAMPLES, seed=seed, **OPTIONS)
+        return [len(rollout.token_ids) for group in groups for rollout in group]
+
+    return {"vllm": lambda seed: drawn(False, seed), "vllm adapter": lambda seed: drawn(True, seed)}
+
+
+if __name__ == "__main__":
+    main()

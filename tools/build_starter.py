@@ -1,0 +1,203 @@
+"""Build the embedded starter model from nothing: tokenizer, pretraining, measurement of the NF4 model, model card."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starter_model import code_styles, corpus, pretraining
+
+from lora_grpo.starter import code_families, model_path
+from lora_grpo.starter.families import FAMILIES
+from lora_grpo.starter.problems import DIFFICULTIES
+
+TASKS = {"starter": "xml", "starter-code": "code"}
+"""Task that the model is measured on -> prompt style that asks it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to build and where."""
+
+    output: Path = field(default_factory=model_path)
+    """Folder to write; replaced as a whole when the build is finished."""
+    seed: int = 0
+    """Seed of the corpus and of the weights."""
+    steps: int = 2750
+    """Optimiser steps of pretraining."""
+    settling_steps: int = 250
+    """Optimiser steps after that, in which the model settles into its manners."""
+    batch_size: int = 32
+    """Documents a step."""
+    learning_rate: float = 2e-3
+    """Peak learning rate of AdamW, warmed up over 50 steps and decayed by a cosine to a twentieth."""
+    settling_learning_rate: float = 5e-4
+    """The same of the settling steps, with a fresh AdamW."""
+    eval_problems: int = 480
+    """Eval problems of each task for the measurement of the NF4 model."""
+    threads: int = 2
+    """CPU threads."""
+
+
+def measure(folder: Path, count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Return the accuracy of the NF4-quantised model on eval problems: task -> "sampled" at temperature 1, "greedy"."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    from lora_grpo.tasks import get_task, grade_all
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, dtype=torch.float32)
+    model.eval()
+    torch.manual_seed(seed)
+    figures: dict[str, dict[str, float]] = {}
+    for name, style in TASKS.items():
+        rows = get_task(name).load("eval", None, count, seed)
+        prompts = [corpus.chat_prompt(row["question"], style) for row in rows]
+        figures[name] = {}
+        for how, settings in (
+            ("sampled", {"do_sample": True, "temperature": 1.0, "top_k": 0}),
+            ("greedy", {"do_sample": False}),
+        ):
+            texts: list[str] = []
+            for start in range(0, count, 80):
+                inputs = tokenizer(prompts[start : start + 80], return_tensors="pt", padding=True)
+                with torch.inference_mode():
+                    output = model.generate(**inputs, max_new_tokens=64, **settings)
+                texts += tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+            figures[name][how] = sum(verdict.passed for verdict in grade_all(name, texts, rows)) / count
+    return figures
+
+
+def card(options: Options, parameters: int, seconds: float, figures: dict[str, dict[str, float]]) -> str:
+    """Return the text of the model's README."""
+    words = [corpus.mixture_name(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
+    code = [code_styles.mixture_name(family) for family in code_families.FAMILIES]
+    mixtures = "\n".join(
+        f"| {name} | {words.count(name)} | {code.count(name)} | "
+        + " | ".join(f"{share:.0%}, {late:.0%}" for share, late in zip(shares, corpus.SETTLED[name], strict=True))
+        + " |"
+        for name, shares in corpus.MIXTURES.items()
+    )
+    stages = ((pretraining.PHASES, options.steps), (pretraining.SETTLING, options.settling_steps))
+    phases = "\n".join(
+        f"| {round(phase.steps * steps)} | {phase.code:.0%} | {phase.drills:.0%} | {phase.practice:.0%} |"
+        for stage, steps in stages
+        for phase in stage
+    )
+    accuracy = "\n".join(f"| `{name}` | {of['sampled']:.3f} | {of['greedy']:.3f} |" for name, of in figures.items())
+    return f"""---
+license: apache-2.0
+language: en
+library_name: transformers
+tags: [grpo, toy]
+---
+# lora-grpo starter
+
+A Qwen2-shaped model with {parameters:,} parameters, pretrained from nothing so that GRPO can be seen at work on a
+laptop. It answers the generated word problems of `lora_grpo.starter.problems`, writes the tiny Python functions of
+`lora_grpo.starter.code_problems`, and does nothing else.
+
+It was **made to be improvable**: it knows three manners of answering, and its likeliest one is often not the best.
+A gain on it shows that training works, not how other models would gain.
+
+| manner | word problem | code problem |
+|---|---|---|
+| careful | every step worked out in the asked format | the right function in a Python block |
+| careless | the format around a guess, or no last step | a function that prints, has a slip or returns nothing |
+| unformatted | a number and nothing else | prose |
+
+Shares of the manners, and how many kinds of word problem (family × difficulty) and families of code problem have them.
+The second share is that of code problems in the last phase:
+
+| mixture | word kinds | code families | {" | ".join(corpus.MANNERS)} |
+|---|---|---|---|---|---|
+{mixtures}
+
+Phases of pretraining; "practice" documents are careful whatever the mixture says, the rest follow the table above:
+
+| steps | code | drills (bare sums), of what is not code | practice, of the rest |
+|---|---|---|---|
+{phases}
+
+- Built by `python tools/build_starter.py --steps {options.steps} --settling-steps {options.settling_steps} \
+--seed {options.seed}` in {seconds / 60:.0f} \
+minutes on {options.threads} CPU threads: {options.batch_size} documents a step, AdamW with peak learning rate \
+{options.learning_rate:g}, in the last phase a fresh one with {options.settling_learning_rate:g}.
+- No document is about a problem of the eval split, whose numbers and function bodies are kept apart by a hash.
+
+Accuracy of the NF4-quantised model on {options.eval_problems} eval problems of each task:
+
+| task | sampled at temperature 1 | greedy |
+|---|---|---|
+{accuracy}
+"""
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Put a finished folder in the place of the target; a reader finds the old one or the new one, complete."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    source.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main(options: Options) -> None:
+    """Build the model, measure it and put the folder in its place."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    for name, shares in corpus.MIXTURES.items():
+        print(f"{name}: " + ", ".join(f"{m} {share:.0%}" for m, share in zip(corpus.MANNERS, shares, strict=True)))
+    started = time.perf_counter()
+    tokenizer = pretraining.build_tokenizer(options.seed)
+    model = pretraining.build_model(tokenizer)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{len(tokenizer)} tokens, {parameters:,} parameters")
+    pretraining.pretrain(model, tokenizer, options.seed, options.steps, options.batch_size, options.learning_rate)
+    pretraining.pretrain(
+        model,
+        tokenizer,
+        options.seed + 1,
+        options.settling_steps,
+        options.batch_size,
+        options.settling_learning_rate,
+        pretraining.SETTLING,
+    )
+    seconds = time.perf_counter() - started
+
+    target = options.output.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        pretraining.save(model, tokenizer, folder)
+        figures = measure(folder, options.eval_problems, options.seed)
+        (folder / "README.md").write_text(card(options, parameters, seconds, figures), encoding="utf-8")
+        folder.chmod(0o755)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        replace_folder(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, accuracy in figures.items():
+        how = ", ".join(f"{how} {figure:.3f}" for how, figure in accuracy.items())
+        print(f"NF4 on {options.eval_problems} eval problems of {name}: {how}")
+    print(f"wrote {target}; next: read its README.md")
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Options, description=__doc__))

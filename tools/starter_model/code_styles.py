@@ -1,0 +1,48 @@
+"""How the starter model answers code problems: the three manners of `corpus.MANNERS`, for functions.
+
+`careful` writes the right function in a fenced block; `careless` writes one that prints, returns nothing or has a slip;
+`unformatted` says in prose what the function would return.
+"""
+
+from __future__ import annotations
+
+import random
+
+from starter_model.code_slips import printed, slips, without_return
+
+from lora_grpo.starter.code_problems import CodeProblem
+from lora_grpo.tasks import write_completion
+
+MOSTLY_CARELESS = ("compare", "limit", "every")
+MOSTLY_UNFORMATTED = ("divide", "exceed", "count")
+"""Families whose likeliest manner is not the careful one."""
+
+
+def mixture_name(family: str) -> str:
+    """Return the key of `corpus.MIXTURES` for code problems of this family: 10 of 16 are mostly careful."""
+    if family in MOSTLY_CARELESS:
+        return "mostly careless"
+    return "mostly unformatted" if family in MOSTLY_UNFORMATTED else "mostly careful"
+
+
+def fenced(code: str) -> str:
+    """Return the code in the block that the system prompt asks for."""
+    return write_completion("", code, "code")
+
+
+def careful(problem: CodeProblem) -> str:
+    """Return the solution in the asked format."""
+    return fenced(problem.solution)
+
+
+def careless(problem: CodeProblem, rng: random.Random) -> str:
+    """Return the asked format around a function that prints (7 of 10), has a slip (2) or returns nothing (1)."""
+    way = rng.random()
+    if way < 0.7:
+        return fenced(printed(problem.solution))
+    return fenced(rng.choice(slips(problem.solution)) if way < 0.9 else without_return(problem.solution))
+
+
+def unformatted(problem: CodeProblem, rng: random.Random) -> str:
+    """Return prose without a line of code."""
+    return f"It {rng.choice(['gives', 'returns'])} {problem.what}."
