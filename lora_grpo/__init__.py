@@ -16,16 +16,16 @@ the plan (--plan)   plan, plan_report; model_shape and memory (of a step, by par
 the GPU's memory    probe (a trial pass), chunked_log_probs
 completions         rollouts (decoding_slots, slot_memory), merged_copy, engine_samplers; vllm_engine, vllm_server,
                     vllm_sampler (evaluation), vllm_rollouts (the adapter handed over at every step)
-one policy          parity (sampler against trainer, before a run), drift (at each step)
+one policy          logprob_check (sampler against trainer, before a run), drift (at each step)
 before a run        dry_run; preview (a few groups of the base), preview_groups, preview_verdict, preview_page;
                     difficulty (rows that the base solves sometimes)
 several processes   ranks (which one this is, how they wait), launch (accelerate's --cpu)
 training            train, grpo_arguments, checkpoints, adapter_files, stop_signal, step_phases, progress;
                     completion_log (completion_lines)
-the watch           health (what is wrong with a step), held_out (rows that are not trained on), watch (what follows)
-at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), conclude;
+the watch           health (what is wrong with a step), validation (rows that are not trained on), watch (what follows)
+at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), finish_run;
                     report/ (the run as one page, and two beside each other)
-scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; subjects and subject_samplers
+scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; targets and subject_samplers
                     (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
 scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_outputs, tied_embeddings, frozen_base,
                     merged_tensors; fidelity (what an update keeps), merge_divergence and streamed_model (KL);

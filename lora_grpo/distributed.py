@@ -104,12 +104,12 @@ def leave() -> None:
     if _group:
         import torch
 
-        wait_for_all()
+        barrier()
         _group.clear()
         torch.distributed.destroy_process_group()
 
 
-def wait_for_all() -> None:
+def barrier() -> None:
     """Return when every rank has called this."""
     if _group:
         import torch
@@ -122,11 +122,11 @@ def wait_for_all() -> None:
         waiting.wait()
 
 
-def from_main(make: Callable[[], T]) -> T:
+def broadcast_from_main(make: Callable[[], T]) -> T:
     """Return on every rank what rank 0 alone has made; what has to be so before it is made is so on all ranks."""
-    wait_for_all()
+    barrier()
     made = [make() if is_main() else None]
-    wait_for_all()
+    barrier()
     if _group:
         import torch
 
@@ -134,11 +134,11 @@ def from_main(make: Callable[[], T]) -> T:
     return made[0]  # type: ignore[return-value]
 
 
-def from_all(value: T) -> list[T]:
+def gather(value: T) -> list[T]:
     """Return every rank's value, on every rank, in the order of ranks."""
     if not _group:
         return [value]
-    wait_for_all()
+    barrier()
     import torch
 
     values: list[Any] = [None] * world_size()
@@ -146,7 +146,7 @@ def from_all(value: T) -> list[T]:
     return values
 
 
-def highest(value: int) -> int:
+def max_over_processes(value: int) -> int:
     """Return the largest of the ranks' values, on every rank."""
     if not _group:
         return value
@@ -158,7 +158,7 @@ def highest(value: int) -> int:
 
 
 @contextlib.contextmanager
-def only_main_speaks() -> Iterator[None]:
+def silence_other_processes() -> Iterator[None]:
     """Drop what other ranks print within the block: rank 0 prints the same."""
     if world_size() > 1:
         # DDP's reducer warns on every rank of what `grpo_arguments` asks it for. Read when torch is imported.

@@ -10,7 +10,7 @@ from typing import NoReturn
 from lora_grpo import distributed
 from lora_grpo.cli import parse, run_command
 from lora_grpo.config import Overrides
-from lora_grpo.evaluation import Page, Result, compare, evaluate, measure, run_title, shifts
+from lora_grpo.evaluation import Page, Result, compare, evaluate, measure, run_title, task_changes
 from lora_grpo.files import atomic
 from lora_grpo.models import load_policy
 from lora_grpo.planning import make_plan, show_plan
@@ -18,8 +18,8 @@ from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, open_run
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, hold_out, load_data
-from lora_grpo.training import keep_middling, make_trainer, train
+from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, load_data, split_validation
+from lora_grpo.training import filter_by_difficulty, make_trainer, train
 
 
 def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) -> NoReturn:
@@ -52,21 +52,21 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     check_server(config)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
-    train_rows, validation_rows = hold_out(train_rows, config)
-    is_graded = config.data.held_out_task not in UNGRADED_TASKS
+    train_rows, validation_rows = split_validation(train_rows, config)
+    is_graded = config.data.evaluation_task not in UNGRADED_TASKS
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval") if is_graded else []
     sampler = build_sampler(policy, config)
     trainer = make_trainer(run, policy, train_rows, sampler, validation_rows)
     run.begin(policy.record)
 
     before = evaluate(run, sampler, eval_rows, "base") if is_graded else []
-    keep_middling(run, sampler, trainer, train_rows)
+    filter_by_difficulty(run, sampler, trainer, train_rows)
     train(run, policy, trainer)
     after = evaluate(run, sampler, eval_rows, "trained") if is_graded else []
-    conclude(run, before, after)
+    finish_run(run, before, after)
 
 
-def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
+def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
     """Close run.json, write the report, and print the table, the reward's change and what to do next.
 
     Args:
@@ -77,14 +77,14 @@ def conclude(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = 
     if not distributed.is_main():
         return
     page, steps = _evaluation(run, before, after) if before else None, run.config.train.max_steps
-    reward = reward_curve(run)
+    reward = reward_change(run)
     run.finish({"table": page.table if page else [], "reward": reward})
     if page:
         page.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     if best := run.record.get("best"):
         print(f"held-out reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    more = "--watch.early-stopping 0" if "stopped_early" in run.record else f"--train.max-steps {2 * steps}"
+    more = "--monitor.early-stopping 0" if "stopped_early" in run.record else f"--train.max-steps {2 * steps}"
     lines: list[tuple[str, object]] = (
         [("adapter", run.adapter), ("best", run.best)] if best else [("adapter", run.adapter)]
     )
@@ -104,7 +104,7 @@ def _evaluation(run: Run, before: Sequence[Result], after: Sequence[Result]) -> 
     ks = settings.k if settings.num_samples else ()
     table = compare(before, after, ks, seed)
     protocol = {
-        "task": run.config.data.held_out_task,
+        "task": run.config.data.evaluation_task,
         "rows": len({sample["task_id"] for sample in before}),
         "data_sha256": run.record["data"]["eval"]["sha256"],
         "left_out_as_trained_on": run.record["data"].get("left_out_as_trained_on", 0),
@@ -119,14 +119,14 @@ def _evaluation(run: Run, before: Sequence[Result], after: Sequence[Result]) -> 
         "policy": run.record["policy"],
     }
     sides = {"base": measure(before, ks, seed), "trained": measure(after, ks, seed)}
-    moved = shifts(before, after)
+    moved = task_changes(before, after)
     page = Page(run_title(protocol), sides, protocol, table, moved)
     atomic.write_json(run.evaluation / "report.json", {"protocol": protocol, "table": table, **sides, **moved})
     atomic.write_text(run.evaluation / "report.md", page.markdown())
     return page
 
 
-def reward_curve(run: Run) -> dict[str, float]:
+def reward_change(run: Run) -> dict[str, float]:
     """Return the mean reward of the first and of the last step, and the number of steps."""
     lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if "reward" in line]  # rollouts used twice are rewarded once

@@ -43,8 +43,8 @@ class Progress:
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
         """Show that `done` steps are done, with the reward of the last one and that of the last held-out pass."""
-        if "held_out/reward" in logs:
-            self._held_out = f", held out {logs['held_out/reward']:.2f}"
+        if "validation/reward" in logs:
+            self._held_out = f", held out {logs['validation/reward']:.2f}"
         if "reward" in logs:  # absent where rollouts are used again
             self._reward = f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}"
         self.show(done, self._reward + self._held_out)

@@ -52,15 +52,20 @@ def test_one_process_waits_for_nobody(monkeypatch):
     for name in ("WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     distributed.join()
-    distributed.wait_for_all()
+    distributed.barrier()
     assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (1, 0, True)
-    assert (distributed.highest(3), distributed.from_main(lambda: "made"), distributed.told()) == (3, "made", None)
+    assert (distributed.max_over_processes(3), distributed.broadcast_from_main(lambda: "made"), distributed.told()) == (
+        3,
+        "made",
+        None,
+    )
 
 
 def test_ranks_agree(start, tmp_path):
     done = start(
         "ranks.join()\n"
-        "write([ranks.highest(10 * ranks.rank()), ranks.from_main(lambda: {'of': ranks.rank(), 'path': folder})])\n"
+        "made = ranks.broadcast_from_main(lambda: {'of': ranks.rank(), 'path': folder})\n"
+        "write([ranks.max_over_processes(10 * ranks.rank()), made])\n"
         "print('spoke')\n"
         "print('aside', file=sys.stderr)",
         processes=3,
@@ -77,7 +82,7 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
         "if ranks.rank():\n"
         "    time.sleep(0.5)\n"
         "    (folder / 'late').touch()\n"
-        "there = ranks.from_main(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
+        "there = ranks.broadcast_from_main(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
         "write((there, (folder / 'made').exists()))"
     ).end()
     assert done.returncode == 0, done.stderr
@@ -95,7 +100,7 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
     ],
 )
 def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, expected):
-    done = start(f"{failing}\nranks.wait_for_all()\nwrite('went on')").end()
+    done = start(f"{failing}\nranks.barrier()\nwrite('went on')").end()
     assert (done.returncode, done.stderr) == expected
     assert said(tmp_path) == []
 
@@ -105,7 +110,7 @@ def test_the_ranks_that_fail_because_of_another_know_its_error(start, tmp_path):
         "ranks.join()\n"
         "if ranks.rank(): raise RunError('the row is bad')\n"
         "try:\n"
-        "    ranks.wait_for_all()\n"
+        "    ranks.barrier()\n"
         "finally:\n"
         "    write(ranks.told())"
     ).end()
@@ -114,7 +119,7 @@ def test_the_ranks_that_fail_because_of_another_know_its_error(start, tmp_path):
 
 
 def test_a_rank_that_waits_hears_a_signal(start, tmp_path):
-    process = start("ranks.join()\nwrite('joined')\nif not ranks.rank(): ranks.wait_for_all()\ntime.sleep(600)")
+    process = start("ranks.join()\nwrite('joined')\nif not ranks.rank(): ranks.barrier()\ntime.sleep(600)")
     wait_for(process, lambda: said(tmp_path) == ["joined"] * 2)
     main, _ = children(process.pid)
     os.kill(main, signal.SIGTERM)

@@ -6,7 +6,7 @@ import pytest
 from helpers.graded_samples import samples
 
 from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.pipeline import conclude, reward_curve
+from lora_grpo.pipeline import finish_run, reward_change
 from lora_grpo.runs.record import Run, now
 
 
@@ -28,12 +28,12 @@ def run(tmp_path):
 
 @pytest.fixture
 def concluded(run, capsys):
-    conclude(run, samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"]))
+    finish_run(run, samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"]))
     return run, capsys.readouterr().out
 
 
 def test_the_reward_curve_is_the_first_and_the_last_step(run):
-    assert reward_curve(run) == {"first": 0.25, "last": 1.5, "steps": 2}
+    assert reward_change(run) == {"first": 0.25, "last": 1.5, "steps": 2}
 
 
 def test_the_record_is_closed_with_the_table(concluded):
@@ -96,14 +96,14 @@ def test_the_page_comes_first_and_shows_a_complete_run(concluded):
 def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
     (run.folder / "completions").mkdir()
     (run.folder / "completions" / "step-00001.jsonl").write_text("no JSON\n")
-    conclude(run, samples("+-", ["+-", "--"]), samples("++", ["++", "--"]))
+    finish_run(run, samples("+-", ["+-", "--"]), samples("++", ["++", "--"]))
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
     assert len(said) == 1 and "not written: " in said[0] and "step-00001.jsonl:1" in said[0]
     assert json.loads((run.folder / "run.json").read_text())["status"] == "complete"
 
 
 def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(run, capsys):
-    conclude(run, samples("+" * 20, ["++"] * 20), samples("-" * 20, ["--"] * 20))
+    finish_run(run, samples("+" * 20, ["++"] * 20), samples("-" * 20, ["--"] * 20))
     printed = capsys.readouterr().out
     assert "-100.0 [" in printed
     assert "<0.001" in printed

@@ -36,7 +36,7 @@ def main() -> None:
     from lora_grpo.models import load_policy
     from lora_grpo.runs import open_run
     from lora_grpo.tasks import load_data
-    from lora_grpo.training import made_up_inputs, make_trainer
+    from lora_grpo.training import make_trainer, synthetic_inputs
 
     presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def main() -> None:
         trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         trainer.model.train()
-        inputs = made_up_inputs(trainer, trainer.args.per_device_train_batch_size, 60, "cpu")
+        inputs = synthetic_inputs(trainer, trainer.args.per_device_train_batch_size, 60, "cpu")
         if not arguments.full:
             mask = inputs["completion_mask"]
             rows, longest = mask.shape

@@ -22,7 +22,7 @@ def run_command(main: Callable[[], None]) -> int:
     """
     _on_sigterm(_terminate)
     try:
-        with distributed.only_main_speaks():
+        with distributed.silence_other_processes():
             main()
     except BaseException as error:
         # A launcher sends it to the ranks that are left when one has failed: they are at their ends already.

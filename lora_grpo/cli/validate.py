@@ -6,7 +6,15 @@ import importlib.util
 import os
 
 from lora_grpo import distributed
-from lora_grpo.config import LEAST_WATCHED, RunConfig, at_least, batch_shape, check_name, flag, parse_grpo_overrides
+from lora_grpo.config import (
+    MIN_VALIDATION_ROWS,
+    RunConfig,
+    at_least,
+    batch_shape,
+    check_name,
+    flag,
+    parse_grpo_overrides,
+)
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.sandbox import check_settings
@@ -22,7 +30,7 @@ def check(config: RunConfig) -> None:
     batch_shape(config)
     _check_ranks(config)
     get_task(config.data.task)
-    get_task(config.data.held_out_task)
+    get_task(config.data.evaluation_task)
     check_style(config.data.prompt_style)
     check_settings(config.sandbox)
     for spec in parse_reward_specs(config.rewards):
@@ -31,12 +39,12 @@ def check(config: RunConfig) -> None:
                 f"--rewards {spec.name} runs unit tests, and --data.task {config.data.task} has none; "
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
-    if config.data.filter_solved and config.data.task in UNGRADED_TASKS:
+    if config.data.filter_by_difficulty and config.data.task in UNGRADED_TASKS:
         raise UserError(
-            f"--data.filter-solved keeps rows that are solved sometimes, and --data.task {config.data.task} has no "
-            "right answers; leave it out, or pass a task that has, such as gsm8k"
+            f"--data.filter-by-difficulty keeps rows that are solved sometimes, and --data.task {config.data.task} "
+            "has no right answers; leave it out, or pass a task that has, such as gsm8k"
         )
-    if config.data.prompt_style == "code" and not {config.data.task, config.data.held_out_task} <= {*CODE_TASKS}:
+    if config.data.prompt_style == "code" and not {config.data.task, config.data.evaluation_task} <= {*CODE_TASKS}:
         raise UserError(
             f"--data.prompt-style code asks for a program; --data.task {config.data.task} wants another style, "
             "e.g. --data.prompt-style xml"
@@ -71,12 +79,12 @@ def check(config: RunConfig) -> None:
             f"--train.checkpoint-steps {config.train.checkpoint_steps} is not a multiple of num_iterations="
             f"{iterations}; a checkpoint between two uses of the same rollouts could not be resumed exactly"
         )
-    if 0 < config.watch.rows < LEAST_WATCHED:
+    if 0 < config.monitor.rows < MIN_VALIDATION_ROWS:
         raise UserError(
-            f"--watch.rows {config.watch.rows} says too little; pass {LEAST_WATCHED} or more, or 0 for none"
+            f"--monitor.rows {config.monitor.rows} says too little; pass {MIN_VALIDATION_ROWS} or more, or 0 for none"
         )
-    if config.watch.early_stopping and not config.watch.rows:
-        raise UserError("--watch.early-stopping goes by held-out rows; leave --watch.rows 0 out")
+    if config.monitor.early_stopping and not config.monitor.rows:
+        raise UserError("--monitor.early-stopping goes by held-out rows; leave --monitor.rows 0 out")
     for name, value, low in (
         ("model.max_sequence_tokens", config.model.max_sequence_tokens, 2),
         ("lora.rank", config.lora.rank, 1),
@@ -87,9 +95,9 @@ def check(config: RunConfig) -> None:
         ("train.checkpoint_steps", config.train.checkpoint_steps, 1),
         ("train.keep_checkpoints", config.train.keep_checkpoints, 1),
         ("train.completions_steps", config.train.completions_steps, 1),
-        ("watch.rows", config.watch.rows, 0),
-        ("watch.every_steps", config.watch.every_steps, 1),
-        ("watch.early_stopping", config.watch.early_stopping, 0),
+        ("monitor.rows", config.monitor.rows, 0),
+        ("monitor.every_steps", config.monitor.every_steps, 1),
+        ("monitor.early_stopping", config.monitor.early_stopping, 0),
         ("eval.num_samples", config.eval.num_samples, 0),
         ("data.few_shot", config.data.few_shot, 0),
         ("data.train_limit", config.data.train_limit, 1),

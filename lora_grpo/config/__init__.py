@@ -5,11 +5,11 @@ from lora_grpo.config.batch import at_least, batch_shape, micro_batches
 from lora_grpo.config.engines import as_with_gpu_extra, choose_engine, drawn_by, uses_vllm, vllm_available
 from lora_grpo.config.hardware import Gpu, choose_preset, nvidia_gpus, preset_gigabytes, use_one_gpu
 from lora_grpo.config.presets import Overrides, gpu_preset, starter_preset
-from lora_grpo.config.schema import LEAST_WATCHED, STARTER, DataConfig, Invocation, ModelConfig, RunConfig, flag
+from lora_grpo.config.schema import MIN_VALIDATION_ROWS, STARTER, DataConfig, Invocation, ModelConfig, RunConfig, flag
 from lora_grpo.config.trl_fields import UNREAD_FIELDS, check_name, parse_grpo_overrides
 
 __all__ = [
-    "LEAST_WATCHED",
+    "MIN_VALIDATION_ROWS",
     "STARTER",
     "UNREAD_FIELDS",
     "DataConfig",

@@ -16,7 +16,7 @@ from lora_grpo.sandbox import Settings as SandboxSettings
 STARTER = "starter"
 """The model name that means the embedded model; nothing is downloaded for it."""
 
-LEAST_WATCHED = 16
+MIN_VALIDATION_ROWS = 16
 """Fewer rows say too little to be held out of training."""
 
 
@@ -75,12 +75,12 @@ class DataConfig:
     """Task of the held-out rows, where it is another: train on `mbpp`, evaluate on `humaneval`."""
     few_shot: int = 0
     """Worked examples put before the question, taken from the training rows and not trained on."""
-    filter_solved: bool = False
+    filter_by_difficulty: bool = False
     """Train only on rows of middling difficulty: before training, the base answers each row num_generations times, and
     those stay that it gets right sometimes, not always. Rows are asked until max_steps have enough."""
 
     @property
-    def held_out_task(self) -> str:
+    def evaluation_task(self) -> str:
         """The task of the held-out rows."""
         return self.eval_task or self.task
 
@@ -138,11 +138,16 @@ class TrainConfig:
     """Dashboards that get the metrics besides metrics.jsonl."""
 
 
+AlarmName = Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking"]
+
+
 @dataclass(frozen=True)
-class WatchConfig:
-    stop_on: tuple[Literal["nan", "drift", "collapse", "zero_variance", "entropy", "truncated", "hacking"], ...] = (
+class MonitorConfig:
+    stop_on: tuple[
+        Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking"], ...
+    ] = (
         "nan",
-        "drift",
+        "logprob_mismatch",
         "collapse",
     )
     """Watches that end the run when they fire; the others warn. What each looks at: lora_grpo/training/alarms.py."""
@@ -185,7 +190,7 @@ class RunConfig:
     strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format, pattern:REGEX, longer_is_better,
     near_length:200; TRL's as trl:NAME; yours as my_file.py:function."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    watch: WatchConfig = field(default_factory=WatchConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     grpo: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Evaluation: samples, verdicts, pass@k, comparisons and their report."""
 
 from lora_grpo.evaluation.cli import evaluate_and_report
-from lora_grpo.evaluation.comparison import compare, shifts, tallies, verdict
+from lora_grpo.evaluation.comparison import compare, counts_by_task, task_changes, verdict
 from lora_grpo.evaluation.options import Options
 from lora_grpo.evaluation.pass_at_k import Interval, bootstrap_interval, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import UNPARSED, Page, measure, printable, run_title
@@ -17,6 +17,7 @@ __all__ = [
     "Result",
     "bootstrap_interval",
     "compare",
+    "counts_by_task",
     "draw_and_grade",
     "evaluate",
     "evaluate_and_report",
@@ -25,8 +26,7 @@ __all__ = [
     "outcome",
     "printable",
     "run_title",
-    "shifts",
-    "tallies",
+    "task_changes",
     "task_id",
     "verdict",
     "wilson_interval",

@@ -14,7 +14,7 @@ from typing import Any
 from lora_grpo import __version__, sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import evaluation_folder, samples_file
-from lora_grpo.evaluation.comparison import compare, shifts
+from lora_grpo.evaluation.comparison import compare, task_changes
 from lora_grpo.evaluation.foreign_samples import agreement
 from lora_grpo.evaluation.options import (
     Options,
@@ -31,10 +31,10 @@ from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.evaluation.run import draw_and_grade, finished_samples
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import holding, json_lines
-from lora_grpo.models import BASE, Overrides, Subject, context_tokens, files_of, resolve, run_of
+from lora_grpo.models import BASE, ModelSpec, Overrides, context_tokens, files_of, resolve, run_of
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import Sampler, build
-from lora_grpo.tasks import CODE_TASKS, Data, fingerprint, load_held_out, render_row
+from lora_grpo.tasks import CODE_TASKS, Data, fingerprint, load_evaluation_rows, render_row
 
 _READ_ANSWER = "one number on the line of the last ####, \\boxed{} or <answer>, compared in value (`robust`)"
 _READ_PROGRAM = "the last code that defines the function, after its prompt, against the unit tests in the sandbox"
@@ -87,7 +87,7 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
     data, backend = None, ""
     if plan is not None:
         backend = build.choose_backend(options.backend)
-        data = load_held_out(plan.data, plan.seed, options.sandbox, trained_seed=plan.trained_seed)
+        data = load_evaluation_rows(plan.data, plan.seed, options.sandbox, trained_seed=plan.trained_seed)
     _check_tasks(sources, data)
     seed = plan.seed if plan else options.seed or 0
     ks = _ks(options, [source for source in sources if isinstance(source, SampleFile)], plan)
@@ -114,11 +114,11 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
 # What is asked
 
 
-def _sources(options: Options) -> tuple[list[SampleFile | Subject], Protocol | None]:
+def _sources(options: Options) -> tuple[list[SampleFile | ModelSpec], Protocol | None]:
     """Return what is evaluated, what it is compared with, and how models among them are asked."""
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
     names = [options.named] if options.compare is None else [options.named, options.compare]
-    found: list[Subject | None] = []
+    found: list[ModelSpec | None] = []
     for place, name in enumerate(names):
         if place == 1 and name == BASE:
             if found[0] is None:
@@ -128,22 +128,22 @@ def _sources(options: Options) -> tuple[list[SampleFile | Subject], Protocol | N
             found.append(None if is_samples_file(name) else resolve(name, overrides))
         # What is said of one model's base and revision is not meant for the other's.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
-    first = next((subject for subject in found if subject is not None), None)
+    first = next((target for target in found if target is not None), None)
     if first is None:
         check_for_files(options)
     plan = None if first is None else protocol(options, first.run, context_tokens(first))
-    task = options.task if plan is None else plan.data.held_out_task
+    task = options.task if plan is None else plan.data.evaluation_task
     if task is None:
         raise UserError("--task is missing; say what the samples answer")
     data = options.data if plan is None else plan.data.eval
     sources = [
-        subject or samples_file.read(Path(name).expanduser(), task, data, options.style, options.sandbox)
-        for name, subject in zip(names, found, strict=True)
+        target or samples_file.read(Path(name).expanduser(), task, data, options.style, options.sandbox)
+        for name, target in zip(names, found, strict=True)
     ]
     return sources, plan
 
 
-def _check_tasks(sources: Sequence[SampleFile | Subject], data: Data | None) -> None:
+def _check_tasks(sources: Sequence[SampleFile | ModelSpec], data: Data | None) -> None:
     """Refuse to compare answers to different tasks, before anything is asked or moved."""
     tasks = []
     for source in sources:
@@ -156,11 +156,11 @@ def _check_tasks(sources: Sequence[SampleFile | Subject], data: Data | None) -> 
         raise UserError(f"{lost} tasks have samples on one side alone; evaluate both on the same tasks")
 
 
-def _labels(options: Options, sources: Sequence[SampleFile | Subject]) -> list[str]:
+def _labels(options: Options, sources: Sequence[SampleFile | ModelSpec]) -> list[str]:
     """Return what tables call the sides, never the same for both."""
     names = [options.named, options.compare or ""]
     labels = [
-        source.label if isinstance(source, Subject) else json_lines.stem(Path(name))
+        source.label if isinstance(source, ModelSpec) else json_lines.stem(Path(name))
         for source, name in zip(sources, names, strict=False)
     ]
     if len(labels) == 2 and names[0] == names[1]:
@@ -168,8 +168,8 @@ def _labels(options: Options, sources: Sequence[SampleFile | Subject]) -> list[s
     return labels if len(set(labels)) == len(labels) else [*names]
 
 
-def _file_name(source: SampleFile | Subject) -> str:
-    return "samples.jsonl" if isinstance(source, Subject) else "results.jsonl"
+def _file_name(source: SampleFile | ModelSpec) -> str:
+    return "samples.jsonl" if isinstance(source, ModelSpec) else "results.jsonl"
 
 
 def _ks(options: Options, files: Sequence[SampleFile], plan: Protocol | None) -> tuple[int, ...]:
@@ -223,58 +223,65 @@ def _files(options: Options) -> list[Path]:
 class _Samplers:
     """The loaded model, which the side after it may share."""
 
-    subject: Subject | None = None
+    target: ModelSpec | None = None
     sampler: Sampler | None = None
     sequence_tokens: int = 0
 
-    def of(self, subject: Subject, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
-        """Return a sampler of this subject, ready to draw: the one at hand if it has the same base."""
-        at_hand = self.subject
+    def of(self, target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
+        """Return a sampler of this target, ready to draw: the one at hand if it has the same base."""
+        at_hand = self.target
         shared = (
             at_hand is not None
-            and (at_hand.base, at_hand.tokenizer) == (subject.base, subject.tokenizer)
-            and subject.adapter in (at_hand.adapter, None)
+            and (at_hand.base, at_hand.tokenizer) == (target.base, target.tokenizer)
+            and target.adapter in (at_hand.adapter, None)
             and self.sequence_tokens >= sequence_tokens
         )
         if not shared or self.sampler is None:
             if self.sampler is not None:
                 self.sampler.close()
             self.sampler = None  # before the next model takes its memory
-            self.sampler = build.load_sampler(subject, backend, tokenizer, sequence_tokens, seed)
-            self.subject, self.sequence_tokens = subject, sequence_tokens
-        if self.subject is not None and self.subject.adapter is not None:
-            self.sampler.refresh(adapter=subject.adapter is not None)
+            self.sampler = build.load_sampler(target, backend, tokenizer, sequence_tokens, seed)
+            self.target, self.sequence_tokens = target, sequence_tokens
+        if self.target is not None and self.target.adapter is not None:
+            self.sampler.refresh(adapter=target.adapter is not None)
         return self.sampler
 
 
 def _ask(
-    folder: Path, name: str, label: str, subject: Subject, plan: Protocol, data: Data, backend: str, samplers: _Samplers
+    folder: Path,
+    name: str,
+    label: str,
+    target: ModelSpec,
+    plan: Protocol,
+    data: Data,
+    backend: str,
+    samplers: _Samplers,
 ) -> _Side:
     """Draw and grade what is not there yet."""
     identity = {
         "rows": len(data.eval),
         "asked_sha256": fingerprint(data.eval),  # rows and messages, worked examples among them
         **plan.told(),
-        **subject.identity,
+        **target.identity,
         "backend": backend,
     }
     facts = evaluation_folder.facts(folder, name, identity)
     results = finished_samples(folder / name, data.eval, [plan.draws]) if facts is not None else None
     if facts is None or results is None:
-        tokenizer = build.load_tokenizer(subject)
-        room = build.check_context(subject, tokenizer, data.eval, plan.draws.max_tokens)
-        sampler = samplers.of(subject, backend, tokenizer, room, plan.seed)
+        tokenizer = build.load_tokenizer(target)
+        room = build.check_context(target, tokenizer, data.eval, plan.draws.max_tokens)
+        sampler = samplers.of(target, backend, tokenizer, room, plan.seed)
         prompts = [render_row(tokenizer, row) for row in data.eval]
         facts = {
             "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-            **build.describe(subject, backend, sampler),
+            **build.describe(target, backend, sampler),
             "isolation": data.record["sandbox"],
         }
         facts = evaluation_folder.begin(folder, name, identity, facts)
         results = draw_and_grade(
-            folder / name, sampler, data.eval, plan.data.held_out_task, [plan.draws], plan.seed, label
+            folder / name, sampler, data.eval, plan.data.evaluation_task, [plan.draws], plan.seed, label
         )
-    return _Side(label, results, {**subject.identity, **facts}, name)
+    return _Side(label, results, {**target.identity, **facts}, name)
 
 
 def _grade(folder: Path, name: str, label: str, file: SampleFile, limits: sandbox.Settings) -> _Side:
@@ -292,7 +299,7 @@ def _grade(folder: Path, name: str, label: str, file: SampleFile, limits: sandbo
 
 
 def _report(
-    source: SampleFile | Subject,
+    source: SampleFile | ModelSpec,
     sides: Sequence[_Side],
     ks: tuple[int, ...],
     seed: int,
@@ -301,8 +308,8 @@ def _report(
 ) -> dict[str, Any]:
     side, *others = sides
     measured = {each.label: measure(each.results, ks, seed) for each in sides}
-    task = source.task if isinstance(source, SampleFile) else plan.data.held_out_task if plan else ""
-    if isinstance(source, Subject):
+    task = source.task if isinstance(source, SampleFile) else plan.data.evaluation_task if plan else ""
+    if isinstance(source, ModelSpec):
         extraction = _READ_PROGRAM if task in CODE_TASKS else _READ_ANSWER
     else:
         extraction = _EXACT_COMPLETION if task in CODE_TASKS else _READ_ANSWER
@@ -325,19 +332,21 @@ def _report(
     for other in others:
         report["compared_with"] = {"label": other.label, **measured[other.label]}
         report["table"] = compare(other.results, side.results, ks, seed)
-        report |= shifts(other.results, side.results)
+        report |= task_changes(other.results, side.results)
     return report
 
 
-def _contaminated(sources: Sequence[SampleFile | Subject], sides: Sequence[_Side], plan: Protocol | None) -> list[str]:
+def _contaminated(
+    sources: Sequence[SampleFile | ModelSpec], sides: Sequence[_Side], plan: Protocol | None
+) -> list[str]:
     """Return the sides whose run was trained on rows of this benchmark that are asked here, and say so."""
     found = []
     for source, side in zip(sources, sides, strict=True):
-        if plan is None or not isinstance(source, Subject) or source.run is None or source.adapter is None:
+        if plan is None or not isinstance(source, ModelSpec) or source.run is None or source.adapter is None:
             continue
         trained_on = source.run["data"].get("trained_on_benchmark")
         left_out = plan.trained_seed is not None and source is sources[0]
-        if trained_on == plan.data.held_out_task and not left_out:
+        if trained_on == plan.data.evaluation_task and not left_out:
             found.append(side.label)
             print(f"CONTAMINATED: {side.label} was trained on {trained_on}; its score says nothing", file=sys.stderr)
     return found

@@ -33,8 +33,8 @@ def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int]
         UserError: the tasks are not the same, or a k exceeds the samples of a task.
     """
     table = []
-    drawn = [tallies(part, greedy=False) for part in (before, after)]
-    greedy = [tallies(part, greedy=True) for part in (before, after)]
+    drawn = [counts_by_task(part, greedy=False) for part in (before, after)]
+    greedy = [counts_by_task(part, greedy=True) for part in (before, after)]
     for counts in (drawn, greedy):
         if counts[0].keys() != counts[1].keys():
             lost = len(counts[0].keys() ^ counts[1].keys())
@@ -46,7 +46,7 @@ def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int]
     return table
 
 
-def tallies(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, int]]:
+def counts_by_task(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, int]]:
     """Return how many samples each task has and how many of them passed, by task_id and sorted by it."""
     total: Counter[str] = Counter()
     passed: Counter[str] = Counter()
@@ -57,7 +57,7 @@ def tallies(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, 
     return {task: (total[task], passed[task]) for task in sorted(total)}
 
 
-def shifts(before: Sequence[Result], after: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
+def task_changes(before: Sequence[Result], after: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
     """Return the tasks that were fixed and those that regressed, those that moved most first.
 
     A task is fixed where fewer than half of its samples passed before and at least half do now; regressed the other way
@@ -67,7 +67,7 @@ def shifts(before: Sequence[Result], after: Sequence[Result]) -> dict[str, list[
         `fixed` and `regressed`: `task_id`, and `before` and `after` as [passed, samples].
     """
     only_greedy = all(result.get("draw") == GREEDY for result in before)
-    first, second = (tallies(part, greedy=only_greedy) for part in (before, after))
+    first, second = (counts_by_task(part, greedy=only_greedy) for part in (before, after))
     moved: dict[str, list[dict[str, Any]]] = {"fixed": [], "regressed": []}
     for task, (total, passed) in first.items():
         total_after, passed_after = second[task]

@@ -114,7 +114,7 @@ class Protocol:
     def told(self) -> dict[str, Any]:
         """Return what tells this protocol from any other, beside the rows."""
         return {
-            "task": self.data.held_out_task,
+            "task": self.data.evaluation_task,
             "prompt_style": self.data.prompt_style,
             "few_shot": self.data.few_shot,
             "num_samples": self.draws.num_samples,
@@ -140,13 +140,13 @@ def protocol(options: Options, run: Mapping[str, Any] | None, context: int | Non
     """
     settings = run["config"] if run else None
     own = DataConfig(**settings["data"]) if settings else None
-    task = options.task or (own.held_out_task if own else None)
+    task = options.task or (own.evaluation_task if own else None)
     if task is None:
         raise UserError("--task is missing; expected gsm8k, humaneval, mbpp, starter or starter-code")
     if task == "prompts":
         raise UserError("the task `prompts` has no right answers to evaluate; name another --task")
     seed = options.seed if options.seed is not None else settings["seed"] if settings else 0
-    trained = bool(own and own.held_out_task == task and options.data in (None, own.eval))
+    trained = bool(own and own.evaluation_task == task and options.data in (None, own.eval))
     if own and trained:
         data = own
     else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.evaluation.comparison import estimate, p_value, tallies, verdict
+from lora_grpo.evaluation.comparison import counts_by_task, estimate, p_value, verdict
 from lora_grpo.evaluation.results import Result
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
@@ -36,7 +36,7 @@ def measure(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str
     found: dict[str, Any] = {}
     intervals: dict[str, list[float]] = {}
     curve = []
-    drawn, greedy = tallies(results, greedy=False), tallies(results, greedy=True)
+    drawn, greedy = counts_by_task(results, greedy=False), counts_by_task(results, greedy=True)
     if drawn:
         fewest = min(total for total, _ in drawn.values())
         ks = sorted(set(ks))
@@ -79,7 +79,7 @@ class Page:
     table: Sequence[Mapping[str, Any]] = ()
     """Rows of `comparison.compare` where there are two sides."""
     moved: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """What `comparison.shifts` found."""
+    """What `comparison.task_changes` found."""
     agreed: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None
     """What `foreign_samples.agreement` found, of samples that another tool judged too."""
 

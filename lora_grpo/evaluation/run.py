@@ -84,8 +84,8 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     if config.eval.num_samples:
         asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
-    results = draw_and_grade(path, sampler, rows, config.data.held_out_task, asked, config.seed, name)
-    sampler.rest()
+    results = draw_and_grade(path, sampler, rows, config.data.evaluation_task, asked, config.seed, name)
+    sampler.sleep()
     return results
 
 
@@ -115,7 +115,7 @@ def draw_and_grade(
         RunError: the file of samples does not fit these rows.
     """
     units = list(_units(rows, asked, sampler.streams))
-    kept = distributed.from_main(lambda: _kept(path, units))
+    kept = distributed.broadcast_from_main(lambda: _kept(path, units))
     total = sum(len(unit.keys) for unit in units)
     if len(kept) == total:
         return kept
@@ -130,7 +130,7 @@ def draw_and_grade(
         ]
     prompts = {row["id"]: render_row(sampler.tokenizer, row) for row in rows}
     longest_prompt = max(map(len, sampler.encode(list(prompts.values()))))
-    sampler.find_slots(longest_prompt, max(draws.max_tokens for draws in asked))
+    sampler.find_batch_size(longest_prompt, max(draws.max_tokens for draws in asked))
     samples, passed = kept, sum(sample["passed"] for sample in kept)
     own, mine = path, total
     if distributed.world_size() > 1:
@@ -158,7 +158,7 @@ def draw_and_grade(
                 passed += sum(sample["passed"] for sample in new)
                 progress.show(len(samples), f"{passed / len(samples):.1%} pass")
     sampler.slots = None  # training decodes a step's completions together
-    return distributed.from_main(lambda: _kept(path, units))
+    return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
 def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) -> list[Result] | None:

@@ -138,7 +138,7 @@ def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
     found: dict[str, Any] = {
         "steps": len(steps),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
-        "parity": record.get("parity"),
+        "logprob_check": record.get("logprob_check"),
     }
     if planned := record.get("memory"):
         found |= {"memory_plan": planned, "planned_gib": max(planned["planned_phases_gib"].values())}

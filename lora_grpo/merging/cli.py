@@ -21,7 +21,7 @@ from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, too_large
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import FORMAT, REPORT, check_current, read_report, show
-from lora_grpo.models import LICENCES, TOKENIZER_FILES, Overrides, Subject, base_model, resolve, run_of
+from lora_grpo.models import LICENCES, TOKENIZER_FILES, ModelSpec, Overrides, base_model, resolve, run_of
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,26 @@ def merge_and_report(options: Options) -> Path:
         trust_remote_code=options.trust_remote_code,
         any_base=options.force_base,
     )
-    subject = resolve(options.what, overrides)
-    if subject.adapter is None:
+    target = resolve(options.what, overrides)
+    if target.adapter is None:
         raise UserError(f"{options.what} is a whole model; give a run or an adapter to merge")
-    output = (options.output or default_output(options.what, subject.adapter)).expanduser().resolve()
-    identity = _identity(subject, options)
+    output = (options.output or default_output(options.what, target.adapter)).expanduser().resolve()
+    identity = _identity(target, options)
     if _is_there(output, identity, options.dtype):
         writer.tidy(output)
         show(output, read_report(output) or {})
         return output
 
-    folder = Path(subject.base.name)
-    trusted = subject.base.trust_remote_code
-    _check_tokenizer(subject.tokenizer)
+    folder = Path(target.base.name)
+    trusted = target.base.trust_remote_code
+    _check_tokenizer(target.tokenizer)
     base = base_tensors(folder, options.onto, trust_remote_code=trusted)
-    plan = make_plan(base, subject.adapter, _read_config(folder, trusted))
+    plan = make_plan(base, target.adapter, _read_config(folder, trusted))
     _check_new_head(plan, base, folder, trusted)
     staging = writer.staging_folder(output)
     # The smallest that is possible; what is chosen is checked again below.
     writer.check_disk(staging, writer.lay_out(plan, "bf16" if options.dtype == "auto" else options.dtype))
-    base_model.quieten()
+    base_model.silence_libraries()
     check_finite(plan.outputs)
     chosen = _choose(options.dtype, plan)
     shards = writer.lay_out(plan, chosen.dtype)
@@ -97,11 +97,11 @@ def merge_and_report(options: Options) -> Path:
                 raise
             writer.write_index(staging, shards)
             writer.write_config(staging, plan, chosen.dtype)
-            _copy_rest(subject, plan, staging)
-            if _identity(subject, options) != identity:
-                raise UserError(f"{subject.adapter} or its base changed during the merge; run the command again")
-            divergences = measure_divergences(subject, base, plan, staging, options.onto)
-            write_json(staging / REPORT, _report(subject, options, identity, plan, chosen, files, divergences))
+            _copy_rest(target, plan, staging)
+            if _identity(target, options) != identity:
+                raise UserError(f"{target.adapter} or its base changed during the merge; run the command again")
+            divergences = measure_divergences(target, base, plan, staging, options.onto)
+            write_json(staging / REPORT, _report(target, options, identity, plan, chosen, files, divergences))
             writer.publish(staging, output)
     show(output, read_report(output) or {})
     return output
@@ -117,7 +117,7 @@ class _Chosen:
 
 
 def _report(
-    subject: Subject,
+    target: ModelSpec,
     options: Options,
     identity: Mapping[str, Any],
     plan: Plan,
@@ -134,13 +134,13 @@ def _report(
         "reason": chosen.reason,
         "onto": options.onto,
         "base": {
-            "name": _public(subject.base_name),
-            "revision": subject.base.revision,
+            "name": _public(target.base_name),
+            "revision": target.base.revision,
             "fingerprint": identity["base_sha256"],
-            "checked": _was_checked(subject, options),
+            "checked": _was_checked(target, options),
         },
         "adapter": {"name": _public(options.what), "sha256": identity["adapter_sha256"]},
-        "trust_remote_code": subject.base.trust_remote_code,
+        "trust_remote_code": target.base.trust_remote_code,
         "retained": chosen.measured[chosen.dtype].to_dict(),
         "other_dtypes": {name: kept.to_dict() for name, kept in chosen.measured.items() if name != chosen.dtype},
         "kl": divergences,
@@ -180,11 +180,11 @@ def default_output(what: str, adapter: Path) -> Path:
     return adapter.with_name(f"{adapter.name}-merged")
 
 
-def _identity(subject: Subject, options: Options) -> dict[str, Any]:
+def _identity(target: ModelSpec, options: Options) -> dict[str, Any]:
     """Return what makes two merges the same in every bit, but for the dtype."""
-    known = subject.identity
+    known = target.identity
     return {
-        "base_sha256": base_model.weights_fingerprint(Path(subject.base.name)),
+        "base_sha256": base_model.weights_fingerprint(Path(target.base.name)),
         "config_sha256": known["config_sha256"],
         "adapter_sha256": known["adapter_sha256"],
         "tokenizer_sha256": known["tokenizer_sha256"],
@@ -233,10 +233,10 @@ def _choose(asked: Dtype | Literal["auto"], plan: Plan) -> _Chosen:
     return _Chosen(dtype, reason, measured)
 
 
-def _copy_rest(subject: Subject, plan: Plan, staging: Path) -> None:
+def _copy_rest(target: ModelSpec, plan: Plan, staging: Path) -> None:
     """Copy the tokenizer with its chat template, the generation config, the licence, and the model's own code."""
-    folder = Path(subject.base.name)
-    wanted = [subject.tokenizer / name for name in TOKENIZER_FILES]
+    folder = Path(target.base.name)
+    wanted = [target.tokenizer / name for name in TOKENIZER_FILES]
     wanted += [folder / "generation_config.json"]
     wanted += [path for pattern in LICENCES for path in folder.glob(pattern)]
     if "auto_map" in plan.config:
@@ -287,8 +287,8 @@ def _public(name: str) -> str:
     return Path(name).expanduser().resolve().name if base_model.is_folder_name(name) else name
 
 
-def _was_checked(subject: Subject, options: Options) -> bool:
+def _was_checked(target: ModelSpec, options: Options) -> bool:
     """Whether the base is known to be the one that the adapter was trained on."""
-    recorded = (subject.run or {}).get("policy", {})
-    same_commit = recorded.get("revision") is not None and recorded["revision"] == subject.base.revision
+    recorded = (target.run or {}).get("policy", {})
+    same_commit = recorded.get("revision") is not None and recorded["revision"] == target.base.revision
     return not options.force_base and (bool(recorded.get("fingerprint")) or same_commit)

@@ -19,7 +19,7 @@ from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.merged_tensors import MergedTensor
 from lora_grpo.merging.streamed_model import StreamedModel, divergences
 from lora_grpo.merging.tied import embedding_and_head
-from lora_grpo.models import Subject, base_model, run_of
+from lora_grpo.models import ModelSpec, base_model, run_of
 from lora_grpo.tasks import DEFAULT_STYLE, add_prompts, render, write_completion
 
 _TEXTS = 4
@@ -35,12 +35,12 @@ _QUESTIONS = (
 
 
 def measure_divergences(
-    subject: Subject, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto
+    target: ModelSpec, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto
 ) -> dict[str, Any]:
     """Measure KL divergences in nats a token, on completions' first tokens; all models are computed in float32.
 
     Args:
-        subject: what was merged; a run lends the newest completions it wrote down.
+        target: what was merged; a run lends the newest completions it wrote down.
         base: the tensors that were merged onto.
         plan: of the merge.
         merged: the folder of the merged shards.
@@ -54,9 +54,9 @@ def measure_divergences(
         return {
             "not_measured": "the vocabulary was resized, and distributions over two vocabularies have no divergence"
         }
-    folder, trusted = Path(subject.base.name), subject.base.trust_remote_code
+    folder, trusted = Path(target.base.name), target.base.trust_remote_code
     try:
-        ids, keep = _texts(subject, base)
+        ids, keep = _texts(target, base)
         model = StreamedModel(folder, trust_remote_code=trusted)
         states = {
             "adapter": model.states(_Exact(plan.outputs), ids, keep),
@@ -64,10 +64,10 @@ def measure_divergences(
             "base": model.states(base, ids, keep),
         }
         pairs = [("adapter", "merged"), ("adapter", "base")]
-        if onto == "full" and subject.run and subject.run["config"]["model"]["bits"] == 4:
+        if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             seen = base_tensors(folder, "dequantized", trust_remote_code=trusted)
-            assert subject.adapter is not None
-            states["trained"] = model.states(_Exact(make_plan(seen, subject.adapter, plan.config).outputs), ids, keep)
+            assert target.adapter is not None
+            states["trained"] = model.states(_Exact(make_plan(seen, target.adapter, plan.config).outputs), ids, keep)
             pairs.append(("trained", "merged"))
         found = {"_".join(pair): value for pair, value in divergences(states, pairs).items()}
         return {"texts": len(ids), "tokens": keep * len(ids), **found}
@@ -92,16 +92,16 @@ class _Exact(Mapping[str, MergedTensor]):
         return len(self._outputs)
 
 
-def _texts(subject: Subject, base: Mapping[str, Tensor]) -> tuple[list[list[int]], int]:
+def _texts(target: ModelSpec, base: Mapping[str, Tensor]) -> tuple[list[list[int]], int]:
     """Return token ids of a few prompts with their completions, and how many of the last tokens to look at."""
-    settings = dataclasses.replace(subject.base, name=str(subject.tokenizer), revision=None)
+    settings = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)
     tokenizer = base_model.load_tokenizer(settings)
     ids = [
         [
             *tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
-        for prompt, completion in _pairs(subject)
+        for prompt, completion in _pairs(target)
     ]
     embedding, _ = embedding_and_head(base)
     if not all(ids) or (embedding and max(map(max, ids)) >= base[embedding].shape[0]):
@@ -109,13 +109,13 @@ def _texts(subject: Subject, base: Mapping[str, Tensor]) -> tuple[list[list[int]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 
-def _pairs(subject: Subject) -> list[tuple[Any, str]]:
+def _pairs(target: ModelSpec) -> list[tuple[Any, str]]:
     """Return chat prompts and what was answered."""
     style = DEFAULT_STYLE
     rows: list[dict[str, Any]] = []
-    run = run_of(subject.adapter) if subject.adapter else None
-    if run is not None and subject.run is not None:
-        style = subject.run["config"]["data"]["prompt_style"]
+    run = run_of(target.adapter) if target.adapter else None
+    if run is not None and target.run is not None:
+        style = target.run["config"]["data"]["prompt_style"]
         written = sorted((run / "completions").glob("step-*.jsonl"))
         found = {
             (row["id"], row["completion"]): row for path in written[-4:] for _, row in json_lines.read(path, "rows")

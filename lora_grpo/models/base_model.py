@@ -74,7 +74,7 @@ def wait_without_spinning() -> None:
 def prepare_torch(seed: int) -> None:
     """Import torch as every model here wants it: quiet, seeded, and on a CPU repeatable to the bit."""
     wait_without_spinning()
-    quieten()
+    silence_libraries()
     import torch
     from transformers import set_seed
     from transformers.utils import logging as transformers_logging
@@ -88,7 +88,7 @@ def prepare_torch(seed: int) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def quieten() -> None:
+def silence_libraries() -> None:
     """Drop the libraries' start-up chatter, before they start; what they warn of later still shows."""
     for name in (
         "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel that only inference uses
@@ -185,7 +185,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
     Raises:
         UserError: it cannot be found or read.
     """
-    quieten()
+    silence_libraries()
     from transformers import AutoTokenizer
 
     try:

@@ -46,7 +46,7 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelSpec:
     """A model that can be asked."""
 
     label: str
@@ -76,7 +76,7 @@ class Subject:
             "tokenizer_sha256": _digest(self.tokenizer, TOKENIZER_FILES),
         }
 
-    def without_adapter(self) -> Subject:
+    def without_adapter(self) -> ModelSpec:
         """Return the base, asked with the same tokenizer.
 
         Raises:
@@ -89,7 +89,7 @@ class Subject:
         return dataclasses.replace(self, label=BASE, adapter=None)
 
 
-def resolve(name: str, overrides: Overrides) -> Subject:
+def resolve(name: str, overrides: Overrides) -> ModelSpec:
     """Find what a name means: `starter`, the folder of a run, an adapter or a model, or a Hub id.
 
     Raises:
@@ -153,22 +153,22 @@ def _model_files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in folder.glob(pattern)] if folder.is_dir() else []
 
 
-def context_tokens(subject: Subject) -> int | None:
+def context_tokens(target: ModelSpec) -> int | None:
     """Return the longest prompt and completion that the model takes, where its configuration says."""
-    config = json_objects.read(Path(subject.base.name) / "config.json")
+    config = json_objects.read(Path(target.base.name) / "config.json")
     inner = config.get("text_config")
     longest = config.get("max_position_embeddings") or (inner or {}).get("max_position_embeddings")
     return longest if isinstance(longest, int) and longest > 0 else None
 
 
-def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None = None) -> Subject:
+def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None = None) -> ModelSpec:
     record = read_record(folder)
     adapter = adapter or folder / "adapter"
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"the run in {name} has no adapter yet; finish it with --resume, or give another folder")
     asked, policy = record["config"]["model"], record["policy"]
     base, commit = _find(overrides.base or asked["name"], overrides.revision or policy.get("revision"))
-    subject = _model(
+    target = _model(
         asked["name"],
         base,
         commit,
@@ -180,15 +180,15 @@ def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None 
         adapter,
     )
     known = policy.get("fingerprint")
-    if known and not overrides.any_base and base_model.weights_fingerprint(Path(subject.base.name)) != known:
+    if known and not overrides.any_base and base_model.weights_fingerprint(Path(target.base.name)) != known:
         raise UserError(
             f"{overrides.base or asked['name']} is not the base that the run in {name} was trained on: its weights "
             "differ from those in run.json; give that base with --base"
         )
-    return dataclasses.replace(subject, label="trained", run=record)
+    return dataclasses.replace(target, label="trained", run=record)
 
 
-def _of_adapter(name: str, folder: Path, overrides: Overrides) -> Subject:
+def _of_adapter(name: str, folder: Path, overrides: Overrides) -> ModelSpec:
     run = run_of(folder)
     if run is not None:  # it knows its base best
         return _of_run(str(run), run, overrides, folder)
@@ -211,7 +211,7 @@ def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
     return folder, folder.name
 
 
-def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, adapter: Path | None) -> Subject:
+def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, adapter: Path | None) -> ModelSpec:
     """Return the model in a folder."""
     base_model.check_folder(str(folder), "the model")
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -223,7 +223,7 @@ def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, ad
         name=str(folder), bits=4 if bits == 4 else 16, trust_remote_code=overrides.trust_remote_code, revision=commit
     )
     called = str(Path(name)) if base_model.is_folder_name(name) else name
-    return Subject(Path(name).name, settings, called, adapter, adapter if adapter and has_tokenizer else folder)
+    return ModelSpec(Path(name).name, settings, called, adapter, adapter if adapter and has_tokenizer else folder)
 
 
 def _fetch(name: str, revision: str | None) -> Path:

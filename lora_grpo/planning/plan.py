@@ -247,10 +247,10 @@ def _assumptions(config: RunConfig, card: Card, found: Fit | None, only_named: b
         yield f"the GPU has {card.total / GIB:g} GiB and all of it is free; no GPU is here to be asked"
         yield "engine and sampler are those of the `gpu` extra where the settings leave them open"
     yield "every prompt and every completion is as long as the settings allow"
-    if config.data.filter_solved:
-        yield "the samples by which --data.filter-solved chooses its rows are not counted"
-    if config.watch.rows:
-        yield f"the watch's passes over at most {config.watch.rows} held-out rows are not counted"
+    if config.data.filter_by_difficulty:
+        yield "the samples by which --data.filter-by-difficulty chooses its rows are not counted"
+    if config.monitor.rows:
+        yield f"the watch's passes over at most {config.monitor.rows} held-out rows are not counted"
     if found is None:
         return
     if card.on_cpu:

@@ -50,7 +50,7 @@ class Work:
             completions_per_step=config.train.prompts_per_step * config.sampling.num_generations,
             prompt_tokens=config.model.max_sequence_tokens - config.sampling.max_completion_tokens,
             completion_tokens=config.sampling.max_completion_tokens,
-            evaluated=0 if config.data.held_out_task == "prompts" else evaluated,
+            evaluated=0 if config.data.evaluation_task == "prompts" else evaluated,
         )
 
     @property

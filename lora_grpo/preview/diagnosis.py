@@ -42,16 +42,16 @@ class Judgement:
 def judge(groups: Sequence[Group], config: RunConfig) -> Judgement:
     """Say whether GRPO can learn from groups like these, and what to change.
 
-    With `data.filter_solved` it is those that the filter keeps which decide.
+    With `data.filter_by_difficulty` it is those that the filter keeps which decide.
     """
     found = measure(groups)
-    kept = [group for group in groups if group.is_mixed] if config.data.filter_solved else list(groups)
+    kept = [group for group in groups if group.is_mixed] if config.data.filter_by_difficulty else list(groups)
     differing = sum(differs(group.sums) for group in kept)
     share = f"rewards differ within {differing} of {len(kept)} groups, {share_of(differing, len(kept))}"
     rights = [name for name in groups[0].weights if name in RIGHT_REWARDS]
     if not kept:
         word = "can hardly learn"
-        reason = f"--data.filter-solved keeps {share_of(0, len(groups))} of these {len(groups)} problems"
+        reason = f"--data.filter-by-difficulty keeps {share_of(0, len(groups))} of these {len(groups)} problems"
     elif not differing:
         word, reason = "cannot learn", f"all completions of a group earn the same; {share}"
     elif found.truncated.value >= _MOST_FLAT:
@@ -105,7 +105,11 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     """Say what is wrong with problems that are too hard, too easy, or both."""
     assert found.solved is not None and found.difficulty is not None
     always, mixed, never = found.difficulty
-    keep = [] if config.data.filter_solved else ["--data.filter-solved, which looks for problems solved sometimes"]
+    keep = (
+        []
+        if config.data.filter_by_difficulty
+        else ["--data.filter-by-difficulty, which looks for problems solved sometimes"]
+    )
     if never == found.groups:
         most = 100 * found.solved.interval.high
         seen = f"none of {found.completions} completions is right, {most:.0f} % of others at most"
@@ -123,7 +127,7 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     if 2 * mixed < found.groups and keep:
         return Finding(
             f"{always} of {found.groups} problems are always solved and {never} never; these teach no right answers",
-            f"--data.filter-solved, which trains on the others alone; --sampling.num-generations {2 * size}",
+            f"--data.filter-by-difficulty, which trains on the others alone; --sampling.num-generations {2 * size}",
         )
     return None
 

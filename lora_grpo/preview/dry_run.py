@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.models import load_tokenizer
-from lora_grpo.rewards import as_asked, parse_reward_specs, resolve, score
+from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.tasks import Data, fit_to_context, get_task, render_row
 
 
@@ -21,14 +21,14 @@ def dry_run(config: RunConfig, data: Data) -> None:
     print(yaml.safe_dump(_plain(config.to_dict()), sort_keys=False, allow_unicode=True))
     tokenizer = load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")
-    held_out = fit_to_context(data.eval, tokenizer, config, "eval")
+    validation = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]
     gold = get_task(config.data.task).gold_completion(row)
     print(f"--- prompt of {row['id']}\n{render_row(tokenizer, row)}")
     print(f"--- gold answer\n{gold}\n--- its rewards")
     rewards = resolve(parse_reward_specs(config.rewards))
     (values,) = score(
-        rewards, as_asked(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
+        rewards, trl_rows(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
     )
     total = 0.0
     for reward in rewards:
@@ -39,7 +39,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     print(
         f"{'sum':24} {total:g}\n--- {config.train.max_steps} steps of {config.train.prompts_per_step} prompts x "
         f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, in "
-        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(held_out)} held out; nothing was trained"
+        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(validation)} held out; nothing was trained"
     )
 
 

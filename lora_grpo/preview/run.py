@@ -8,9 +8,18 @@ from lora_grpo.config import RunConfig
 from lora_grpo.models import load_policy
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
-from lora_grpo.rewards import as_asked, parse_reward_specs, resolve, score
+from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.sampling import Sampler, build_sampler, completion_seed
-from lora_grpo.tasks import UNGRADED_TASKS, Data, Row, fit_to_context, grade_all, hold_out, prompt_order, render_row
+from lora_grpo.tasks import (
+    UNGRADED_TASKS,
+    Data,
+    Row,
+    fit_to_context,
+    grade_all,
+    prompt_order,
+    render_row,
+    split_validation,
+)
 
 PROMPTS = 8
 """Groups that are sampled: a training step's worth."""
@@ -24,7 +33,7 @@ def preview(config: RunConfig, data: Data) -> None:
         RewardError: a reward function failed.
     """
     policy = load_policy(config)
-    rows, _ = hold_out(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
+    rows, _ = split_validation(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
     sampler = build_sampler(policy, config)
     try:
         groups = draw_groups(config, sampler, rows)
@@ -48,7 +57,7 @@ def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Gr
 
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
     # All rows are asked for their columns: a reward may read one that these few lack.
-    columns = as_asked(sampler.tokenizer, rows)
+    columns = trl_rows(sampler.tokenizer, rows)
     asked, size = [columns[place] for place in order], config.sampling.num_generations
     prompts = [render_row(sampler.tokenizer, rows[place]) for place in order]
     a_step = config.train.prompts_per_step * size
@@ -56,7 +65,7 @@ def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Gr
     sampler.refresh(adapter=False)
     if torch.cuda.is_available():  # as in training, where a CPU decodes a step together
         longest = max(map(len, sampler.encode(prompts)))
-        sampler.find_slots(longest, config.sampling.max_completion_tokens)
+        sampler.find_batch_size(longest, config.sampling.max_completion_tokens)
     drawn = sampler.rollouts(
         prompts,
         size,

@@ -40,7 +40,7 @@ _MATTER = (
 """Settings that a report for a pull request has, whatever they are; beside them those that are not the default."""
 _OF_THE_FOLDER = ("output_dir",)
 """Settings that say where a run is, not what it is."""
-_SECTIONS = {"policy": "Policy", "data": "Data", "machine": "Machine", "parity": "Sampler against trainer"}
+_SECTIONS = {"policy": "Policy", "data": "Data", "machine": "Machine", "logprob_check": "Sampler against trainer"}
 _SECTIONS |= {"plan": "Plan", "memory": "Memory", "filter": "Filter"}
 
 
@@ -86,11 +86,11 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     config, record = run.record["config"], run.record
     asked = config["train"]["max_steps"]
     task = config["data"]["task"]
-    held_out = config["data"].get("eval_task") or task
+    validation = config["data"].get("eval_task") or task
     rows = [
         ("Recipe", record.get("recipe", "unknown")),
         ("Model", config["model"]["name"]),
-        ("Task", task if held_out == task else f"{task}, evaluated on {held_out}"),
+        ("Task", task if validation == task else f"{task}, evaluated on {validation}"),
         ("Steps", f"{run.steps} of {asked}{', stopped early' if record.get('stopped_early') else ''}"),
         ("Started", _time(record.get("started"))),
     ]

@@ -22,7 +22,7 @@ def report_markdown(run: RunFiles) -> str:
         lines += ["## Reward", "", *table(["", "first step", "last step"], rows)]
     if found := facts.alarms(run):
         lines += ["## Alarms", ""]
-        lines += [f"- step {alarm['step']}, {escaped(str(alarm['watch']))}: {escaped(_said(alarm))}" for alarm in found]
+        lines += [f"- step {alarm['step']}, {escaped(str(alarm['name']))}: {escaped(_said(alarm))}" for alarm in found]
         lines += [""]
     matter = [(found.name, found.value) for found in facts.settings_that_matter(run)]
     lines += ["## Settings", "", *table(["", ""], matter)]

@@ -71,9 +71,9 @@ LEARNS, CAN_LEARN, WRITES, SOUND, TIME, EVALUATED = (
 
 _OF_ONE_METRIC = (
     # group, key, metric, title, unit, share, what to look for
-    (LEARNS, "held-out-reward", "held_out/reward", "Held-out reward", "reward", False,
+    (LEARNS, "held-out-reward", "validation/reward", "Held-out reward", "reward", False,
      "Should rise with the training reward; falling while that one rises is reward hacking."),
-    (LEARNS, "held-out-accuracy", "held_out/accuracy", "Held-out accuracy", "share passed", True,
+    (LEARNS, "held-out-accuracy", "validation/accuracy", "Held-out accuracy", "share passed", True,
      "The best adapter is where the held-out figures are highest."),
     (CAN_LEARN, "zero-variance", "frac_reward_zero_std", "Groups without variance", "share of groups", True,
      "A group whose completions all earn the same teaches nothing; above 0.8 hardly any signal is left."),
@@ -83,7 +83,7 @@ _OF_ONE_METRIC = (
      "How far the policy has moved; a sudden climb is a policy that leaves the language behind."),
     (WRITES, "clipped", "completions/clipped_ratio", "Completions cut off", "share", True,
      "Near 1, answers do not fit: raise --sampling.max-completion-tokens."),
-    (SOUND, "drift", "sampling/sampling_logp_difference/mean", "Sampler against trainer", "nats a token", False,
+    (SOUND, "mismatch", "sampling/sampling_logp_difference/mean", "Sampler against trainer", "nats a token", False,
      "How far their log-probabilities are apart: flat and small where both hold one policy."),
     (SOUND, "grad-norm", "grad_norm", "Gradient norm", "before clipping", False,
      "Spikes are steps that one batch dominated; zero is a step that taught nothing."),
@@ -95,7 +95,7 @@ _OF_ONE_METRIC = (
 def plots_of(run: RunFiles) -> list[Plot]:
     """Return the plots that a run has values for, in the order in which they are read."""
     every = max(1, math.ceil(len(run.metrics) / MOST_POINTS))
-    lines = [*_base(run.held_out), *run.metrics]
+    lines = [*_base(run.validation), *run.metrics]
     found = [*_rewards(lines, every)]
     for group, key, metric, title, unit, share, look_for in _OF_ONE_METRIC:
         if curve := _curve(lines, metric, title.lower(), every):
@@ -105,10 +105,10 @@ def plots_of(run: RunFiles) -> list[Plot]:
     return sorted(found, key=lambda plot: order.index(plot.group))
 
 
-def _base(held_out: Sequence[Line]) -> Iterator[Line]:
+def _base(validation: Sequence[Line]) -> Iterator[Line]:
     """Yield what the base earned on the held-out rows, as metrics of step 0."""
-    asked = [line for line in held_out if line["step"] == 0]
-    for metric, name in (("held_out/reward", "reward"), ("held_out/accuracy", "passed")):
+    asked = [line for line in validation if line["step"] == 0]
+    for metric, name in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
         values = [line[name] for line in asked if isinstance(line.get(name), (int, float))]
         if values:
             yield {"step": 0, metric: sum(values) / len(values)}

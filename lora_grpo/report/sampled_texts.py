@@ -32,7 +32,7 @@ def sampled_texts(run: RunFiles, most: int = MOST_SHOWN) -> dict[str, Any]:
         the `total` that the run has.
     """
     groups: dict[tuple[str, Any], list[Line]] = {}
-    for source, found in ((TRAINING, run.completions), (HELD_OUT, run.held_out)):
+    for source, found in ((TRAINING, run.completions), (HELD_OUT, run.validation)):
         for line in found:
             groups.setdefault((source, line["step"]), []).append(line)
     for name, samples in run.samples.items():

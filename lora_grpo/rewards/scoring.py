@@ -11,7 +11,7 @@ from lora_grpo.rewards.specs import Reward
 from lora_grpo.tasks import Row, render_row
 
 
-def as_asked(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
+def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
     """Return rows that all have every column of any of them, None where they lack it.
 
     `prompt` is chat messages, or plain text for a base model, whose tokenizer has no chat template.
@@ -36,7 +36,7 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
     from pyarrow import ArrowInvalid, ArrowTypeError
 
     try:
-        return Dataset.from_list(as_asked(tokenizer, rows)).select(order)
+        return Dataset.from_list(trl_rows(tokenizer, rows)).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
         raise UserError(f"a column of the training rows holds values of several types: {one_line(error)}") from error
 
@@ -52,7 +52,7 @@ def score(
 
     Args:
         rewards: what `reward_registry.resolve` returned.
-        asked: R rows of `as_asked`, the one that each completion answers.
+        asked: R rows of `trl_rows`, the one that each completion answers.
         texts: R completions.
         token_ids: R lists of their tokens, the end token included.
         trainer_state: of transformers' Trainer, where there is one.

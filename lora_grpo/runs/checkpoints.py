@@ -32,7 +32,7 @@ class AtomicCheckpoints:
         self._staging = folder / ".partial"
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            distributed.wait_for_all()
+            distributed.barrier()
             if self.args.should_save:  # type: ignore[attr-defined]
                 name = f"{_PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
                 atomic.publish(self._staging / name, folder / name)
@@ -42,7 +42,7 @@ class AtomicCheckpoints:
             if distributed.is_main():
                 shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = None
-        distributed.wait_for_all()  # or the next one might be begun in a folder that is being removed
+        distributed.barrier()  # or the next one might be begun in a folder that is being removed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """TRL writes a README.md at every checkpoint; the run has run.json instead."""

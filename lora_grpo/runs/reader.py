@@ -30,8 +30,8 @@ class RunFiles:
     """Lines of metrics.jsonl, by step."""
     completions: list[Line]
     """Lines of completions/, by step."""
-    held_out: list[Line]
-    """Lines of held_out/, by step; step 0 is the base."""
+    validation: list[Line]
+    """Lines of validation/, by step; step 0 is the base."""
     evaluation: dict[str, Any] | None
     """evaluation/report.json: base against trained; None until both were evaluated."""
     samples: dict[str, list[Line]]
@@ -73,7 +73,7 @@ def read_run(folder: Path) -> RunFiles:
     record = read_record(folder)
     remarks: list[str] = []
     metrics = sorted(_lines(folder / "metrics.jsonl", ("step",), remarks), key=lambda line: line["step"])
-    completions, held_out = (_by_step(folder / name, remarks) for name in ("completions", "held_out"))
+    completions, validation = (_by_step(folder / name, remarks) for name in ("completions", "validation"))
     samples = {
         path.name.removesuffix(".samples.jsonl"): list(_lines(path, ("task_id", "completion", "passed"), remarks))
         for path in sorted((folder / "evaluation").glob("*.samples.jsonl"))
@@ -83,7 +83,7 @@ def read_run(folder: Path) -> RunFiles:
     evaluation = json_objects.read(report) if report.is_file() else None
     if evaluation is not None and {"protocol", "table", "base", "trained"} - evaluation.keys():
         raise UserError(f"{report} is not a report of a run's evaluation; delete it and resume the run")
-    return RunFiles(folder, record, metrics, completions, held_out, evaluation, samples, rows, worked_on, remarks)
+    return RunFiles(folder, record, metrics, completions, validation, evaluation, samples, rows, worked_on, remarks)
 
 
 def _by_step(folder: Path, remarks: list[str]) -> list[Line]:

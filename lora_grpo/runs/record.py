@@ -25,7 +25,7 @@ from lora_grpo.rewards import parse_reward_specs
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 _ENTRIES = (
-    *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "held_out"),
+    *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "validation"),
     *("merged", ".merged.partial", "gguf", "report", ".report.partial", "tensorboard", "metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
@@ -39,8 +39,8 @@ _MAY_CHANGE = (
     "sampling.server_url",
     "sampling.server_folder",
     "sandbox.workers",
-    "watch.stop_on",
-    "watch.early_stopping",
+    "monitor.stop_on",
+    "monitor.early_stopping",
 )
 """Settings a resumed run may have other values of: they change no step, or (as the micro-batch) its rounding."""
 
@@ -86,8 +86,8 @@ class Run:
         return self.folder / "best"
 
     @property
-    def held_out(self) -> Path:
-        return self.folder / "held_out"
+    def validation(self) -> Path:
+        return self.folder / "validation"
 
     @property
     def evaluation(self) -> Path:
@@ -120,7 +120,7 @@ class Run:
                     )
         self.begun = True
         self.update(status="running", policy=policy_record, seed=self.config.seed, processes=distributed.world_size())
-        distributed.wait_for_all()
+        distributed.barrier()
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
         """Close run.json with what came out, and return it."""
@@ -297,7 +297,7 @@ def _compare(run: Run, data_record: dict[str, Any]) -> None:
         )
     default, after = (flat(json.loads(json.dumps(one.to_dict()))) for one in (RunConfig(), run.config))
     # A setting that is younger than the run had its default; there was a time before rows were held out.
-    before = default | {"watch.rows": 0} | flat(run.record["config"])
+    before = default | {"monitor.rows": 0} | flat(run.record["config"])
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
             raise UserError(

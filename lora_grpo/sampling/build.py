@@ -1,4 +1,4 @@
-"""From a subject of an evaluation to what draws its completions."""
+"""From a target of an evaluation to what draws its completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models import Policy, Subject, base_model, context_tokens
+from lora_grpo.models import ModelSpec, Policy, base_model, context_tokens
 from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler, merges, plain_copy
 from lora_grpo.sampling.sampler import Sampler
@@ -85,18 +85,18 @@ def choose_backend(asked: str) -> str:
     return asked
 
 
-def load_tokenizer(subject: Subject) -> Any:
-    """Load the subject's tokenizer.
+def load_tokenizer(target: ModelSpec) -> Any:
+    """Load the target's tokenizer.
 
     Raises:
         UserError: it cannot be read.
     """
     return base_model.load_tokenizer(
-        ModelConfig(name=str(subject.tokenizer), trust_remote_code=subject.base.trust_remote_code)
+        ModelConfig(name=str(target.tokenizer), trust_remote_code=target.base.trust_remote_code)
     )
 
 
-def check_context(subject: Subject, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
+def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
     """Return the most tokens that a prompt and its completion take.
 
     Raises:
@@ -104,22 +104,22 @@ def check_context(subject: Subject, tokenizer: Any, rows: Sequence[Row], max_tok
     """
     prompts = [render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
-    context = context_tokens(subject)
+    context = context_tokens(target)
     if context is not None and longest + max_tokens > context:
         room = context - longest
         fix = f"pass --max-completion-tokens {room} or less" if room > 0 else "leave longer rows or examples out"
         raise UserError(
             f"the longest prompt has {longest} tokens, and {max_tokens} more exceed the {context} that "
-            f"{subject.base_name} takes; {fix}"
+            f"{target.base_name} takes; {fix}"
         )
     return longest + max_tokens
 
 
-def load_sampler(subject: Subject, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
+def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
     """Load the model, with its adapter where it has one, and return what draws from it.
 
     Args:
-        subject: what to load.
+        target: what to load.
         backend: `vllm` or `transformers`.
         tokenizer: its tokenizer.
         sequence_tokens: the most that a prompt and its completion take.
@@ -130,32 +130,32 @@ def load_sampler(subject: Subject, backend: str, tokenizer: Any, sequence_tokens
         RunError: memory does not hold it.
     """
     base_model.prepare_torch(seed)
-    ends = base_model.end_tokens(_generation_config(subject), tokenizer, subject.base_name)
+    ends = base_model.end_tokens(_generation_config(target), tokenizer, target.base_name)
     if backend == "vllm":
         return VllmSampler(
-            subject.base, tokenizer, ends, adapter=subject.adapter, max_sequence_tokens=sequence_tokens, seed=seed
+            target.base, tokenizer, ends, adapter=target.adapter, max_sequence_tokens=sequence_tokens, seed=seed
         )
     import torch
 
     try:
-        base = base_model.load_base(subject.base)
+        base = base_model.load_base(target.base)
     except torch.OutOfMemoryError as error:
-        smaller = "pass --bits 4" if subject.base.bits == 16 else "free it of other programs"
-        raise RunError(f"the GPU's memory does not hold {subject.base_name}; {smaller}") from error
+        smaller = "pass --bits 4" if target.base.bits == 16 else "free it of other programs"
+        raise RunError(f"the GPU's memory does not hold {target.base_name}; {smaller}") from error
     on_cpu = next(base.parameters()).device.type == "cpu"
-    if subject.adapter is None:
+    if target.adapter is None:
         # A 4-bit layer is unpacked at every token, so on a CPU a copy that is unpacked once decodes faster.
-        return Sampler(plain_copy(base) if on_cpu and subject.base.bits == 4 else base.eval(), tokenizer, ends)
-    model = _with_adapter(base, subject.adapter)
+        return Sampler(plain_copy(base) if on_cpu and target.base.bits == 4 else base.eval(), tokenizer, ends)
+    model = _with_adapter(base, target.adapter)
     return (MergedCopySampler if on_cpu and merges(model) else Sampler)(model, tokenizer, ends)
 
 
-def describe(subject: Subject, backend: str, sampler: Sampler) -> dict[str, Any]:
+def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any]:
     """Return what a report says of how completions were drawn."""
     import torch
 
     engine = f"{backend} {importlib.import_module(backend).__version__}"
-    if subject.adapter is None:
+    if target.adapter is None:
         served = "no adapter"
     else:
         served = "merged afresh into a copy" if isinstance(sampler, MergedCopySampler) else "adapter beside its base"
@@ -163,23 +163,23 @@ def describe(subject: Subject, backend: str, sampler: Sampler) -> dict[str, Any]
         "engine": engine,
         "torch": torch.__version__,
         "served": served,
-        "quantisation": "nf4" if subject.base.bits == 4 else "none",
+        "quantisation": "nf4" if target.base.bits == 4 else "none",
         "dtype": str(base_model.compute_dtype()).removeprefix("torch."),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 
 
-def _generation_config(subject: Subject) -> Any:
+def _generation_config(target: ModelSpec) -> Any:
     from transformers import AutoConfig, GenerationConfig
 
-    folder = Path(subject.base.name)
+    folder = Path(target.base.name)
     try:
         if (folder / "generation_config.json").is_file():
             return GenerationConfig.from_pretrained(folder)
-        trusted = subject.base.trust_remote_code
+        trusted = target.base.trust_remote_code
         return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
     except Exception as error:  # what is damaged raises many types
-        raise UserError(f"the configuration of {subject.base_name} cannot be read: {first_line(error)}") from error
+        raise UserError(f"the configuration of {target.base_name} cannot be read: {first_line(error)}") from error
 
 
 def _with_adapter(base: Any, adapter: Path) -> Any:

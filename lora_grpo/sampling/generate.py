@@ -65,7 +65,7 @@ class SharedVllmSampler(Sampler):
             self.model.save_lora(self._folder.name)
             self._request = self.model.load_lora(self._folder.name)
 
-    def find_slots(self, longest_prompt: int, max_tokens: int) -> int:
+    def find_batch_size(self, longest_prompt: int, max_tokens: int) -> int:
         """Return vLLM's own default; it fits the batch to its memory itself, so `slots` stays None."""
         return 256
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.sampling.decoding_slots import Rows, begin, can_join, to_begin
-from lora_grpo.sampling.slot_memory import ran_out_of_memory, slots_that_fit
+from lora_grpo.sampling.slot_memory import ran_out_of_memory, rows_that_fit
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class Sampler:
         """Sample from the policy as it is now, or from its base where `adapter` is False."""
         (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Lend memory that only sampling needs to training; `refresh` takes it back."""
 
     def close(self) -> None:
@@ -98,14 +98,14 @@ class Sampler:
         ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
         return ids
 
-    def find_slots(self, longest_prompt: int, max_tokens: int) -> int:
-        """Set `slots` to what the memory that is there holds, and return it; see `slots_that_fit`.
+    def find_batch_size(self, longest_prompt: int, max_tokens: int) -> int:
+        """Set `slots` to what the memory that is there holds, and return it; see `rows_that_fit`.
 
         Args:
             longest_prompt: tokens.
             max_tokens: longest completion, in tokens.
         """
-        self.slots = slots_that_fit(self.model, longest_prompt, max_tokens)
+        self.slots = rows_that_fit(self.model, longest_prompt, max_tokens)
         return self.slots
 
     def stream(

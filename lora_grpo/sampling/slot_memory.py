@@ -18,7 +18,7 @@ _CPU_SHARE = 0.25
 """Of all memory: what is free differs between two runs, and weights and other programs are there too."""
 
 
-def slots_that_fit(model: Any, longest_prompt: int, max_tokens: int) -> int:
+def rows_that_fit(model: Any, longest_prompt: int, max_tokens: int) -> int:
     """Return how many completions the memory that is there can decode at once, a power of two.
 
     On a CPU it depends on the machine alone, so that a command that goes on decodes in the same composition.

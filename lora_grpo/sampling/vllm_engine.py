@@ -171,7 +171,7 @@ class VllmEngine:
             options["quantization"] = "bitsandbytes"
         elif settings.bits == 4:
             # One copy for all ranks; transformers (5.17) writes on rank 0 alone.
-            name = distributed.from_main(
+            name = distributed.broadcast_from_main(
                 lambda: self._unpack(base_model.load_base(settings) if model is None else model)
             )
             revision = None
@@ -205,7 +205,7 @@ class VllmEngine:
                 raise RunError(
                     f"vLLM cannot serve {settings.name}: {_reason(error)}; use {flag} transformers"
                 ) from error
-        distributed.wait_for_all()  # they read one copy
+        distributed.barrier()  # they read one copy
         self._forget_unpacked()
 
     def _forget_unpacked(self) -> None:

@@ -46,7 +46,7 @@ class HotSwapSampler(VllmSampler):
         if adapter:
             self._request = self.engine.hand_over(functools.partial(write_adapter, self.model))
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Lend the GPU's memory to training until the next `refresh`."""
         self.engine.sleep()
 

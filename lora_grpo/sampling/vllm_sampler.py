@@ -87,7 +87,7 @@ class VllmSampler(Sampler):
         """Sample with the adapter, or from the base alone; takes hold at the next call."""
         self._request = self._adapter if adapter else None
 
-    def find_slots(self, longest_prompt: int, max_tokens: int) -> int:
+    def find_batch_size(self, longest_prompt: int, max_tokens: int) -> int:
         """Return the most completions that vLLM decodes at once."""
         return self.engine.most_at_once
 

@@ -28,7 +28,7 @@ class VllmServer:
     """Answers as `VllmEngine` does, by HTTP.
 
     The adapter travels as a folder that both machines see, never through the base: the server reads it beside a base
-    that it loaded itself. That it is the right base, the parity check finds out.
+    that it loaded itself. That it is the right base, the logprob_check check finds out.
 
     Args:
         url: e.g. `http://gpu2:8000`.
@@ -75,7 +75,7 @@ class VllmServer:
         Raises:
             UserError: the server does not take adapters, or cannot read this one.
         """
-        return distributed.from_main(lambda: self._hand_over(write))
+        return distributed.broadcast_from_main(lambda: self._hand_over(write))
 
     def _hand_over(self, write: Callable[[Path], None]) -> str:
         self._number += 1

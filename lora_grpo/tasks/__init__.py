@@ -14,7 +14,15 @@ from lora_grpo.tasks.chat import (
 )
 from lora_grpo.tasks.code_grading import Outcome, check_tests, run_sources, run_tests
 from lora_grpo.tasks.gsm8k import find_answers
-from lora_grpo.tasks.loading import Data, fingerprint, fit_to_context, hold_out, load_data, load_held_out, prompt_order
+from lora_grpo.tasks.loading import (
+    Data,
+    fingerprint,
+    fit_to_context,
+    load_data,
+    load_evaluation_rows,
+    prompt_order,
+    split_validation,
+)
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
     TASK_NAMES,
@@ -46,9 +54,8 @@ __all__ = [
     "get_task",
     "grade_all",
     "gsm8k",
-    "hold_out",
     "load_data",
-    "load_held_out",
+    "load_evaluation_rows",
     "mbpp",
     "prompt_order",
     "read_completion",
@@ -57,5 +64,6 @@ __all__ = [
     "run_sources",
     "run_tests",
     "runs_programs",
+    "split_validation",
     "write_completion",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo import sandbox
-from lora_grpo.config import LEAST_WATCHED, DataConfig, RunConfig
+from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
@@ -54,7 +54,7 @@ def load_data(config: RunConfig) -> Data:
     return data
 
 
-def load_held_out(asked: DataConfig, seed: int, limits: sandbox.Settings, *, trained_seed: int | None) -> Data:
+def load_evaluation_rows(asked: DataConfig, seed: int, limits: sandbox.Settings, *, trained_seed: int | None) -> Data:
     """Load the held-out rows as a run of these settings has them, and their prompts.
 
     Training rows are loaded only where they are shown as worked examples, or decide what is held out.
@@ -78,33 +78,33 @@ def load_held_out(asked: DataConfig, seed: int, limits: sandbox.Settings, *, tra
 
 def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: int | None) -> Data:
     """Load the held-out rows, and the training rows where they have a seed."""
-    task, held_out_task = get_task(asked.task), get_task(asked.held_out_task)
+    task, evaluation_task = get_task(asked.task), get_task(asked.evaluation_task)
     with_training = train_seed is not None
     train = [] if train_seed is None else task.load("train", asked.train, asked.train_limit, train_seed)
     one_split = bool(getattr(task, "ONE_SPLIT", False)) and with_training
     # Where both splits are the same rows, the evaluation is drawn from what training leaves.
-    held_out = held_out_task.load("eval", asked.eval, None if one_split else asked.eval_limit, seed)
+    validation = evaluation_task.load("eval", asked.eval, None if one_split else asked.eval_limit, seed)
     lost = 0
     if one_split:
-        left = _left_to_evaluate(train, held_out, asked.task)
-        lost = len(held_out) - len(left)
-        held_out = draw(left, asked.eval_limit, seed)
+        left = _left_to_evaluate(train, validation, asked.task)
+        lost = len(validation) - len(left)
+        validation = draw(left, asked.eval_limit, seed)
     elif with_training:
-        train = _left_to_train(train, held_out)
+        train = _left_to_train(train, validation)
     isolation = sandbox.start(limits) if runs_programs(asked) else None
     if isolation:
         print(f"sandbox: {isolation}", file=sys.stderr)
-    train, held_out = _solvable(train, asked.task), _solvable(held_out, asked.held_out_task)
-    if not held_out:
+    train, validation = _solvable(train, asked.task), _solvable(validation, asked.evaluation_task)
+    if not validation:
         raise UserError(
-            f"no {asked.held_out_task} row is left to evaluate; give others with {asked.eval or 'the data'}"
+            f"no {asked.evaluation_task} row is left to evaluate; give others with {asked.eval or 'the data'}"
         )
     shots, train = train[: asked.few_shot], train[asked.few_shot :]
     record = {
         "task": asked.task,
-        "eval_task": asked.held_out_task,
+        "eval_task": asked.evaluation_task,
         "train": {"source": asked.train, "rows": len(train), "sha256": fingerprint([*shots, *train])},
-        "eval": {"source": asked.eval, "rows": len(held_out), "sha256": fingerprint(held_out)},
+        "eval": {"source": asked.eval, "rows": len(validation), "sha256": fingerprint(validation)},
         "trained_on_benchmark": asked.task if one_split else None,
         "left_out_as_trained_on": lost,
         "sandbox": isolation,
@@ -114,7 +114,7 @@ def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: in
         prompted = add_prompts(rows, asked.prompt_style, shots, gold_completion=task.gold_completion)
         return [{**row, "task": task_name} for row in prompted]
 
-    return Data(train=ask(train, asked.task), eval=ask(held_out, asked.held_out_task), record=record)
+    return Data(train=ask(train, asked.task), eval=ask(validation, asked.evaluation_task), record=record)
 
 
 def _solvable(rows: list[Row], task: str) -> list[Row]:
@@ -122,18 +122,18 @@ def _solvable(rows: list[Row], task: str) -> list[Row]:
     return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
 
 
-def _left_to_train(train: list[Row], held_out: list[Row]) -> list[Row]:
+def _left_to_train(train: list[Row], validation: list[Row]) -> list[Row]:
     """Leave out of training what is held out, and say how many rows that costs."""
-    apart = _apart(train, held_out)
+    apart = _apart(train, validation)
     if len(apart) < len(train):
         print(f"left {len(train) - len(apart)} training rows out: their questions are held out too", file=sys.stderr)
     return apart
 
 
-def _left_to_evaluate(train: list[Row], held_out: list[Row], task: str) -> list[Row]:
+def _left_to_evaluate(train: list[Row], validation: list[Row], task: str) -> list[Row]:
     """Leave out of the evaluation what is trained on, of a benchmark that has nothing else to train on, and say so."""
-    apart = _apart(held_out, train)
-    lost = len(held_out) - len(apart)
+    apart = _apart(validation, train)
+    lost = len(validation) - len(apart)
     if not apart:
         raise UserError(
             f"every {task} problem would be trained on, and none is left to evaluate; "
@@ -204,12 +204,12 @@ _MOST_SHARE = 10
 """At most a tenth of the training rows is kept out."""
 
 
-def hold_out(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
-    """Part the training rows into those that are trained on and those that are watched; the seed decides.
+def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
+    """Part the training rows into those that are trained on and those that are validation_rows; the seed decides.
 
     Args:
         rows: R training rows.
-        config: `watch.rows` of them are watched, at most a tenth.
+        config: `monitor.rows` of them become validation rows, at most a tenth.
 
     Returns:
         The rows to train on and the rows to watch, each in their order; none to watch where fewer than 16 would be.
@@ -217,12 +217,14 @@ def hold_out(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Ro
     Raises:
         UserError: early stopping is asked for and there are too few rows.
     """
-    number = min(config.watch.rows, len(rows) // _MOST_SHARE)
-    if number < LEAST_WATCHED:
-        if config.watch.rows:
-            told = f"no training row is held out for the watch: a tenth of {len(rows)} is fewer than {LEAST_WATCHED}"
-            if config.watch.early_stopping:
-                raise UserError(f"{told}, and --watch.early-stopping goes by them; give more rows or leave it out")
+    number = min(config.monitor.rows, len(rows) // _MOST_SHARE)
+    if number < MIN_VALIDATION_ROWS:
+        if config.monitor.rows:
+            told = (
+                f"no training row is held out for the watch: a tenth of {len(rows)} is fewer than {MIN_VALIDATION_ROWS}"
+            )
+            if config.monitor.early_stopping:
+                raise UserError(f"{told}, and --monitor.early-stopping goes by them; give more rows or leave it out")
             print(f"{told}; no best adapter is kept", file=sys.stderr)
         return list(rows), []
     import numpy as np

@@ -76,7 +76,7 @@ class Task(Protocol):
 
 def runs_programs(data: DataConfig) -> bool:
     """Whether grading these tasks runs what the model wrote."""
-    return bool({data.task, data.held_out_task} & {*CODE_TASKS})
+    return bool({data.task, data.evaluation_task} & {*CODE_TASKS})
 
 
 def get_task(name: str) -> Task:

@@ -1,8 +1,8 @@
 """GRPO: TRL's trainer, and everything that looks at it while it runs."""
 
-from lora_grpo.training.difficulty import keep_middling
-from lora_grpo.training.memory_probe import made_up_inputs
+from lora_grpo.training.difficulty import filter_by_difficulty
+from lora_grpo.training.memory_probe import synthetic_inputs
 from lora_grpo.training.run import make_trainer, train
 from lora_grpo.training.step_phases import StepPhases
 
-__all__ = ["StepPhases", "keep_middling", "made_up_inputs", "make_trainer", "train"]
+__all__ = ["StepPhases", "filter_by_difficulty", "make_trainer", "synthetic_inputs", "train"]

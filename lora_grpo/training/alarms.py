@@ -26,7 +26,7 @@ from typing import Any
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.training.logprob_mismatch import METRIC as DRIFT
 
-WATCHES = ("nan", "drift", "collapse", "zero_variance", "entropy", "truncated", "hacking")
+WATCHES = ("nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking")
 WINDOW = 10
 """Steps whose mean is looked at."""
 LONG_WINDOW = 20
@@ -45,22 +45,22 @@ class Alarm:
     """One watch that fired."""
 
     step: int
-    watch: str
+    name: str
     message: str
     """What was seen, and what to change."""
 
 
 @dataclass
-class Health:
+class Alarms:
     """The state of all watches of a run.
 
     Args:
-        full_marks: the most that a completion can earn: the sum of the positive scales of the rewards.
+        max_reward: the most that a completion can earn: the sum of the positive scales of the rewards.
         allowed_drift: mean absolute difference of log-probabilities in nats a token; None where they do not compare.
         float16: training scales the loss, and finds its scale by gradients that overflow in a step or two.
     """
 
-    full_marks: float
+    max_reward: float
     allowed_drift: float | None = None
     float16: bool = False
     _steps: list[Mapping[str, float]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Health:
         """
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         self._steps.append({**numbers, "step": number})
-        found = {"nan": self._not_a_number(), "drift": self._drift()}
+        found = {"nan": self._not_a_number(), "logprob_mismatch": self._drift()}
         self._steps[-1] = {name: value for name, value in self._steps[-1].items() if math.isfinite(value)}
         rewarded = [step for step in self._steps if "reward" in step]
         if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
@@ -95,7 +95,7 @@ class Health:
             }
         return self._new(number, found)
 
-    def held_out(self, number: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
+    def validation(self, number: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
         """Look at the held-out rows after a step, and return whether right answers are being sold for reward.
 
         Args:
@@ -176,14 +176,14 @@ class Health:
             return None
         reward = statistics.fmean(step["reward"] for step in window)
         seen = f"in {share:.0%} of the last {WINDOW} steps' groups all completions earned the same: they teach nothing"
-        if reward >= _NEARLY_FULL * self.full_marks:
+        if reward >= _NEARLY_FULL * self.max_reward:
             return (
-                f"{seen}. Nearly all have full marks ({reward:.2f} of {self.full_marks:g}): the rows are learned; "
+                f"{seen}. Nearly all have full marks ({reward:.2f} of {self.max_reward:g}): the rows are learned; "
                 "harder ones (--data.train) or the end of this run"
             )
         return (
-            f"{seen}. Pass --data.filter-solved, a higher --sampling.temperature, a larger --sampling.num-generations "
-            "or a reward with more than two values"
+            f"{seen}. Pass --data.filter-by-difficulty, a higher --sampling.temperature, a larger "
+            "--sampling.num-generations or a reward with more than two values"
         )
 
     def _entropy(self, rewarded: Sequence[Mapping[str, float]]) -> str | None:
@@ -191,11 +191,11 @@ class Health:
         if not start or last is None or last >= _ENTROPY_LEFT * start:
             return None
         reward = statistics.fmean(step["reward"] for step in rewarded[-WINDOW:])
-        if reward >= _NEARLY_FULL * self.full_marks:
+        if reward >= _NEARLY_FULL * self.max_reward:
             return None
         return (
             f"the entropy fell from {start:.3g} to {last:.2g} nats a token at a reward of {reward:.2f} of "
-            f"{self.full_marks:g}: the model no longer tries anything else; begin anew with a lower "
+            f"{self.max_reward:g}: the model no longer tries anything else; begin anew with a lower "
             "--train.learning-rate, --grpo epsilon_high=0.28, or a --train.beta above 0"
         )
 

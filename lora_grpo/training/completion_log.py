@@ -34,18 +34,18 @@ class CompletionLog:
         """Say that the next step is the one after `step`."""
         self._step = step + 1
 
-    def watch(self, reward: RewardFunction) -> RewardFunction:
+    def wrap(self, reward: RewardFunction) -> RewardFunction:
         """Return the reward function, noting what it is given and what it returns in the steps that are written."""
         name = reward.__name__
 
         @functools.wraps(reward)
-        def watched(completions: list[Any], **columns: Any) -> list[float | None]:
+        def validation_rows(completions: list[Any], **columns: Any) -> list[float | None]:
             values = reward(completions=completions, **columns)
             if distributed.is_main() and (self._step == 1 or self._step % self.every == 0):
                 self._note(name, completions, values, columns)
             return values
 
-        return watched
+        return validation_rows
 
     def write(self, step: int) -> None:
         """Write what was noted during `step`, and get ready for the next one."""

@@ -1,4 +1,4 @@
-"""`--data.filter-solved`: train on the rows that the base solves sometimes, since the others teach GRPO little."""
+"""`--data.filter-by-difficulty`: train on the rows that the base solves sometimes; GRPO learns little from others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import Draws, draw_and_grade, tallies, task_id
+from lora_grpo.evaluation import Draws, counts_by_task, draw_and_grade, task_id
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler
@@ -17,7 +17,7 @@ _CHUNK = 128
 """Rows that are asked before it is seen whether they suffice; each chunk has a file of its own."""
 
 
-def keep_middling(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row]) -> None:
+def filter_by_difficulty(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row]) -> None:
     """Have the trainer ask only rows that the base solves sometimes, where the run is asked to filter.
 
     Rows are walked in the order in which training would ask them, with training's own sampling settings, until there is
@@ -35,7 +35,7 @@ def keep_middling(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row])
         RunError: fewer rows are left than one step has prompts, or a file of samples does not fit these rows.
     """
     config, sampling = run.config, run.config.sampling
-    if not config.data.filter_solved:
+    if not config.data.filter_by_difficulty:
         return
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
     draws = Draws(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
@@ -51,12 +51,12 @@ def keep_middling(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row])
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
         samples = draw_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title)
-        solved = {name: passed for name, (_, passed) in tallies(samples, greedy=False).items()}
+        solved = {name: passed for name, (_, passed) in counts_by_task(samples, greedy=False).items()}
         kept += [row for row in chunk if 0 < solved[task_id(row)] < size]
         asked += len(chunk)
         always += sum(passed == size for passed in solved.values())
         never += sum(passed == 0 for passed in solved.values())
-    sampler.rest()
+    sampler.sleep()
     run.update(filter={"rows": asked, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
     said = f"of {asked} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
     if len(kept) < config.train.prompts_per_step:
@@ -64,7 +64,7 @@ def keep_middling(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row])
         raise RunError(
             f"{said}: too few for --train.prompts-per-step {config.train.prompts_per_step}; give {other} rows with "
             "--data.train, raise --sampling.num-generations or --sampling.temperature, or leave "
-            "--data.filter-solved out (any of them with --overwrite)"
+            "--data.filter-by-difficulty out (any of them with --overwrite)"
         )
     print(f"filter: {said}", file=sys.stderr)
     again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)

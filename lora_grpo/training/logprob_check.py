@@ -29,7 +29,7 @@ _FIRST_NOISE, _TRIALS = 1e-2, 14
 
 
 @dataclass(frozen=True)
-class Parity:
+class LogprobCheck:
     """What the check measured: means over tokens of absolute differences of log-probabilities, in nats."""
 
     difference: float
@@ -58,9 +58,9 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-4 if dtype == torch.float32 else 0.05
 
 
-def check_parity(
+def check_logprobs(
     trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: torch.dtype, temperature: float, max_tokens: int
-) -> Parity | None:
+) -> LogprobCheck | None:
     """See that the sampler draws from the trainer's policy, whatever the adapter is now.
 
     Args:
@@ -94,7 +94,7 @@ def check_parity(
                 max_tokens=min(_MAX_TOKENS, max_tokens),
                 temperature=temperature,
                 top_p=1.0,
-                seed=[completion_seed(0, "parity", place) for place in range(len(asked))],
+                seed=[completion_seed(0, "logprob_check", place) for place in range(len(asked))],
             )
             sampled = [rollout.log_probs for [rollout] in groups if rollout.log_probs is not None]
             if not sampled:
@@ -114,8 +114,8 @@ def check_parity(
                 f"{moved:.2g} nats a token, expected {MOVED * allowed:g} or more; does the adapter reach the model "
                 "(--lora.targets)?"
             )
-    sampler.rest()
-    found = Parity(_difference(sampled, after), moved, allowed, sum(map(len, completions)))
+    sampler.sleep()
+    found = LogprobCheck(_difference(sampled, after), moved, allowed, sum(map(len, completions)))
     if found.difference > allowed:
         if _difference(sampled, before) <= allowed:
             what = "the policy as it was before the adapter changed"

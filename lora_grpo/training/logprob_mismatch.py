@@ -11,7 +11,7 @@ METRIC = "sampling/sampling_logp_difference/mean"
 """TRL's name: mean absolute difference of log-probabilities, sampler against trainer, in nats a token."""
 
 
-class DriftMeter:
+class LogprobMismatchMeter:
     """Mixed in before a GRPOTrainer: measures `METRIC` where TRL does not, from the log-probabilities of the loss.
 
     TRL computes it for vLLM alone, by one more forward pass over all completions. The loss knows the same numbers as

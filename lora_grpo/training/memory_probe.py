@@ -62,7 +62,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
         try:
             held.append(_optimizer_state(trainer, config.train.optimizer, device))
             trainer.model.train()
-            held.append(stand_in.compute_loss(model, made_up_inputs(trainer, rows, longest_prompt_tokens, device)))
+            held.append(stand_in.compute_loss(model, synthetic_inputs(trainer, rows, longest_prompt_tokens, device)))
             trainer.accelerator.backward(held[-1])
         except RuntimeError as error:
             if not ran_out_of_memory(error):
@@ -82,7 +82,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
     return measured and {"rows": rows, "prompt_tokens": longest_prompt_tokens, **measured}
 
 
-def made_up_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
+def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
     """Return what TRL 1.14's `_generate_and_score_completions` would, for a micro-batch of rows at their longest."""
     import torch
 

@@ -14,22 +14,22 @@ from lora_grpo.errors import RunError
 from lora_grpo.files import json_lines
 from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run
-from lora_grpo.training.alarms import Alarm, Health
-from lora_grpo.training.validation import HeldOut
+from lora_grpo.training.alarms import Alarm, Alarms
+from lora_grpo.training.validation import Validation
 
 
-class Watch:
+class Monitor:
     """Looks at every step of a run.
 
     Args:
         run: the open run; alarms and the best step go to run.json, the best adapter to `best/`.
         health: the watches.
-        held_out: asks the watched rows; None where there are none.
+        validation: asks the validation_rows rows; None where there are none.
     """
 
-    def __init__(self, run: Run, health: Health, held_out: HeldOut | None) -> None:
-        self.run, self.health, self.held_out = run, health, held_out
-        self.settings = run.config.watch
+    def __init__(self, run: Run, health: Alarms, validation: Validation | None) -> None:
+        self.run, self.health, self.validation = run, health, validation
+        self.settings = run.config.monitor
         self._best: tuple[float, int] | None = None
         self._accuracy: float | None = None
         self._passes_since_best = 0
@@ -38,16 +38,16 @@ class Watch:
     def begin(self, trainer: Any) -> None:
         """Take up where the run stands: its earlier steps are looked at in silence, and the base is asked."""
         step = trainer.state.global_step
-        passes = self.held_out.earlier() if self.held_out else {}
+        passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
             self._look_at(0, passes[0])
-        for metrics in distributed.from_main(lambda: json_lines.read_finished(self.run.metrics)):
+        for metrics in distributed.broadcast_from_main(lambda: json_lines.read_finished(self.run.metrics)):
             number = metrics["step"]
             self.health.step(number, metrics)
             if number in passes:
                 self._look_at(number, passes[number])
-        if not step and self.held_out and self.run.config.train.max_steps >= self.settings.every_steps:
-            self._alarm(self._look_at(0, self.held_out.ask(0, trainer.state)))
+        if not step and self.validation and self.run.config.train.max_steps >= self.settings.every_steps:
+            self._alarm(self._look_at(0, self.validation.ask(0, trainer.state)))
         # Killed after the checkpoint of the best step and before its adapter.
         self._unsaved = bool(self._best and self._best[1] == step > 0)
         self.save_best(trainer)
@@ -57,17 +57,17 @@ class Watch:
         step, uses = trainer.state.global_step, trainer.num_iterations
         # Between two uses of the same rollouts there are no checkpoints.
         is_turn = step % uses == 0 and step // self.settings.every_steps > (step - uses) // self.settings.every_steps
-        if not self.held_out or not is_turn:
+        if not self.validation or not is_turn:
             return
         trainer.on_phase("held out")
         started = time.perf_counter()
-        lines = self.held_out.ask(step, trainer.state)
+        lines = self.validation.ask(step, trainer.state)
         self._alarm(self._look_at(step, lines))
         noted = trainer._metrics["train"]  # TRL's: it logs their means with the step's other metrics
-        noted["held_out/reward"].append(_reward(lines))
+        noted["validation/reward"].append(_reward(lines))
         if passed := _passed(lines):
-            noted["held_out/accuracy"].append(statistics.fmean(passed.values()))
-        noted["time/held_out"].append(time.perf_counter() - started)
+            noted["validation/accuracy"].append(statistics.fmean(passed.values()))
+        noted["time/validation"].append(time.perf_counter() - started)
         if self._best and self._best[1] == step:
             self._unsaved = control.should_save = True
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
@@ -82,7 +82,7 @@ class Watch:
         Raises:
             RunError: a watch fired that is to stop the run.
         """
-        self._alarm(self.health.step(step, distributed.from_main(lambda: metrics)))
+        self._alarm(self.health.step(step, distributed.broadcast_from_main(lambda: metrics)))
 
     def save_best(self, trainer: Any) -> None:
         """Keep the adapter as it is, if it is the best and not kept yet; to be called when its checkpoint is whole."""
@@ -98,7 +98,7 @@ class Watch:
     def _look_at(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Take a held-out pass into account."""
         reward = _reward(lines)
-        alarms = self.health.held_out(step, [line["reward"] for line in lines], _passed(lines))
+        alarms = self.health.validation(step, [line["reward"] for line in lines], _passed(lines))
         if self._best is None or (reward > self._best[0] and not self.health.hacked):
             self._best, self._passes_since_best = (reward, step), 0
             self._accuracy = statistics.fmean(_passed(lines).values()) if _passed(lines) else None
@@ -109,22 +109,23 @@ class Watch:
     def _alarm(self, alarms: Sequence[Alarm]) -> None:
         """Write alarms down, say them, and stop the run if one of them is to."""
         for alarm in alarms:
-            stops = alarm.watch in self.settings.stop_on
-            entry = {"step": alarm.step, "watch": alarm.watch, "message": alarm.message, "stopped": stops}
+            stops = alarm.name in self.settings.stop_on
+            entry = {"step": alarm.step, "name": alarm.name, "message": alarm.message, "stopped": stops}
             self.run.update(alarms=[*self.run.record.get("alarms", []), entry])
             if stops:
-                left = " ".join(["--watch.stop-on", *(name for name in self.settings.stop_on if name != alarm.watch)])
+                others = [name for name in self.settings.stop_on if name != alarm.name]
+                left = " ".join(["--monitor.stop-on", *others])
                 raise RunError(
-                    f"step {alarm.step}: {alarm.message} (the watch {alarm.watch} stops a run; to go on all the same: "
+                    f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops a run; to go on all the same: "
                     f"--resume {left})"
                 )
             if distributed.is_main():
-                print(f"watch, step {alarm.step}: {alarm.watch}: {alarm.message}", file=sys.stderr)
+                print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
 
 
 def forget_after(run: Run, step: int) -> None:
     """Drop what the watch noted after the checkpoint that a run goes on from."""
-    for path in run.held_out.glob("step-*.jsonl") if distributed.is_main() else ():
+    for path in run.validation.glob("step-*.jsonl") if distributed.is_main() else ():
         if int(path.stem.removeprefix("step-")) > step:
             path.unlink()
     if run.record.get("best", {}).get("step", 0) > step:

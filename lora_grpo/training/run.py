@@ -19,22 +19,22 @@ from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import atomic
 from lora_grpo.models import Policy, compute_dtype, load_adapter, save_adapter
 from lora_grpo.progress import Progress
-from lora_grpo.rewards import as_asked, parse_reward_specs, resolve, training_set
+from lora_grpo.rewards import parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run, newest_complete
 from lora_grpo.sampling import Sampler, SharedVllmSampler, completion_seed
 from lora_grpo.tasks import Row, prompt_order, render, render_row
 from lora_grpo.training import monitor
-from lora_grpo.training.alarms import Health
+from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.completion_log import CompletionLog
-from lora_grpo.training.logprob_check import check_parity, tolerance
-from lora_grpo.training.logprob_mismatch import DriftMeter, correct, drops_out
+from lora_grpo.training.logprob_check import check_logprobs, tolerance
+from lora_grpo.training.logprob_mismatch import LogprobMismatchMeter, correct, drops_out
 from lora_grpo.training.memory_probe import probe
-from lora_grpo.training.monitor import Watch
+from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.step_phases import StepPhases, add_training_time
 from lora_grpo.training.stop_signal import StopOnSignal
 from lora_grpo.training.trl_config import grpo_arguments
-from lora_grpo.training.validation import HeldOut
+from lora_grpo.training.validation import Validation
 
 
 def train(run: Run, policy: Policy, trainer: Any) -> None:
@@ -58,10 +58,10 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     if _is_trained(run):
         load_adapter(policy.model, run.adapter)
         if step := _stopped_early(run):
-            print(f"stopped early after step {step}; --watch.early-stopping 0 goes on", file=sys.stderr)
+            print(f"stopped early after step {step}; --monitor.early-stopping 0 goes on", file=sys.stderr)
         return
     policy.model.enable_adapter_layers()  # an evaluation of the base may have switched them off
-    found = distributed.from_main(lambda: newest_complete(run.checkpoints))
+    found = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints))
     done = found[1] if found else 0
     if done > config.train.max_steps:
         raise UserError(
@@ -71,8 +71,8 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
     monitor.forget_after(run, done)
     if distributed.is_main():
         _forget_after(run, done)
-    distributed.wait_for_all()
-    run.update(parity=trainer.parity)
+    distributed.barrier()
+    run.update(logprob_check=trainer.logprob_check)
     if found:
         print(f"resuming from {found[0]}", file=sys.stderr)
         trainer.completion_log.resumed_at(done)
@@ -93,12 +93,12 @@ def train(run: Run, policy: Policy, trainer: Any) -> None:
 def _is_trained(run: Run) -> bool:
     """Tell whether the run has had all its steps, and the adapter that they made."""
     ended = bool(_stopped_early(run)) or run.record.get("trained_steps") == run.config.train.max_steps
-    return distributed.from_main(run.adapter.is_dir) and ended
+    return distributed.broadcast_from_main(run.adapter.is_dir) and ended
 
 
 def _stopped_early(run: Run) -> int | None:
     """Return the step after which early stopping ended the training, where no more patience is asked for now."""
-    stopped, patience = run.record.get("stopped_early"), run.config.watch.early_stopping
+    stopped, patience = run.record.get("stopped_early"), run.config.monitor.early_stopping
     return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
 
 
@@ -121,7 +121,7 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
             ) from error
         finally:
             trainer.progress.close()
-    steps, stopped_by = trainer.state.global_step, distributed.highest(stop.caught)
+    steps, stopped_by = trainer.state.global_step, distributed.max_over_processes(stop.caught)
     on_gpu = torch.cuda.is_available()
     run.update(
         seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),
@@ -132,7 +132,9 @@ def _train(run: Run, trainer: Any, checkpoint: str | None) -> None:
         raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", stopped_by)
 
 
-def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, watched: Sequence[Row] = ()) -> Any:
+def make_trainer(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, validation_rows: Sequence[Row] = ()
+) -> Any:
     """Put TRL's trainer together. Nothing is trained or written yet: what TRL refuses, it refuses before a run begins.
 
     Args:
@@ -140,7 +142,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy: model, tokenizer and adapter.
         rows: training rows with `prompt`; asked in a seeded order.
         sampler: draws the rollouts, where the engine does not do so itself.
-        watched: rows that are not trained on, of `held_out.hold_out`.
+        validation_rows: rows that are not trained on, of `validation.split_validation`.
 
     Raises:
         UserError: a reward cannot be loaded, a column holds values of several types, or TRL refuses a setting.
@@ -169,7 +171,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
 
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
     trainer_class = types.new_class(
-        "Trainer", (AtomicCheckpoints, StepPhases, DriftMeter, ChunkedLogProbs, GRPOTrainer)
+        "Trainer", (AtomicCheckpoints, StepPhases, LogprobMismatchMeter, ChunkedLogProbs, GRPOTrainer)
     )
     try:
         trainer = trainer_class(
@@ -177,7 +179,7 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
             processing_class=policy.tokenizer,
             args=settings,
             train_dataset=training_set(policy.tokenizer, rows, order),
-            reward_funcs=[log.watch(reward.function) for reward in rewards],
+            reward_funcs=[log.wrap(reward.function) for reward in rewards],
             rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
         )
         trainer.create_optimizer()
@@ -196,14 +198,14 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
         policy.model.set_adapter("default")
     # Dropout is drawn anew in the trainer, and TRL's log-probabilities know nothing of a nucleus.
     comparable = config.sampling.top_p == 1 and not drops_out(policy.model)
-    asked = as_asked(policy.tokenizer, [*rows, *watched])[len(rows) :]  # with the columns of all rows
-    full_marks = sum(max(0.0, weight) for weight in weights.values())
+    asked = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # with the columns of all rows
+    max_reward = sum(max(0.0, weight) for weight in weights.values())
     trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
     trainer.on_phase = trainer.progress.phase
-    trainer.watch = Watch(
+    trainer.monitor = Monitor(
         run,
-        Health(full_marks, tolerance(compute_dtype()) if comparable else None, compute_dtype() == torch.float16),
-        HeldOut(run.held_out, config, watched, asked, rewards, sampler) if watched else None,
+        Alarms(max_reward, tolerance(compute_dtype()) if comparable else None, compute_dtype() == torch.float16),
+        Validation(run.validation, config, validation_rows, asked, rewards, sampler) if validation_rows else None,
     )
     if sampler.is_other_engine:
         correct(trainer)
@@ -212,8 +214,8 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
     if not _is_trained(run):
         longest = config.sampling.max_completion_tokens
-        parity = check_parity(trainer, sampler, prompts, compute_dtype(), temperature, longest)
-        trainer.parity = parity.record() if parity else "not needed: the trained model generates"
+        logprob_check = check_logprobs(trainer, sampler, prompts, compute_dtype(), temperature, longest)
+        trainer.logprob_check = logprob_check.record() if logprob_check else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:
         if "loss" not in logs:
@@ -225,22 +227,22 @@ def make_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler
             with run.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         trainer.progress.step(state.global_step, logs)
-        trainer.watch.after_log(state.global_step, logs)
+        trainer.monitor.after_log(state.global_step, logs)
 
     def on_train_begin() -> None:
-        run.update(longest_first=probe(trainer, config, longest_prompt))
-        trainer.watch.begin(trainer)
+        run.update(memory_probe=probe(trainer, config, longest_prompt))
+        trainer.monitor.begin(trainer)
 
     def on_step_end(state: Any, control: Any) -> None:
         log.write(state.global_step)
-        trainer.watch.after_step(trainer, control)
+        trainer.monitor.after_step(trainer, control)
 
     trainer.add_callback(
         _callback(
             on_train_begin=on_train_begin,
             on_log=on_log,
             on_step_end=on_step_end,
-            on_save=lambda: trainer.watch.save_best(trainer),
+            on_save=lambda: trainer.monitor.save_best(trainer),
         )
     )
     # Its only use is to print every log as a dictionary.
@@ -262,7 +264,7 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         sampler.refresh(adapter=True)
         prompt_ids = sampler.encode(heads)
         if torch.cuda.is_available():  # on a CPU a step is decoded together, so that its bits do not depend on memory
-            sampler.find_slots(max(map(len, prompt_ids)), config.sampling.max_completion_tokens)
+            sampler.find_batch_size(max(map(len, prompt_ids)), config.sampling.max_completion_tokens)
         # Numbered through all processes, so that two of them draw what one would.
         first = trainer.accelerator.process_index * len(rendered)
         drawn = sampler.rollouts(
@@ -276,7 +278,7 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
                 for place in range(len(rendered))
             ],
         )
-        sampler.rest()
+        sampler.sleep()
         completions = [*itertools.chain(*drawn)]
         return {
             "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],

@@ -33,5 +33,5 @@ class StopOnSignal:
 
         A signal may reach the ranks in different steps; they stop after the same one.
         """
-        if distributed.highest(self.caught) and state.global_step % num_iterations == 0:
+        if distributed.max_over_processes(self.caught) and state.global_step % num_iterations == 0:
             control.should_save = control.should_training_stop = True

@@ -19,8 +19,8 @@ from lora_grpo.tasks import Row, render_row
 from lora_grpo.training.completion_log import completion_lines
 
 
-class HeldOut:
-    """Asks the watched rows, one completion each, as training asks its own.
+class Validation:
+    """Asks the validation_rows rows, one completion each, as training asks its own.
 
     The random numbers of a row's completion are the same every time: what differs between two passes is the policy.
 
@@ -28,7 +28,7 @@ class HeldOut:
         folder: gets `step-00020.jsonl`, one line a row.
         config: of the run; its sampling settings are used.
         rows: R rows with `prompt`.
-        asked: the same as rewards are given them, with the columns of all rows of the run; see `as_asked`.
+        asked: the same as rewards are given them, with the columns of all rows of the run; see `trl_rows`.
         rewards: of the run.
         sampler: draws from the policy as it is.
     """
@@ -68,7 +68,7 @@ class HeldOut:
             if prompts:
                 if on_gpu:
                     longest = max(map(len, self.sampler.encode(prompts)))
-                    self.sampler.find_slots(longest, sampling.max_completion_tokens)
+                    self.sampler.find_batch_size(longest, sampling.max_completion_tokens)
                 drawn = self.sampler.rollouts(
                     prompts,
                     1,
@@ -81,8 +81,8 @@ class HeldOut:
                 earned = score(self.rewards, asked, texts, ids, trainer_state)
                 weights = {reward.name: reward.weight for reward in self.rewards}
                 lines = completion_lines(mine, texts, ids, earned, weights, self.sampler.eos_token_ids)
-            self.sampler.rest()
-        shares = distributed.from_all(lines)
+            self.sampler.sleep()
+        shares = distributed.gather(lines)
         places = {row["id"]: place for place, row in enumerate(self.rows)}
         lines = sorted((line for share in shares for line in share), key=lambda line: places[line["id"]])
         if distributed.is_main():
@@ -98,4 +98,4 @@ class HeldOut:
             paths = sorted(self.folder.glob("step-*.jsonl"))
             return {int(path.stem.removeprefix("step-")): json_lines.read_finished(path) for path in paths}
 
-        return distributed.from_main(read)
+        return distributed.broadcast_from_main(read)

@@ -152,7 +152,7 @@ def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path)
 
 
 def test_a_filter_needs_right_answers(recipe, tmp_path):
-    result = recipe("--data.filter-solved", name="length_lora")
+    result = recipe("--data.filter-by-difficulty", name="length_lora")
     assert "--data.task prompts has no right answers; leave it out" in refused(result)
     assert not (tmp_path / "outputs").exists()
 

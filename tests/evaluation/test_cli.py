@@ -192,11 +192,11 @@ def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_
 
     loaded = []
     sampler = type("Loaded", (), {"close": lambda self: None, "refresh": lambda self, adapter: None})
-    monkeypatch.setattr(build, "load_sampler", lambda subject, *_: loaded.append(subject.label) or sampler())
+    monkeypatch.setattr(build, "load_sampler", lambda target, *_: loaded.append(target.label) or sampler())
     trained = resolve(str(run_folder), Overrides())
     samplers = cli._Samplers()
-    for subject in (trained, trained.without_adapter()):
-        samplers.of(subject, "transformers", None, 100, 0)
+    for target in (trained, trained.without_adapter()):
+        samplers.of(target, "transformers", None, 100, 0)
     assert loaded == ["trained"]
     samplers.of(changed(trained.without_adapter(), tokenizer=run_folder), "transformers", None, 100, 0)
     samplers.of(resolve("starter", Overrides()), "transformers", None, 100, 0)  # 16 bits

@@ -5,7 +5,7 @@ from helpers.graded_samples import samples
 
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.comparison import compare, shifts, verdict
+from lora_grpo.evaluation.comparison import compare, task_changes, verdict
 
 
 def rows_of(before, after, k=()):
@@ -104,7 +104,7 @@ def test_one_sample_a_task_is_mcnemars_and_several_are_permuted():
 def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
     before = samples("----", ["----", "+---", "++++", "++--"])
     after = samples("----", ["++--", "++++", "+---", "+++-"])
-    assert shifts(before, after) == {
+    assert task_changes(before, after) == {
         "fixed": [
             {"task_id": "t1", "before": [1, 4], "after": [4, 4]},
             {"task_id": "t0", "before": [0, 4], "after": [2, 4]},
@@ -114,7 +114,7 @@ def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
 
 
 def test_greedy_samples_decide_what_moved_where_there_are_only_such():
-    moved = shifts(samples("-+-"), samples("+--"))
+    moved = task_changes(samples("-+-"), samples("+--"))
     assert [[entry["task_id"] for entry in moved[word]] for word in ("fixed", "regressed")] == [["t0"], ["t1"]]
 
 

@@ -58,7 +58,7 @@ def compared_log_probs(trainer, sampler, prompts, max_tokens):
 
     sampler.refresh(adapter=True)
     drawn = sampler.rollouts(prompts, 1, max_tokens=max_tokens, temperature=1.0, top_p=1.0, seed=0)
-    sampler.rest()
+    sampler.sleep()
     prompt_ids, completions = sampler.encode(prompts), [rollout.token_ids for [rollout] in drawn]
     full = trainer_log_probs(trainer, prompt_ids, completions, 1.0)
     device = next(trainer.model.parameters()).device
@@ -93,7 +93,7 @@ def main():
     found = {"frozen_before": before, "frozen_after": frozen_bytes(policy.model)}
     sampler.refresh(adapter=True)
     found["free_awake_gib"] = free_gib()
-    sampler.rest()
+    sampler.sleep()
     found["free_asleep_gib"] = free_gib()
     prompts = [render_row(policy.tokenizer, row) for row in rows[:8]]
     length = config.sampling.max_completion_tokens

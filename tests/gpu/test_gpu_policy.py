@@ -30,8 +30,8 @@ def test_the_frozen_base_is_the_same_to_the_bit(found):
 def test_the_sampler_drew_from_the_policy_that_was_trained(found):
     if found["backend"] != "vllm" or found["engine"] != "peft":
         pytest.skip("this sampler is the trained model's own")
-    parity = found["record"]["parity"]
-    assert parity["difference"] <= parity["tolerance"] < parity["moved"]
+    logprob_check = found["record"]["logprob_check"]
+    assert logprob_check["difference"] <= logprob_check["tolerance"] < logprob_check["moved"]
 
 
 def test_a_sleeping_engine_gives_its_memory_back(found):

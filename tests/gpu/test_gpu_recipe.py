@@ -27,7 +27,7 @@ def test_the_embedded_model_trains(tmp_path, engine, backend):
     # It solves a third of its problems as it is: completions of another model, or of none, would earn next to nothing.
     assert all(step["reward"] > 0.8 for step in steps)
     if backend == "vllm" and engine == "peft":
-        assert record["parity"]["difference"] <= record["parity"]["tolerance"]
+        assert record["logprob_check"]["difference"] <= record["logprob_check"]["tolerance"]
 
 
 @pytest.mark.parametrize(("engine", "backend"), COMBINATIONS)

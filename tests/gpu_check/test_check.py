@@ -369,4 +369,4 @@ def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     # The one combination that no other test trains by.
     [result] = check([Row("tiny", wide, "unsloth", "vllm")], Plan(RECIPE, tmp_path / "out", 900, ON_CPU, coin=COIN))
     assert (result["status"], result["reason"]) == ("ran", None)
-    assert result["parity"]["difference"] < result["parity"]["tolerance"]
+    assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]

@@ -5,7 +5,7 @@ import json
 from helpers.graded_samples import samples
 
 from lora_grpo.config.schema import EvalConfig, RunConfig
-from lora_grpo.evaluation.comparison import compare, shifts
+from lora_grpo.evaluation.comparison import compare, task_changes
 from lora_grpo.evaluation.report import measure
 
 HOSTILE = (
@@ -88,7 +88,7 @@ def write_run(
         protocol = {"task": "starter", "rows": 4, "num_samples": 2, "temperature": 1.0}
         sides = {"base": measure(before, (1, 2), 0), "trained": measure(after, (1, 2), 0)}
         table = compare(before, after, (1, 2), 0)
-        report = {"protocol": protocol, "table": table, **sides, **shifts(before, after)}
+        report = {"protocol": protocol, "table": table, **sides, **task_changes(before, after)}
         (folder / "evaluation" / "report.json").write_text(json.dumps(report))
         for name, drawn in (("base", before), ("trained", after)):
             path = folder / "evaluation" / f"{name}.samples.jsonl"

@@ -19,7 +19,7 @@ from lora_grpo.files import atomic
 from lora_grpo.hub.card import escape
 from lora_grpo.hub.cli import prepare
 from lora_grpo.hub.upload_files import CARD, CARD_MARK
-from lora_grpo.models.target import Subject
+from lora_grpo.models.target import ModelSpec
 
 
 def write_adapter(run, name, content):
@@ -34,10 +34,10 @@ def write_asked(run, kind, folder, rows=1319, **changes):
     from lora_grpo.config.schema import ModelConfig
 
     if kind == "adapter":
-        subject = Subject("", ModelConfig(name=str(folder), revision=COMMIT), BASE, folder, folder)
+        target = ModelSpec("", ModelConfig(name=str(folder), revision=COMMIT), BASE, folder, folder)
     else:
-        subject = Subject("", ModelConfig(name=str(folder)), str(folder), None, folder)
-    models = {"trained": {**subject.identity, "engine": "vllm 1", "dtype": "bfloat16", "device": "NVIDIA T4"}}
+        target = ModelSpec("", ModelConfig(name=str(folder)), str(folder), None, folder)
+    models = {"trained": {**target.identity, "engine": "vllm 1", "dtype": "bfloat16", "device": "NVIDIA T4"}}
     protocol = {
         "task": "gsm8k", "extraction": "the last `####`", "seed": 0, "rows": rows, "data_sha256": "e" * 64,
         "prompt_style": "xml", "few_shot": 0, "num_samples": 1, "temperature": 0.0, "top_p": 1.0,

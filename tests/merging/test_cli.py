@@ -251,12 +251,12 @@ def test_one_that_another_process_has_just_finished_is_taken(no_divergence, run,
 
 
 def test_a_base_from_the_hub_is_checked_by_its_commit(run):
-    subject = resolve(str(run), Overrides())
-    commit = dataclasses.replace(subject.base, revision="abc")
+    target = resolve(str(run), Overrides())
+    commit = dataclasses.replace(target.base, revision="abc")
     recorded = {"policy": {"fingerprint": None, "revision": "abc"}}
-    known = dataclasses.replace(subject, base=commit, run=recorded)
+    known = dataclasses.replace(target, base=commit, run=recorded)
     assert cli._was_checked(known, Options(str(run)))
-    assert not cli._was_checked(dataclasses.replace(known, base=subject.base), Options(str(run)))
+    assert not cli._was_checked(dataclasses.replace(known, base=target.base), Options(str(run)))
     assert not cli._was_checked(known, Options(str(run), force_base=True))
 
 
@@ -297,8 +297,8 @@ def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
 def test_an_adapter_that_changes_meanwhile_is_noticed(no_divergence, run, monkeypatch):
     copy = cli._copy_rest
 
-    def and_train_on(subject, config, staging):
-        copy(subject, config, staging)
+    def and_train_on(target, config, staging):
+        copy(target, config, staging)
         make_adapter(starter.model_path(), run / "adapter", r=2)
 
     monkeypatch.setattr(cli, "_copy_rest", and_train_on)

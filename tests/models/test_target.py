@@ -33,12 +33,12 @@ def test_the_embedded_model_and_a_folder_of_it_are_told_apart_by_name_alone(mode
 
 def test_a_run_brings_its_base_its_precision_and_its_adapter(tmp_path):
     run = make_run(tmp_path / "run", base_model.weights_fingerprint(starter.model_path()))
-    subject = resolve(str(run), Overrides())
-    assert (subject.label, subject.base_name, subject.base.bits) == ("trained", "starter", 4)
-    assert subject.adapter == run / "adapter" and subject.run["config"]["seed"] == 0
-    base = subject.without_adapter()
-    assert (base.label, base.adapter, base.base) == ("base", None, subject.base)
-    assert base.identity["adapter_sha256"] is None and subject.identity["adapter_sha256"]
+    target = resolve(str(run), Overrides())
+    assert (target.label, target.base_name, target.base.bits) == ("trained", "starter", 4)
+    assert target.adapter == run / "adapter" and target.run["config"]["seed"] == 0
+    base = target.without_adapter()
+    assert (base.label, base.adapter, base.base) == ("base", None, target.base)
+    assert base.identity["adapter_sha256"] is None and target.identity["adapter_sha256"]
     assert resolve(str(run), Overrides(bits=16)).base.bits == 16
 
 
@@ -47,8 +47,8 @@ def test_an_adapter_within_a_run_is_of_that_run(place, tmp_path):
     run = make_run(tmp_path / "run")
     if place != "adapter":
         make_adapter(run / place, alpha=8)
-    subject = resolve(str(run / place), Overrides())
-    assert subject.adapter == run / place and subject.base.bits == 4 and subject.run
+    target = resolve(str(run / place), Overrides())
+    assert target.adapter == run / place and target.base.bits == 4 and target.run
 
 
 def test_an_adapter_alone_names_its_base_or_is_told_it(tmp_path, model):
@@ -164,10 +164,10 @@ def test_the_hub_is_asked_for_one_commit_and_its_absence_is_one_line(tmp_path, m
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    subject = resolve("owner/model", Overrides(revision="main"))
+    target = resolve("owner/model", Overrides(revision="main"))
     assert asked == [("owner/model", "main")]
-    assert (subject.identity["model"], subject.identity["revision"]) == ("owner/model", "0a1b2c")
-    assert subject.identity["weights_sha256"] is None  # the commit says it
+    assert (target.identity["model"], target.identity["revision"]) == ("owner/model", "0a1b2c")
+    assert target.identity["weights_sha256"] is None  # the commit says it
 
 
 @pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json"])

@@ -371,10 +371,10 @@ def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, t
 
 
 def test_the_filter_is_named_as_not_counted(machine, model):
-    filtered = replace(asked(model), {"data": {"filter_solved": True}})
+    filtered = replace(asked(model), {"data": {"filter_by_difficulty": True}})
     for config, times in ((asked(model), 0), (filtered, 1)):
         assumed = make_plan(config, Invocation(plan=True))[1].assumptions
-        assert sum("--data.filter-solved" in each for each in assumed) == times
+        assert sum("--data.filter-by-difficulty" in each for each in assumed) == times
 
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):

@@ -110,7 +110,7 @@ def graded(*verdicts, **more):
 NEVER, ALWAYS = graded(WRONG, WRONG, WRONG, WRONG), graded(RIGHT, RIGHT, RIGHT, RIGHT)
 MIXED = graded(RIGHT, WRONG, WRONG, RIGHT)
 FORMAT_ALONE = group({"correct_answer": [0, 0, 0, 0], "soft_xml_format": [0, 1, 0, 1]}, (WRONG,) * 4)
-FILTER = {"data": {"filter_solved": True}}
+FILTER = {"data": {"filter_by_difficulty": True}}
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_there_is_a_picture_of_each_plot_beside_the_page(tmp_path):
 def test_held_out_figures_are_drawn_where_they_were_measured(tmp_path):
     run = write_run(tmp_path / "run", steps=4)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[1] |= {"held_out/reward": 1.0, "held_out/accuracy": 0.25}
-    lines[3] |= {"held_out/reward": 1.5, "held_out/accuracy": 0.75, "kl": float("nan")}
+    lines[1] |= {"validation/reward": 1.0, "validation/accuracy": 0.25}
+    lines[3] |= {"validation/reward": 1.5, "validation/accuracy": 0.75, "kl": float("nan")}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     plots = {plot.key: plot for plot in plots_of(read_run(run))}
     assert (plots["held-out-accuracy"].curves[0].x, plots["held-out-accuracy"].curves[0].y) == ([2, 4], [0.25, 0.75])
@@ -72,13 +72,13 @@ def test_held_out_figures_are_drawn_where_they_were_measured(tmp_path):
 def test_the_watched_rows_are_on_the_page_from_the_base_on(tmp_path):
     run = write_run(tmp_path / "run", steps=4, stopped_early={"step": 4, "passes": 2})
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[3] |= {"held_out/reward": 1.5, "held_out/accuracy": 0.75}
+    lines[3] |= {"validation/reward": 1.5, "validation/accuracy": 0.75}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run / "held_out").mkdir()
+    (run / "validation").mkdir()
     for step, passed in ((0, False), (4, True)):
         line = {"step": step, "id": "w", "question": "q", "completion": f"after {step}", "passed": passed}
         line |= {"rewards": {"correct": float(passed)}, "reward": float(passed)}
-        (run / "held_out" / f"step-{step:05d}.jsonl").write_text(json.dumps(line) + "\n")
+        (run / "validation" / f"step-{step:05d}.jsonl").write_text(json.dumps(line) + "\n")
     plots = {plot.key: plot for plot in plots_of(read_run(run))}
     assert (plots["held-out-reward"].curves[0].x, plots["held-out-reward"].curves[0].y) == ([0, 4], [0.0, 1.5])
     assert plots["reward"].curves[0].x[0] == 1

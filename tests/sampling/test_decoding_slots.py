@@ -345,11 +345,11 @@ def test_configurations_differ(config, cached):
 
 
 def test_slots_on_a_cpu_depend_on_the_machine_alone(sampler, monkeypatch):
-    assert sampler.find_slots(100, 100) == sampler.slots == slot_memory.MOST_ON_CPU
+    assert sampler.find_batch_size(100, 100) == sampler.slots == slot_memory.MOST_ON_CPU
     each = slot_memory.bytes_a_row(sampler.model, 100, 100)
     for rows, slots in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
         monkeypatch.setattr(slot_memory, "_total_memory", lambda rows=rows: 4 * each * rows)
-        assert sampler.find_slots(100, 100) == sampler.slots == slots
+        assert sampler.find_batch_size(100, 100) == sampler.slots == slots
     monkeypatch.undo()
     assert 2**28 < slot_memory._total_memory() < 2**45
 
@@ -366,7 +366,7 @@ def test_slots_on_a_gpu_depend_on_what_is_free(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * each, 0))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: (unused + 100) * each)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * each)
-        assert slot_memory.slots_that_fit(model, 200, 300) == slots
+        assert slot_memory.rows_that_fit(model, 200, 300) == slots
 
 
 # Other engines
@@ -408,4 +408,4 @@ def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
     assert [rollout.log_probs for rollout in drawn[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
     assert len(sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=5)[1]) == 2
     assert asked[1] == [(first, 2, 5), (second, 2, 5 + 7919)]
-    assert sampler.find_slots(100, 100) == 256 and sampler.slots is None
+    assert sampler.find_batch_size(100, 100) == 256 and sampler.slots is None

@@ -93,7 +93,7 @@ def test_a_run_is_drawn_by_the_server(server, tmp_path, warm):
     assert done.returncode == 0, done.stderr
     steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in steps] == [True, True]
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["parity"]["difference"] < 1e-5
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["logprob_check"]["difference"] < 1e-5
     assert list(shared.iterdir()) == []  # each step's adapter is gone
     models = json.load(urllib.request.urlopen(f"{server}/v1/models"))["data"]
     assert len(models) == 1  # from the server, too

@@ -28,8 +28,8 @@ def row(question, answer="#### 5"):
 def asked(tmp_path):
     """Return a function that writes both splits and asks for them, two prompts a step."""
 
-    def write(train, held_out, **data):
-        for name, rows in (("train", train), ("eval", held_out)):
+    def write(train, validation, **data):
+        for name, rows in (("train", train), ("eval", validation)):
             text = "".join(json.dumps(entry) + "\n" for entry in rows)
             (tmp_path / f"{name}.jsonl").write_text(text)
         return RunConfig(
@@ -83,11 +83,11 @@ def test_worked_examples_are_none_that_are_held_out(asked):
 
 
 @pytest.mark.parametrize(
-    ("train", "held_out", "few_shot", "left"),
+    ("train", "validation", "few_shot", "left"),
     [("a", "b", 0, 1), ("abc", "bc", 0, 1), ("abc", "d", 2, 1), ("abc", "d", 9, 0)],
 )
-def test_too_few_rows_for_one_step(asked, train, held_out, few_shot, left):
-    config = asked([row(name) for name in train], [row(name) for name in held_out], few_shot=few_shot)
+def test_too_few_rows_for_one_step(asked, train, validation, few_shot, left):
+    config = asked([row(name) for name in train], [row(name) for name in validation], few_shot=few_shot)
     with pytest.raises(UserError) as error:
         load_data(config)
     assert f"{left} training rows are left, fewer than --train.prompts-per-step 2" in str(error.value)
@@ -103,7 +103,7 @@ def test_the_record_says_which_rows(asked):
 
 
 @pytest.mark.parametrize(
-    ("train", "held_out", "changed"),
+    ("train", "validation", "changed"),
     [
         ([row("a"), row("b"), row("e")], [row("d")], "train"),
         ([row("a"), row("b"), row("c", "#### 6")], [row("d")], "train"),
@@ -112,9 +112,9 @@ def test_the_record_says_which_rows(asked):
         ([row("a"), row("b"), row("c")], [row("d", "#### 6")], "eval"),
     ],
 )
-def test_the_fingerprint_is_the_contents(asked, train, held_out, changed):
+def test_the_fingerprint_is_the_contents(asked, train, validation, changed):
     before = load_data(asked([row("a"), row("b"), row("c")], [row("d")])).record
-    after = load_data(asked(train, held_out)).record
+    after = load_data(asked(train, validation)).record
     assert before[changed]["sha256"] != after[changed]["sha256"]
     other = "eval" if changed == "train" else "train"
     assert before[other]["sha256"] == after[other]["sha256"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_grpo.training.alarms import LONG_WINDOW, WATCHES, WINDOW, Health
+from lora_grpo.training.alarms import LONG_WINDOW, WATCHES, WINDOW, Alarms
 from lora_grpo.training.logprob_mismatch import METRIC as DRIFT
 
 FULL = 4.0
@@ -31,12 +31,12 @@ def fine(number, **changes):
 
 
 def alarms(*steps, health=None):
-    health = health or Health(FULL, allowed_drift=1e-4)
+    health = health or Alarms(FULL, allowed_drift=1e-4)
     return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
 
 
 def told(*steps, **kwargs):
-    return [(alarm.watch, alarm.step) for alarm in alarms(*steps, **kwargs)]
+    return [(alarm.name, alarm.step) for alarm in alarms(*steps, **kwargs)]
 
 
 def test_a_run_that_learns_is_left_alone():
@@ -47,12 +47,12 @@ def test_a_run_that_learns_is_left_alone():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_is_told_at_once(name, value):
     (alarm,) = alarms(fine(1), fine(2, **{name: value}))
-    assert (alarm.watch, alarm.step) == ("nan", 2) and name in alarm.message
+    assert (alarm.name, alarm.step) == ("nan", 2) and name in alarm.message
 
 
 def test_in_float16_a_gradient_may_overflow_twice():
     bad = {"grad_norm": float("inf")}
-    half = {"health": Health(FULL, float16=True)}
+    half = {"health": Alarms(FULL, float16=True)}
     assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4), **half) == []
     assert told(fine(5, **bad), fine(6, **bad), fine(7, **bad), **half) == [("nan", 3)]
     assert told(fine(1), fine(2, **bad)) == [("nan", 2)]
@@ -60,21 +60,21 @@ def test_in_float16_a_gradient_may_overflow_twice():
 
 def test_a_sampler_apart_from_the_trainer_is_told():
     (alarm,) = alarms(fine(1), fine(2, **{DRIFT: 2e-4}))
-    assert (alarm.watch, alarm.step) == ("drift", 2) and "expected at most 0.0001" in alarm.message
-    assert told(fine(1, **{DRIFT: 2e-4}), health=Health(FULL, allowed_drift=None)) == []
+    assert (alarm.name, alarm.step) == ("logprob_mismatch", 2) and "expected at most 0.0001" in alarm.message
+    assert told(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, allowed_drift=None)) == []
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_a_reward_that_falls_by_half_is_a_collapse(scale):
     steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
     steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 55)]
-    ((watch, step),) = told(*steps, health=Health(scale * FULL))
+    ((watch, step),) = told(*steps, health=Alarms(scale * FULL))
     assert watch == "collapse" and 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
 
 
 def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
-    health = Health(FULL)
-    assert health.held_out(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
+    health = Alarms(FULL)
+    assert health.validation(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
     ((watch, step),) = told(
         *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)), health=health
     )
@@ -92,13 +92,13 @@ def test_a_reward_that_falls_by_a_third_is_no_collapse():
 def test_rewards_that_are_rare_or_noisy_are_no_collapse(prompts, shape, steps):
     """A policy that never changes, on problems of many difficulties: n = 30 runs of each kind, none raises an alarm."""
     for seed in range(30):
-        draw, health = random.Random(seed), Health(1.0)
+        draw, health = random.Random(seed), Alarms(1.0)
 
         def mean_reward(draw=draw):
             chances = [draw.betavariate(*shape) for _ in range(prompts)]
             return sum(draw.random() < chance for chance in chances for _ in range(8)) / (8 * prompts)
 
-        health.held_out(0, [float(draw.random() < draw.betavariate(*shape)) for _ in range(64)], {})
+        health.validation(0, [float(draw.random() < draw.betavariate(*shape)) for _ in range(64)], {})
         assert not any(health.step(number, {"reward": mean_reward()}) for number in range(1, steps + 1)), seed
 
 
@@ -111,7 +111,7 @@ def test_a_penalty_that_gets_worse_is_a_collapse():
 
 def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
     (alarm,) = alarms(*(fine(number, reward=0.1, frac_reward_zero_std=0.875) for number in range(1, 30)))
-    assert (alarm.watch, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-solved" in alarm.message
+    assert (alarm.name, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-by-difficulty" in alarm.message
     (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
     assert learned.watch == "zero_variance" and "the rows are learned" in learned.message
 
@@ -129,7 +129,7 @@ def test_after_a_number_that_is_none_the_other_watches_go_on():
 
 
 def test_a_state_that_lasts_is_told_once_however_rarely_it_is_looked_at():
-    health = Health(FULL)
+    health = Alarms(FULL)
     assert asked(health, 0, 1.0, 40) == []
     found = [asked(health, number, 2.0, 10) for number in (20, 40, 60)]
     assert [len(alarms) for alarms in found] == [1, 0, 0]
@@ -138,7 +138,7 @@ def test_a_state_that_lasts_is_told_once_however_rarely_it_is_looked_at():
 
 def test_wrong_answers_in_the_right_format_are_not_learned():
     (alarm,) = alarms(*(fine(number, reward=3.1, frac_reward_zero_std=0.9) for number in range(1, 30)))
-    assert "--data.filter-solved" in alarm.message
+    assert "--data.filter-by-difficulty" in alarm.message
 
 
 def test_entropy_that_is_gone_is_told_unless_the_answers_are_right():
@@ -151,32 +151,32 @@ def test_entropy_that_is_gone_is_told_unless_the_answers_are_right():
 
 def test_completions_that_are_all_cut_off_are_told():
     (alarm,) = alarms(*(fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(1, 30)))
-    assert (alarm.watch, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
+    assert (alarm.name, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
 
 
 def asked(health, number, reward, right):
     """A pass over 64 held-out rows."""
-    return health.held_out(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
+    return health.validation(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
 
 
 def test_reward_up_and_right_answers_down_is_hacking():
-    health = Health(FULL)
+    health = Alarms(FULL)
     assert asked(health, 0, 1.0, 40) == [] and asked(health, 20, 1.5, 38) == []
     assert not health.hacked
     (alarm,) = asked(health, 40, 2.0, 20)
-    assert alarm.watch == "hacking" and "40, now 20 of 64" in alarm.message and "since step 0" in alarm.message
+    assert alarm.name == "hacking" and "40, now 20 of 64" in alarm.message and "since step 0" in alarm.message
     assert health.hacked
     assert asked(health, 60, 2.5, 45) == [] and not health.hacked
 
 
 def test_answers_and_reward_that_fall_together_are_no_hacking():
-    health = Health(FULL)
+    health = Alarms(FULL)
     assert asked(health, 0, 2.0, 40) == [] and asked(health, 20, 1.0, 10) == []
 
 
 def test_a_task_without_right_answers_cannot_be_hacked():
-    health = Health(FULL)
-    assert health.held_out(0, [1.0], {}) == [] and health.held_out(20, [2.0], {}) == []
+    health = Alarms(FULL)
+    assert health.validation(0, [1.0], {}) == [] and health.validation(20, [2.0], {}) == []
 
 
 def test_steps_that_use_rollouts_again_do_not_count_twice():
@@ -189,11 +189,11 @@ def test_steps_that_use_rollouts_again_do_not_count_twice():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_default_run_is_left_alone(seed):
     lines = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
-    health, told = Health(FULL, allowed_drift=1e-4), []
+    health, told = Alarms(FULL, allowed_drift=1e-4), []
     mine = [line for line in lines if line["seed"] == seed]
     for line in mine:
         if "passed" in line:
-            told += health.held_out(line["step"], line["rewards"], line["passed"])
+            told += health.validation(line["step"], line["rewards"], line["passed"])
         else:
             told += health.step(line["step"], line)
     assert told == []
@@ -206,7 +206,7 @@ def test_the_default_run_is_left_alone(seed):
 def test_every_watch_can_be_asked_to_stop_a_run():
     import typing
 
-    from lora_grpo.config.schema import WatchConfig
+    from lora_grpo.config.schema import MonitorConfig
 
-    (names, _) = typing.get_args(typing.get_type_hints(WatchConfig)["stop_on"])
+    (names, _) = typing.get_args(typing.get_type_hints(MonitorConfig)["stop_on"])
     assert typing.get_args(names) == WATCHES

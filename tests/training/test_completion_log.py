@@ -28,7 +28,7 @@ def step(log, number, *completions, rewards=(longer, ungradable), task="starter"
         "log_extra": None,
     }
     for reward in rewards:
-        log.watch(reward)(completions=list(completions), **columns)
+        log.wrap(reward)(completions=list(completions), **columns)
     log.write(number)
 
 
@@ -84,7 +84,7 @@ def test_without_a_right_answer_there_is_no_verdict(log):
 
 def test_a_completion_without_an_end_is_truncated(log):
     columns = {"id": ["t"], "question": ["q"], "task": ["prompts"], "completion_ids": [[5, 6]]}
-    log.watch(longer)(completions=["ab"], **columns)
+    log.wrap(longer)(completions=["ab"], **columns)
     log.write(1)
     assert lines(log, 1)[0]["truncated"] is True
 
@@ -109,9 +109,9 @@ def test_a_resumed_run_goes_on_counting(log):
 
 
 def test_watching_changes_neither_the_values_nor_the_name(log):
-    watched = log.watch(longer)
-    assert watched.__name__ == "longer"
-    assert watched(completions=["ab", ""], id=["a", "b"], completion_ids=[[0], [0]]) == [2.0, 0.0]
+    validation_rows = log.wrap(longer)
+    assert validation_rows.__name__ == "longer"
+    assert validation_rows(completions=["ab", ""], id=["a", "b"], completion_ids=[[0], [0]]) == [2.0, 0.0]
 
 
 def test_messages_are_written_as_their_text(log):
@@ -126,8 +126,8 @@ def test_messages_are_written_as_their_text(log):
 def test_of_two_batches_in_one_step_the_last_is_shown(log):
     columns = {"id": ["t"], "question": ["q"], "task": ["prompts"], "completion_ids": [[0]]}
     for completion in ("first", "second!"):
-        log.watch(longer)(completions=[completion], **columns)
-        log.watch(ungradable)(completions=[completion], **columns)
+        log.wrap(longer)(completions=[completion], **columns)
+        log.wrap(ungradable)(completions=[completion], **columns)
     log.write(1)
     (line,) = lines(log, 1)
     assert (line["completion"], line["rewards"]["longer"]) == ("second!", 7.0)

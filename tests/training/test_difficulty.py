@@ -1,4 +1,4 @@
-"""`--data.filter-solved`: which rows are asked, and that neither a kill nor a longer run changes them."""
+"""`--data.filter-by-difficulty`: which rows are asked, and that neither a kill nor a longer run changes them."""
 
 import itertools
 import json
@@ -20,13 +20,13 @@ from lora_grpo.runs.record import Run, open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data, prompt_order
 from lora_grpo.training import difficulty
-from lora_grpo.training.difficulty import keep_middling
+from lora_grpo.training.difficulty import filter_by_difficulty
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 SETTINGS = {
     "model": {"engine": "peft"},
     "lora": {"rank": 4, "alpha": 8},
-    "data": {"train_limit": 40, "eval_limit": 2, "filter_solved": True},
+    "data": {"train_limit": 40, "eval_limit": 2, "filter_by_difficulty": True},
     "sampling": {"num_generations": 4, "max_completion_tokens": 40},
     "train": {"max_steps": 5, "prompts_per_step": 2, "micro_batch_size": 4},
 }
@@ -64,7 +64,7 @@ def ask(parts):
         folder.mkdir(exist_ok=True)
         run = Run(folder, replace(config, {"output_dir": str(folder), **changes}))
         counting, trainer = Counting(sampler), types.SimpleNamespace(train_dataset=None)
-        keep_middling(run, counting, trainer, data.train)
+        filter_by_difficulty(run, counting, trainer, data.train)
         asked = trainer.train_dataset["id"][:] if trainer.train_dataset is not None else None
         return asked, counting.completions, run.record.get("filter")
 
@@ -148,14 +148,14 @@ def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(ask, whole, tmp_path
 
 
 def test_a_run_that_does_not_filter_is_left_alone(ask, tmp_path):
-    assert ask(tmp_path / "a", data={"filter_solved": False}) == (None, 0, None)
+    assert ask(tmp_path / "a", data={"filter_by_difficulty": False}) == (None, 0, None)
     assert not (tmp_path / "a" / "filter").exists()
 
 
 # The recipe
 
 TINY = shlex.split(
-    "--model.engine peft --lora.rank 4 --data.filter-solved --data.eval-limit 2 --eval.num-samples 0 "
+    "--model.engine peft --lora.rank 4 --data.filter-by-difficulty --data.eval-limit 2 --eval.num-samples 0 "
     "--sampling.num-generations 4 --sampling.max-completion-tokens 40 --train.prompts-per-step 2 "
     "--train.micro-batch-size 4 --train.completions-steps 1 --train.checkpoint-steps 1"
 )
@@ -202,10 +202,10 @@ def test_a_run_killed_in_the_pass_and_resumed_ends_in_the_same_bits(warm, tmp_pa
 
 def test_a_run_from_before_the_setting_existed_can_be_resumed(parts, tmp_path):
     config, data, policy, _ = parts
-    config = replace(config, {"output_dir": str(tmp_path / "old"), "data": {"filter_solved": False}})
+    config = replace(config, {"output_dir": str(tmp_path / "old"), "data": {"filter_by_difficulty": False}})
     open_run(config, Invocation(), "test", data.record).begin(policy.record)
     record = json.loads((tmp_path / "old" / "run.json").read_text())
-    del record["config"]["data"]["filter_solved"]
+    del record["config"]["data"]["filter_by_difficulty"]
     (tmp_path / "moved").mkdir()  # this process holds the other until it ends
     (tmp_path / "moved" / "run.json").write_text(json.dumps(record))
     config = replace(config, {"output_dir": str(tmp_path / "moved")})

@@ -17,7 +17,7 @@ from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.chat import render_row
 from lora_grpo.tasks.loading import load_data
 from lora_grpo.training import logprob_check
-from lora_grpo.training.logprob_check import MOVED, check_parity, tolerance, trainer_log_probs
+from lora_grpo.training.logprob_check import MOVED, check_logprobs, tolerance, trainer_log_probs
 from lora_grpo.training.run import make_trainer, train
 
 BACKENDS = [
@@ -58,7 +58,7 @@ def weights(model, trainable):
 @pytest.fixture(scope="module", params=BACKENDS)
 def parts(request, tmp_path_factory):
     """A run that is about to begin, and its sampler; vLLM's engine is started once for all tests."""
-    folder = tmp_path_factory.mktemp("parity") / "out"
+    folder = tmp_path_factory.mktemp("logprob_check") / "out"
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), {"sampling": {"backend": request.param}})
     data = copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
@@ -80,7 +80,7 @@ def prompts(parts):
 def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
     _, policy, trainer, sampler, _, _ = parts
     before, state = weights(policy.model, trainable=True), torch.get_rng_state()
-    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(torch.get_rng_state(), state)
@@ -124,7 +124,7 @@ def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(sampler, "refresh", lambda *, adapter: None)
         with pytest.raises(RunError, match="as it was before the adapter changed"):
-            check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+            check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -134,7 +134,7 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
     refresh = sampler.refresh
     monkeypatch.setattr(sampler, "refresh", lambda *, adapter: refresh(adapter=False))
     with pytest.raises(RunError, match="as it was before the adapter changed"):
-        check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+        check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
 
 
 def test_another_base_is_found(parts, prompts):
@@ -145,7 +145,7 @@ def test_another_base_is_found(parts, prompts):
         norm.mul_(1.1)
     try:
         with pytest.raises(RunError, match="another policy than the one that is trained"):
-            check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+            check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
     finally:
         with torch.no_grad():
             norm.div_(1.1)
@@ -157,14 +157,14 @@ def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts,
         if isinstance(getattr(layer, "scaling", None), dict):
             monkeypatch.setitem(layer.scaling, "default", 0.0)
     with pytest.raises(RunError, match="cannot be compared"):
-        check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+        check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
 
 
 def test_the_disturbance_is_held_between_its_bounds(parts, prompts, monkeypatch):
     """As in 16 bits, where a quarter of a nat has to be moved and much more would wreck the model."""
     _, _, trainer, sampler, _, _ = parts
     monkeypatch.setattr(logprob_check, "tolerance", lambda dtype: 0.05)
-    found = check_parity(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
     assert 0.25 <= found.moved <= 0.75
 
 

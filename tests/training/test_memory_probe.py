@@ -107,14 +107,14 @@ def test_the_trainers_own_loss_meets_the_longest_micro_batch_of_all(tmp_path, mo
     met = {}
     loss = type(trainer)._compute_loss
 
-    def watched(self, model, inputs):
+    def validation_rows(self, model, inputs):
         met.update(inputs)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         met["gradients"] = all(parameter.grad is not None for parameter in trained)
         met["training"] = model.training
         return loss(self, model, inputs)
 
-    monkeypatch.setattr(type(trainer), "_compute_loss", watched)
+    monkeypatch.setattr(type(trainer), "_compute_loss", validation_rows)
     probe(trainer, run.config, LONGEST)
     rows, completion = run.config.train.micro_batch_size, run.config.sampling.max_completion_tokens
     assert met["prompt_ids"].shape == (rows, LONGEST)
@@ -131,11 +131,11 @@ def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
     met = []
     loss = type(trainer)._compute_loss
 
-    def watched(self, model, inputs):
+    def validation_rows(self, model, inputs):
         met.append(inputs)
         return loss(self, model, inputs)
 
-    monkeypatch.setattr(type(trainer), "_compute_loss", watched)
+    monkeypatch.setattr(type(trainer), "_compute_loss", validation_rows)
     run.begin(policy.record)
     train(run, policy, trainer)
     made_up, real = met[0], met[1]

@@ -8,20 +8,20 @@ from helpers.tiny_runs import TINY
 from transformers import TrainerCallback
 
 from lora_grpo.cli.arguments import replace
-from lora_grpo.config.schema import LEAST_WATCHED, Invocation, RunConfig
+from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs.record import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.tasks.loading import hold_out, load_data
+from lora_grpo.tasks.loading import load_data, split_validation
 from lora_grpo.training.run import make_trainer, train
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 WATCHED = {
     "seed": 1,  # its best step is neither the first nor the last
     "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
-    "watch": {"rows": 16, "every_steps": 2},
+    "monitor": {"rows": 16, "every_steps": 2},
     "train": {"max_steps": 6, "prompts_per_step": 4, "checkpoint_steps": 2, "learning_rate": 2e-3},
     "rewards": ("xml_tag_count=1.0",),
 }
@@ -33,8 +33,8 @@ def run_watched(folder, how=None, before=None, **changes):
     data = load_data(config)
     run = open_run(config, how or Invocation(), "test", data.record)
     policy = load_policy(config)
-    rows, watched = hold_out(data.train, config)
-    trainer = make_trainer(run, policy, rows, build_sampler(policy, config), watched)
+    rows, validation_rows = split_validation(data.train, config)
+    trainer = make_trainer(run, policy, rows, build_sampler(policy, config), validation_rows)
     run.begin(policy.record)
     if before:
         before(trainer)
@@ -52,7 +52,7 @@ def lines(path):
 
 
 def passes(run):
-    return {path.name: path.read_bytes() for path in sorted(run.held_out.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(run.validation.iterdir())}
 
 
 def rewards_of(run):
@@ -64,20 +64,20 @@ def rewards_of(run):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    return run_watched(tmp_path_factory.mktemp("watched") / "run")
+    return run_watched(tmp_path_factory.mktemp("validation_rows") / "run")
 
 
 def test_watched_rows_are_asked_before_and_during_training_and_never_trained_on(unbroken):
     assert sorted(passes(unbroken)) == [f"step-0000{step}.jsonl" for step in (0, 2, 4, 6)]
-    asked = [{line["id"] for line in lines(path)} for path in unbroken.held_out.iterdir()]
+    asked = [{line["id"] for line in lines(path)} for path in unbroken.validation.iterdir()]
     assert all(len(ids) == 16 and ids == asked[0] for ids in asked)
     trained = {line["id"] for path in unbroken.completions.iterdir() for line in lines(path)}
     assert trained and not trained & asked[0]
     steps = {step["step"]: step for step in lines(unbroken.metrics)}
     for number, reward in rewards_of(unbroken).items():
         if number:
-            assert steps[number]["held_out/reward"] == pytest.approx(reward)
-    assert "held_out/reward" not in steps[3] and 0 <= steps[4]["held_out/accuracy"] <= 1
+            assert steps[number]["validation/reward"] == pytest.approx(reward)
+    assert "validation/reward" not in steps[3] and 0 <= steps[4]["validation/accuracy"] <= 1
 
 
 def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
@@ -87,7 +87,7 @@ def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
     if not best:  # then nothing else can be said of these few steps
         assert "best" not in record and not unbroken.best.exists()
         pytest.fail("choose other settings: this run never became better")
-    right = [line["passed"] for line in lines(unbroken.held_out / f"step-{best:05d}.jsonl")]
+    right = [line["passed"] for line in lines(unbroken.validation / f"step-{best:05d}.jsonl")]
     assert record["best"] == {"step": best, "reward": pytest.approx(earned[best]), "accuracy": sum(right) / 16}
     saved = (unbroken.best / "adapter_model.safetensors").read_bytes()
     kept = unbroken.checkpoints / f"checkpoint-{best}" / "adapter_model.safetensors"
@@ -99,7 +99,7 @@ def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
 
 
 def test_watching_changes_nothing_that_is_trained(unbroken, tmp_path):
-    blind = run_watched(tmp_path / "blind", before=lambda trainer: setattr(trainer.watch, "held_out", None))
+    blind = run_watched(tmp_path / "blind", before=lambda trainer: setattr(trainer.monitor, "validation", None))
     same = (blind.adapter / "adapter_model.safetensors").read_bytes()
     assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
@@ -107,7 +107,7 @@ def test_watching_changes_nothing_that_is_trained(unbroken, tmp_path):
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
     def kill(trainer):
-        save = trainer.watch.save_best
+        save = trainer.monitor.save_best
 
         def killed(of):
             if of.state.global_step == step:  # the checkpoint is whole, the best adapter is not written yet
@@ -119,9 +119,9 @@ def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroke
                 raise KeyboardInterrupt
 
         if step % 2:
-            trainer.watch.after_log = killed_before
+            trainer.monitor.after_log = killed_before
         else:
-            trainer.watch.save_best = killed
+            trainer.monitor.save_best = killed
 
     with pytest.raises(KeyboardInterrupt):
         run_watched(tmp_path / "run", before=kill)
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroke
 
 
 def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsys):
-    worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "watch": {"early_stopping": 2, "stop_on": ()}}
+    worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "monitor": {"early_stopping": 2, "stop_on": ()}}
     run = run_watched(tmp_path / "run", **worse)
     assert run.record["stopped_early"]["step"] < 12 and "stopped early" in capsys.readouterr().err
     earned = rewards_of(run)
@@ -145,12 +145,12 @@ def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsy
         assert kept == (run.best / "adapter_model.safetensors").read_bytes()
         assert run.record["trained_steps"] == best
     steps = len(lines(run.metrics))
-    assert "--watch.early-stopping 0 goes on" not in capsys.readouterr().err
+    assert "--monitor.early-stopping 0 goes on" not in capsys.readouterr().err
     let_go()
     again = run_watched(tmp_path / "run", Invocation(resume=True), **worse)
-    assert len(lines(again.metrics)) == steps and "--watch.early-stopping 0 goes on" in capsys.readouterr().err
+    assert len(lines(again.metrics)) == steps and "--monitor.early-stopping 0 goes on" in capsys.readouterr().err
     let_go()
-    patient = {**worse, "watch": {**worse["watch"], "early_stopping": 3}}
+    patient = {**worse, "monitor": {**worse["monitor"], "early_stopping": 3}}
     assert lines(run_watched(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
 
 
@@ -174,23 +174,23 @@ def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_watched_one
 def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
     rows = [{"id": str(place)} for place in range(400)]
     config = RunConfig()
-    kept, watched = hold_out(rows, config)
-    assert len(watched) == 40 and len(kept) == 360
-    assert sorted([*kept, *watched], key=lambda row: int(row["id"])) == rows
-    assert hold_out(rows, config) == (kept, watched)
-    assert hold_out(rows, replace(config, {"seed": 1}))[1] != watched
-    assert hold_out(rows, replace(config, {"watch": {"rows": 0}})) == (rows, [])
+    kept, validation_rows = split_validation(rows, config)
+    assert len(validation_rows) == 40 and len(kept) == 360
+    assert sorted([*kept, *validation_rows], key=lambda row: int(row["id"])) == rows
+    assert split_validation(rows, config) == (kept, validation_rows)
+    assert split_validation(rows, replace(config, {"seed": 1}))[1] != validation_rows
+    assert split_validation(rows, replace(config, {"monitor": {"rows": 0}})) == (rows, [])
     assert capsys.readouterr().err == ""
-    few = rows[: 10 * LEAST_WATCHED - 1]
-    assert hold_out(few, config) == (few, [])
+    few = rows[: 10 * MIN_VALIDATION_ROWS - 1]
+    assert split_validation(few, config) == (few, [])
     assert "159 is fewer than 16" in capsys.readouterr().err
     with pytest.raises(UserError, match="early-stopping goes by them"):
-        hold_out(few, replace(config, {"watch": {"early_stopping": 3}}))
+        split_validation(few, replace(config, {"monitor": {"early_stopping": 3}}))
 
 
 def fails(folder, name, before=None, **changes):
     """Train until a watch ends the run; return its message and run.json."""
-    changes["watch"] = {**changes.get("watch", {}), "stop_on": (name,)}
+    changes["monitor"] = {**changes.get("monitor", {}), "stop_on": (name,)}
     with pytest.raises(RunError) as caught:
         run_watched(folder, before=before, **changes)
     return str(caught.value), json.loads((folder / "run.json").read_text())
@@ -202,9 +202,9 @@ TWENTY = {"max_steps": 20, "prompts_per_step": 2, "checkpoint_steps": 20}
 @pytest.mark.slow
 def test_completions_that_are_cut_off_end_a_run_that_asks_for_it(tmp_path):
     sampling = {"num_generations": 4, "max_completion_tokens": 4}
-    said, record = fails(tmp_path / "run", "truncated", train=TWENTY, sampling=sampling, watch={"rows": 0})
-    assert "step 10: " in said and "--resume --watch.stop-on" in said
-    (alarm,) = (alarm for alarm in record["alarms"] if alarm["watch"] == "truncated")
+    said, record = fails(tmp_path / "run", "truncated", train=TWENTY, sampling=sampling, monitor={"rows": 0})
+    assert "step 10: " in said and "--resume --monitor.stop-on" in said
+    (alarm,) = (alarm for alarm in record["alarms"] if alarm["name"] == "truncated")
     assert alarm["step"] == 10 and alarm["stopped"] and "--sampling.max-completion-tokens" in alarm["message"]
 
 
@@ -213,10 +213,10 @@ def test_a_reward_that_never_differs_is_told_and_the_run_goes_on(tmp_path, capsy
     rewards = tmp_path / "my_rewards.py"
     rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
     train_settings = {**TWENTY, "max_steps": 11}
-    run = run_watched(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), watch={"rows": 0})
+    run = run_watched(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), monitor={"rows": 0})
     (alarm,) = run.record["alarms"]
-    assert (alarm["watch"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
-    assert "watch, step 10: zero_variance: in 100% of" in capsys.readouterr().err
+    assert (alarm["name"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
+    assert "alarm, step 10: zero_variance: in 100% of" in capsys.readouterr().err
     assert run.record["trained_steps"] == 11
 
 
@@ -225,19 +225,19 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
         (parameter, *_) = (each for each in trainer.model.parameters() if each.requires_grad)
         parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
 
-    said, record = fails(tmp_path / "run", "nan", before=spoil, watch={"rows": 0})
-    assert said.startswith("step 3: grad_norm is no number") and "--resume --watch.stop-on" in said
+    said, record = fails(tmp_path / "run", "nan", before=spoil, monitor={"rows": 0})
+    assert said.startswith("step 3: grad_norm is no number") and "--resume --monitor.stop-on" in said
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
-    assert record["alarms"] == [{"step": 3, "watch": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
+    assert record["alarms"] == [{"step": 3, "name": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
 
 
 def test_a_sampler_that_is_not_refreshed_ends_the_run(tmp_path):
     def stale(trainer):
-        sampler = trainer.watch.held_out.sampler
+        sampler = trainer.monitor.validation.sampler
         refresh = sampler.refresh
         sampler.refresh = lambda *, adapter: refresh(adapter=adapter) if trainer.state.global_step < 2 else None
 
-    said, record = fails(tmp_path / "run", "drift", before=stale)
+    said, record = fails(tmp_path / "run", "logprob_mismatch", before=stale)
     assert "rollouts come from another policy" in said
     assert record["alarms"][0]["step"] == 3
 
@@ -266,10 +266,10 @@ def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_pa
         sampling=GROUPS,
         rewards=(f"{reward_file(tmp_path)}:wrong=1.0",),
         data={"train_limit": 640},
-        watch={"rows": 64, "every_steps": 10},
+        monitor={"rows": 64, "every_steps": 10},
     )
     assert "of 64): what is paid is not what is wanted" in said
-    assert [alarm["stopped"] for alarm in record["alarms"] if alarm["watch"] == "hacking"] == [True]
+    assert [alarm["stopped"] for alarm in record["alarms"] if alarm["name"] == "hacking"] == [True]
     assert "best" not in record and not (tmp_path / "run" / "best").exists()
 
 
@@ -285,15 +285,15 @@ def test_a_policy_that_is_certain_and_wrong_is_told(tmp_path):
 
         trainer.add_callback(Sharpen())
 
-    said, record = fails(tmp_path / "run", "entropy", before=sharpen, train=TWENTY, watch={"rows": 0})
+    said, record = fails(tmp_path / "run", "entropy", before=sharpen, train=TWENTY, monitor={"rows": 0})
     assert "the model no longer tries anything else" in said
-    assert [alarm["step"] for alarm in record["alarms"] if alarm["watch"] == "entropy"] == [20]
+    assert [alarm["step"] for alarm in record["alarms"] if alarm["name"] == "entropy"] == [20]
 
 
 @pytest.mark.slow
 def test_a_learning_rate_that_breaks_the_policy_is_a_collapse(tmp_path):
     broken = {**STRONG, "max_steps": 24, "learning_rate": 0.05}
     said, record = fails(
-        tmp_path / "run", "collapse", train=broken, sampling=GROUPS, watch={"rows": 16, "every_steps": 20}
+        tmp_path / "run", "collapse", train=broken, sampling=GROUPS, monitor={"rows": 16, "every_steps": 20}
     )
     assert "the policy has collapsed" in said and record["alarms"][-1]["step"] == 20
