@@ -17,14 +17,14 @@ FORKS = Path(__file__).parent / "helpers" / "rank_forks.py"
 HEAD = """
 import sys, time, torch
 from pathlib import Path
-from lora_grpo import ranks
+from lora_grpo import distributed
 from lora_grpo.command_line import run_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.stop_signal import StopOnSignal
 folder = Path(sys.argv[1])
 
 def write(text):
-    (folder / f"said.{ranks.rank()}").write_text(str(text))
+    (folder / f"said.{distributed.rank()}").write_text(str(text))
 
 """
 
@@ -63,9 +63,9 @@ def test_one_process_waits_for_nobody(monkeypatch):
 
 def test_ranks_agree(start, tmp_path):
     done = start(
-        "ranks.join()\n"
-        "made = ranks.broadcast_from_main(lambda: {'of': ranks.rank(), 'path': folder})\n"
-        "write([ranks.max_over_processes(10 * ranks.rank()), made])\n"
+        "distributed.join()\n"
+        "made = distributed.broadcast_from_main(lambda: {'of': distributed.rank(), 'path': folder})\n"
+        "write([distributed.max_over_processes(10 * distributed.rank()), made])\n"
         "print('spoke')\n"
         "print('aside', file=sys.stderr)",
         processes=3,
@@ -78,11 +78,11 @@ def test_ranks_agree(start, tmp_path):
 
 def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_on(start, tmp_path):
     done = start(
-        "ranks.join()\n"
-        "if ranks.rank():\n"
+        "distributed.join()\n"
+        "if distributed.rank():\n"
         "    time.sleep(0.5)\n"
         "    (folder / 'late').touch()\n"
-        "there = ranks.broadcast_from_main(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
+        "there = distributed.broadcast_from_main(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
         "write((there, (folder / 'made').exists()))"
     ).end()
     assert done.returncode == 0, done.stderr
@@ -93,10 +93,13 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
     ("failing", "expected"),
     [
         ("raise UserError('everyone is wrong')", (2, "error: everyone is wrong\n")),
-        ("ranks.join(); raise RunError('everyone is wrong')", (1, "error: everyone is wrong\n")),
-        ("ranks.join()\nif ranks.rank(): raise RunError('rank 1 is wrong')", (1, "error: rank 1 is wrong\n")),
-        ("ranks.join()\nif not ranks.rank(): raise UserError('rank 0 is')", (2, "error: rank 0 is\n")),
-        ("if ranks.rank(): raise UserError('rank 1 is, early')\nranks.join()", (2, "error: rank 1 is, early\n")),
+        ("distributed.join(); raise RunError('everyone is wrong')", (1, "error: everyone is wrong\n")),
+        (
+            "distributed.join()\nif distributed.rank(): raise RunError('rank 1 is wrong')",
+            (1, "error: rank 1 is wrong\n"),
+        ),
+        ("distributed.join()\nif not distributed.rank(): raise UserError('rank 0 is')", (2, "error: rank 0 is\n")),
+        ("if distributed.rank(): raise UserError('rank 1 is, early')\nranks.join()", (2, "error: rank 1 is, early\n")),
     ],
 )
 def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, expected):
@@ -107,19 +110,21 @@ def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, exp
 
 def test_the_ranks_that_fail_because_of_another_know_its_error(start, tmp_path):
     done = start(
-        "ranks.join()\n"
-        "if ranks.rank(): raise RunError('the row is bad')\n"
+        "distributed.join()\n"
+        "if distributed.rank(): raise RunError('the row is bad')\n"
         "try:\n"
-        "    ranks.barrier()\n"
+        "    distributed.barrier()\n"
         "finally:\n"
-        "    write(ranks.told())"
+        "    write(distributed.told())"
     ).end()
     assert done.stderr == "error: the row is bad\n"
     assert said(tmp_path) == ["the row is bad"]
 
 
 def test_a_rank_that_waits_hears_a_signal(start, tmp_path):
-    process = start("ranks.join()\nwrite('joined')\nif not ranks.rank(): ranks.barrier()\ntime.sleep(600)")
+    process = start(
+        "distributed.join()\nwrite('joined')\nif not distributed.rank(): distributed.barrier()\ntime.sleep(600)"
+    )
     wait_for(process, lambda: said(tmp_path) == ["joined"] * 2)
     main, _ = children(process.pid)
     os.kill(main, signal.SIGTERM)
@@ -135,11 +140,11 @@ class Control:
 class State:
     global_step = 0
 
-ranks.join()
+distributed.join()
 state, control = State(), Control()
 with StopOnSignal() as stop:
     while not control.should_training_stop:
-        (folder / f"step.{ranks.rank()}.{state.global_step}").touch()
+        (folder / f"step.{distributed.rank()}.{state.global_step}").touch()
         time.sleep(0.3)
         state.global_step += 1
         stop.obey(state, control, 1)

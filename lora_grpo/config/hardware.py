@@ -86,7 +86,7 @@ def use_one_gpu() -> None:
     """Show CUDA the GPU that the preset was chosen for, and no other; to be called before torch is imported.
 
     Transformers' Trainer would otherwise take every GPU it sees into one process and multiply the batch. Of several
-    processes (`WORLD_SIZE`) each takes its own; see `ranks.join`.
+    processes (`WORLD_SIZE`) each takes its own; see `distributed.join`.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if "WORLD_SIZE" not in os.environ:
