@@ -158,7 +158,7 @@ def _check_ranks(config: RunConfig) -> None:
     if sharded:
         raise UserError(
             f"{sharded[0]} spreads the model over processes, and here each samples from a whole one; launch without it "
-            "(docs/scaling.md says what to do with a model too large for one GPU)"
+            "(docs/several-gpus.md says what to do with a model too large for one GPU)"
         )
 
 

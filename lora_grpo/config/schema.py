@@ -99,7 +99,7 @@ class SamplingConfig:
     """What draws completions: `vllm` (the adapter beside a base that is loaded once) or `transformers` (the kit's own
     sampler). `auto`: vllm where it and a GPU are there, else transformers, which is faster on a CPU."""
     server_url: str | None = None
-    """A vLLM server that draws them, on this or another machine, e.g. http://gpu2:8000; docs/scaling.md."""
+    """A vLLM server that draws them, on this or another machine, e.g. http://gpu2:8000; docs/several-gpus.md."""
     server_folder: str | None = None
     """Folder that this machine and the server's have under one path, for each step's adapter; None takes a temporary
     one, for a server on this machine."""
