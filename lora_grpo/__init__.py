@@ -26,7 +26,7 @@ the watch           health (what is wrong with a step), validation (rows that ar
 at a run's end      evaluate (samples and verdicts), results, passk and comparison (statistics), finish_run;
                     report/ (the run as one page, and two beside each other)
 scripts/evaluate.py evaluation, evaluation_options, evaluation_folder, evaluation_report; targets and subject_samplers
-                    (runs, adapters, models), sample_files and foreign_samples (made elsewhere)
+                    (runs, adapters, models), samples_file (made elsewhere)
 scripts/merge.py    merging, merge_report, merge (shards); adapter_plan, merge_outputs, tied_embeddings, frozen_base,
                     merged_tensors; fidelity (what an update keeps), merge_divergence and streamed_model (KL);
                     tensor_files

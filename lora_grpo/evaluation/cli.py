@@ -15,7 +15,6 @@ from lora_grpo import __version__, sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import evaluation_folder, samples_file
 from lora_grpo.evaluation.comparison import compare, task_changes
-from lora_grpo.evaluation.foreign_samples import agreement
 from lora_grpo.evaluation.options import (
     Options,
     Protocol,
@@ -327,8 +326,6 @@ def _report(
         "protocol": told | {"models": {each.label: each.told for each in sides}},
         "compared_with": None,
     }
-    if isinstance(source, SampleFile) and source.judged:
-        report["agreement"] = agreement(side.results)
     for other in others:
         report["compared_with"] = {"label": other.label, **measured[other.label]}
         report["table"] = compare(other.results, side.results, ks, seed)
@@ -368,4 +365,4 @@ def _page(report: Mapping[str, Any]) -> Page:
     sides = {other["label"]: other} if other else {}
     sides[report["label"]] = report
     moved = {word: report[word] for word in ("fixed", "regressed")} if other else None
-    return Page(title, sides, told, report.get("table", ()), moved, report.get("agreement"))
+    return Page(title, sides, told, report.get("table", ()), moved)

@@ -40,8 +40,7 @@ class Options:
     """Evaluate this too, on the same rows with the same seeds, and compare: `base` (below the adapter), or anything
     that can be evaluated."""
     samples: Path | None = None
-    """Grade this file instead of asking a model: JSON lines with `task_id` and `completion`, may be gzipped; of GSM8K
-    also lm-eval's logged samples and the labelled solutions of the data set's authors."""
+    """Grade this file instead of asking a model: JSON lines with `task_id` and `completion`, may be gzipped."""
     output_dir: Path | None = None
     """Folder of samples and report; None is evaluation/<task> of a run, else outputs/evaluation/<name>-<task>."""
     data: str | None = None

@@ -80,8 +80,6 @@ class Page:
     """Rows of `comparison.compare` where there are two sides."""
     moved: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     """What `comparison.task_changes` found."""
-    agreed: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None
-    """What `foreign_samples.agreement` found, of samples that another tool judged too."""
 
     def markdown(self) -> str:
         """Return the page for a pull request."""
@@ -153,11 +151,6 @@ class Page:
                 )
                 more = f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else ""
                 said.append(f"{len(entries)} {word}: {listed}{more}")
-        if self.agreed and len(self.agreed) > 1:
-            said.append(f"the figures above are of the samples of {len(self.agreed)} models together; of each:")
-        for model, labels in (self.agreed or {}).items():
-            for label, counts in labels.items():
-                said.append(_agreed(model, label, counts))
         return said
 
 
@@ -189,18 +182,6 @@ def _protocol_lines(told: Mapping[str, Any]) -> list[str]:
         asked = f"{told['rows']} rows of data {told['data_sha256'][:8]}, {told['max_completion_tokens']} tokens at most"
         lines.append(f"asked     {asked}, seed {told['seed']}")
     return lines
-
-
-def _agreed(model: str, label: str, counts: Mapping[str, Any]) -> str:
-    total = counts["samples"]
-    said = f"{model}, {label}: {_share(counts['labelled_correct'], total)} of {total} labelled correct"
-    if counts["passed"] is not None:
-        said += f", {_share(counts['passed'], total)} pass by {counts['rule']}"
-    if counts["agree"] is not None:
-        said += f", {_share(counts['agree'], total)} agree"
-    if counts["disagreements"]:
-        said += f"; not on {', '.join(counts['disagreements'])}"
-    return said
 
 
 def printable(text: str) -> str:

@@ -23,7 +23,6 @@ from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.foreign_samples import translate
 from lora_grpo.evaluation.results import Result, outcome
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.files import atomic, json_lines
@@ -57,8 +56,6 @@ class SampleFile:
     tasks_in_data: int
     identity: dict[str, Any]
     """What tells this grading from any other."""
-    judged: bool
-    """Whether another tool judged these samples too (`foreign_samples`)."""
 
     @property
     def fewest(self) -> int:
@@ -89,7 +86,7 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
         sandbox.check_settings(limits)
     style = style or ("hashes" if task == "gsm8k" else "xml")
     rows = _rows(task, data, style)
-    samples, judged = _samples(path, task, rows)
+    samples = _samples(path, task, rows)
     identity: dict[str, Any] = {
         "task": task,
         "samples_sha256": atomic.sha256(path),
@@ -100,7 +97,7 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
         identity |= {name: value for name, value in asdict(limits).items() if name != "workers"}
     else:
         identity["style"] = style
-    return SampleFile(task, samples, len(rows), identity, judged)
+    return SampleFile(task, samples, len(rows), identity)
 
 
 def grade(file: SampleFile, target: Path) -> list[Result]:
@@ -148,14 +145,10 @@ def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
     return {row["id"]: {**row, "prompt_style": style} if task == "starter" else row for row in loaded}
 
 
-def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> tuple[list[Sample], bool]:
-    """Return the samples, and whether they are another tool's."""
-    lines = list(json_lines.read(path, "one JSON object with 'task_id' and 'completion' a line"))
-    foreign = translate(lines, rows) if task == "gsm8k" else None
-    lines = lines if foreign is None else foreign
+def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
     by_id = {row["id"]: row for row in rows.values()} | dict(rows)
     samples = []
-    for where, line in lines:
+    for where, line in json_lines.read(path, "one JSON object with 'task_id' and 'completion' a line"):
         if not isinstance(line, dict):
             raise UserError(f"{where}: got {type(line).__name__}; expected an object with 'task_id' and 'completion'")
         for key, kinds in (("task_id", (str, int)), ("completion", str)):
@@ -170,7 +163,7 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> tuple[list[Sampl
                 f"{where}: unknown task_id {line['task_id']!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
             )
         samples.append(Sample(line, by_id[name]))
-    return samples, foreign is not None
+    return samples
 
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:

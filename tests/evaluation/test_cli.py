@@ -302,7 +302,7 @@ def subject_samplers_rollout(text):
 )
 def test_a_mistake_is_one_line_and_leaves_what_was_there(change, message, options, monkeypatch, tmp_path):
     if change.get("backend") == "vllm":
-        monkeypatch.setattr(build.vllm_engine, "available", lambda: False)
+        monkeypatch.setattr(build, "vllm_available", lambda: False)
     if change.get("compare") == "SELF":
         change = {"compare": options.what}
     if change.get("data") == "ONLY 123":

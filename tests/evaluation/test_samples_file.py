@@ -129,25 +129,6 @@ def test_keys_of_a_sample_mean_nothing_to_the_kit(asked):
     write(asked.samples, [{**line, **extra} for line in read(asked.samples)])
     report = evaluate_and_report(asked)
     assert report["pass@1"] == pytest.approx(0.5) and "mean_tokens" not in report["health"]
-    assert "agreement" not in report
-
-
-def test_the_labels_of_another_tool_are_held_against_the_rules(asked, capsys):
-    data = write(Path(asked.data), GSM8K)
-    solved = {
-        "small \x1b[31m\ud800": {"solution": "1 + 1\nA: 2", "is_correct": True},
-        "large": {"solution": "so\nA: 3", "is_correct": True},
-    }
-    write(asked.samples, [{"question": "a?", "ground_truth": "1 + 1\nA: 2", **solved}])
-    report = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), k=(1, 2)))
-    counts = {name: found["label"] for name, found in report["agreement"].items()}
-    assert [found["agree"] for found in counts.values()] == [1, 0]
-    assert counts["large"]["disagreements"] == ["data/0"]  # the row's own name
-    said = capsys.readouterr().out
-    assert "of 2 models together" in said and "large, label: 100.0 (1) of 1 labelled correct" in said
-    assert "\x1b" not in said and "small \\x1b[31m" in said
-    page = (asked.output_dir / "report.md").read_text(encoding="utf-8")
-    assert "\x1b" not in page and "large, label" in page
 
 
 def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
