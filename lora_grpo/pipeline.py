@@ -18,7 +18,7 @@ from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, open_run
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, load_data, split_validation
+from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, load_data, split_validation, start_sandbox
 from lora_grpo.training import filter_by_difficulty, make_trainer, train
 
 
@@ -36,6 +36,7 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
         config, plan = make_plan(config, invocation)
         if invocation.plan:
             return show_plan(plan)
+        start_sandbox(config.data, config.sandbox)
         data = load_data(config)
         if invocation.dry_run:
             return dry_run(config, data)

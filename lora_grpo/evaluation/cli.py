@@ -33,7 +33,7 @@ from lora_grpo.files import holding, json_lines
 from lora_grpo.models import BASE, ModelSpec, Overrides, context_tokens, files_of, resolve, run_of
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import Sampler, build
-from lora_grpo.tasks import CODE_TASKS, Data, fingerprint, load_evaluation_rows, render_row
+from lora_grpo.tasks import CODE_TASKS, Data, fingerprint, load_evaluation_rows, render_row, start_sandbox
 
 _READ_ANSWER = "one number on the line of the last ####, \\boxed{} or <answer>, compared in value (`robust`)"
 _READ_PROGRAM = "the last code that defines the function, after its prompt, against the unit tests in the sandbox"
@@ -86,7 +86,8 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
     data, backend = None, ""
     if plan is not None:
         backend = build.choose_backend(options.backend)
-        data = load_evaluation_rows(plan.data, plan.seed, options.sandbox, trained_seed=plan.trained_seed)
+        start_sandbox(plan.data, options.sandbox)
+        data = load_evaluation_rows(plan.data, plan.seed, trained_seed=plan.trained_seed)
     _check_tasks(sources, data)
     seed = plan.seed if plan else options.seed or 0
     ks = _ks(options, [source for source in sources if isinstance(source, SampleFile)], plan)

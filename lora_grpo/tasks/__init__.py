@@ -22,6 +22,7 @@ from lora_grpo.tasks.loading import (
     load_evaluation_rows,
     prompt_order,
     split_validation,
+    start_sandbox,
 )
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
@@ -65,5 +66,6 @@ __all__ = [
     "run_tests",
     "runs_programs",
     "split_validation",
+    "start_sandbox",
     "write_completion",
 ]

@@ -28,17 +28,27 @@ class Data:
     """What run.json says of them: source, number of rows, fingerprint."""
 
 
+def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
+    """Start the sandbox if grading these tasks runs programs, and print its isolation.
+
+    Raises:
+        UserError: no safe isolation is available here.
+    """
+    if runs_programs(data):
+        print(f"sandbox: {sandbox.start(settings)}", file=sys.stderr)
+
+
 def load_data(config: RunConfig) -> Data:
-    """Load both splits and write their prompts; start the sandbox where grading runs programs.
+    """Load both splits and write their prompts; call `start_sandbox` first.
 
     A training row whose question is also held out is left out of training. Where the benchmark has no split to train
     on, it is the evaluation that loses the row. Either number is said.
 
     Raises:
-        UserError: a source is missing, malformed or empty, or too small for one step; or there is no safe sandbox.
+        UserError: a source is missing, malformed or empty, or too small for one step.
     """
     asked = config.data
-    data = _load(asked, config.seed, config.sandbox, config.seed)
+    data = _load(asked, config.seed, config.seed)
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
@@ -54,7 +64,7 @@ def load_data(config: RunConfig) -> Data:
     return data
 
 
-def load_evaluation_rows(asked: DataConfig, seed: int, limits: sandbox.Settings, *, trained_seed: int | None) -> Data:
+def load_evaluation_rows(asked: DataConfig, seed: int, *, trained_seed: int | None) -> Data:
     """Load the held-out rows as a run of these settings has them, and their prompts.
 
     Training rows are loaded only where they are shown as worked examples, or decide what is held out.
@@ -62,7 +72,6 @@ def load_evaluation_rows(asked: DataConfig, seed: int, limits: sandbox.Settings,
     Args:
         asked: the run's settings, or those of an evaluation.
         seed: of the draw of held-out rows.
-        limits: how programs are run.
         trained_seed: the seed that a run drew its training rows of this data with; None where there is no run.
 
     Raises:
@@ -72,11 +81,11 @@ def load_evaluation_rows(asked: DataConfig, seed: int, limits: sandbox.Settings,
     if one_split and asked.few_shot and trained_seed is None:
         raise UserError(f"{asked.task} has no training rows to show as worked examples; pass --few-shot 0")
     if not asked.few_shot and not (one_split and trained_seed is not None):
-        return _load(asked, seed, limits, None)
-    return _load(asked, seed, limits, seed if trained_seed is None else trained_seed)
+        return _load(asked, seed, None)
+    return _load(asked, seed, seed if trained_seed is None else trained_seed)
 
 
-def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: int | None) -> Data:
+def _load(asked: DataConfig, seed: int, train_seed: int | None) -> Data:
     """Load the held-out rows, and the training rows where they have a seed."""
     task, evaluation_task = get_task(asked.task), get_task(asked.evaluation_task)
     with_training = train_seed is not None
@@ -91,9 +100,6 @@ def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: in
         validation = draw(left, asked.eval_limit, seed)
     elif with_training:
         train = _left_to_train(train, validation)
-    isolation = sandbox.start(limits) if runs_programs(asked) else None
-    if isolation:
-        print(f"sandbox: {isolation}", file=sys.stderr)
     train, validation = _solvable(train, asked.task), _solvable(validation, asked.evaluation_task)
     if not validation:
         raise UserError(
@@ -107,7 +113,7 @@ def _load(asked: DataConfig, seed: int, limits: sandbox.Settings, train_seed: in
         "eval": {"source": asked.eval, "rows": len(validation), "sha256": fingerprint(validation)},
         "trained_on_benchmark": asked.task if one_split else None,
         "left_out_as_trained_on": lost,
-        "sandbox": isolation,
+        "sandbox": sandbox.describe() if runs_programs(asked) else None,
     }
 
     def ask(rows: Sequence[Row], task_name: str) -> list[Row]:

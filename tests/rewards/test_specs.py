@@ -204,7 +204,7 @@ def test_the_table_of_trls_rewards_is_trls():
 
 def test_checking_specs_imports_nothing_heavy():
     code = (
-        "import sys; from lora_grpo.reward_registry import parse_reward_specs; "
+        "import sys; from lora_grpo.rewards import parse_reward_specs; "
         "parse_reward_specs(['correct_answer', 'trl:think_format_reward']); "
         "print([m for m in ('torch', 'trl', 'transformers', 'datasets') if m in sys.modules])"
     )

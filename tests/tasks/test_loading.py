@@ -7,7 +7,7 @@ from lora_grpo import sandbox
 from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
-from lora_grpo.tasks.loading import fingerprint, fit_to_context, load_data, prompt_order
+from lora_grpo.tasks.loading import fingerprint, fit_to_context, load_data, prompt_order, start_sandbox
 
 
 class Words:
@@ -255,7 +255,8 @@ def test_another_task_may_be_held_out(humaneval, capsys):
 
 
 def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, asked, capsys):
-    data = load_data(humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code"))
-    line = data.record["sandbox"]
+    config = humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code")
+    start_sandbox(config.data, config.sandbox)
+    line = load_data(config).record["sandbox"]
     assert "seccomp" in line and "1 workers" in line and f"sandbox: {line}\n" in capsys.readouterr().err
     assert load_data(asked([row("a"), row("b")], [row("c")])).record["sandbox"] is None
