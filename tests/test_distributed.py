@@ -18,9 +18,9 @@ HEAD = """
 import sys, time, torch
 from pathlib import Path
 from lora_grpo import distributed
-from lora_grpo.command_line import run_command
+from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.stop_signal import StopOnSignal
+from lora_grpo.training.stop_signal import StopOnSignal
 folder = Path(sys.argv[1])
 
 def write(text):
@@ -99,11 +99,14 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
             (1, "error: rank 1 is wrong\n"),
         ),
         ("distributed.join()\nif not distributed.rank(): raise UserError('rank 0 is')", (2, "error: rank 0 is\n")),
-        ("if distributed.rank(): raise UserError('rank 1 is, early')\nranks.join()", (2, "error: rank 1 is, early\n")),
+        (
+            "if distributed.rank(): raise UserError('rank 1 is, early')\ndistributed.join()",
+            (2, "error: rank 1 is, early\n"),
+        ),
     ],
 )
 def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, expected):
-    done = start(f"{failing}\nranks.barrier()\nwrite('went on')").end()
+    done = start(f"{failing}\ndistributed.barrier()\nwrite('went on')").end()
     assert (done.returncode, done.stderr) == expected
     assert said(tmp_path) == []
 

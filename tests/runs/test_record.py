@@ -316,7 +316,7 @@ WORKER = """
 import sys
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.run_record import open_run
+from lora_grpo.runs import open_run
 try:
     open_run(RunConfig(output_dir=sys.argv[1]), Invocation(resume=True), "gsm8k_lora", {})
 except UserError as error:

@@ -113,7 +113,7 @@ def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
     (alarm,) = alarms(*(fine(number, reward=0.1, frac_reward_zero_std=0.875) for number in range(1, 30)))
     assert (alarm.name, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-by-difficulty" in alarm.message
     (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
-    assert learned.watch == "zero_variance" and "the rows are learned" in learned.message
+    assert learned.name == "zero_variance" and "the rows are learned" in learned.message
 
 
 def test_an_alarm_comes_again_only_after_quiet_steps():

@@ -23,7 +23,7 @@ from pathlib import Path
 if sys.argv[1] == "unsloth":
     import unsloth
 from lora_grpo.config import RunConfig
-from lora_grpo.grpo_arguments import grpo_arguments
+from lora_grpo.training.trl_config import grpo_arguments
 arguments = grpo_arguments(RunConfig(), Path(sys.argv[2]), [1.0])
 from trl import GRPOConfig
 print(json.dumps({name: repr(value) for name, value in vars(GRPOConfig(**arguments)).items()}))
@@ -71,8 +71,8 @@ def test_unsloth_changes_no_setting_that_the_run_relies_on(tmp_path):
 
 COUNT = """
 import json, sys
-from lora_grpo.config import RunConfig, LoraSettings, ModelConfig
-from lora_grpo.policy import load_policy
+from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
+from lora_grpo.models import load_policy
 config = RunConfig(model=ModelConfig(engine="unsloth"), lora=LoraSettings(rank=8), output_dir="none")
 model = load_policy(config).model
 def state(quantised):
