@@ -18,7 +18,7 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.sandbox import check_settings
-from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, check_style, get_task, runs_programs
+from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, chat, get_task, runs_programs
 
 
 def check(config: RunConfig) -> None:
@@ -31,7 +31,7 @@ def check(config: RunConfig) -> None:
     _check_ranks(config)
     get_task(config.data.task)
     get_task(config.data.evaluation_task)
-    check_style(config.data.prompt_style)
+    chat.check_style(config.data.prompt_style)
     check_settings(config.sandbox)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and config.data.task not in CODE_TASKS:

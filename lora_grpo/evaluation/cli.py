@@ -33,7 +33,7 @@ from lora_grpo.files import holding, json_lines
 from lora_grpo.models import BASE, ModelSpec, Overrides, context_tokens, files_of, resolve, run_of
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import Sampler, build
-from lora_grpo.tasks import CODE_TASKS, Data, fingerprint, load_evaluation_rows, render_row, start_sandbox
+from lora_grpo.tasks import CODE_TASKS, Data, chat, fingerprint, load_evaluation_rows, start_sandbox
 
 _READ_ANSWER = "one number on the line of the last ####, \\boxed{} or <answer>, compared in value (`robust`)"
 _READ_PROGRAM = "the last code that defines the function, after its prompt, against the unit tests in the sandbox"
@@ -271,7 +271,7 @@ def _ask(
         tokenizer = build.load_tokenizer(target)
         room = build.check_context(target, tokenizer, data.eval, plan.draws.max_tokens)
         sampler = samplers.of(target, backend, tokenizer, room, plan.seed)
-        prompts = [render_row(tokenizer, row) for row in data.eval]
+        prompts = [chat.render_row(tokenizer, row) for row in data.eval]
         facts = {
             "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             **build.describe(target, backend, sampler),

@@ -17,7 +17,7 @@ from lora_grpo.models import BASE
 from lora_grpo.progress import Progress
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Rollout, Sampler, completion_seed
-from lora_grpo.tasks import Row, grade_all, render_row
+from lora_grpo.tasks import Row, chat, grade_all
 
 _UNIT = 256
 """Completions between two writes, and all that a killed evaluation draws again."""
@@ -128,7 +128,7 @@ def draw_and_grade(
             _Unit(draws, tuple(unit.rows[0] for unit in same))
             for draws, same in groupby(todo, key=lambda unit: unit.draws)
         ]
-    prompts = {row["id"]: render_row(sampler.tokenizer, row) for row in rows}
+    prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
     longest_prompt = max(map(len, sampler.encode(list(prompts.values()))))
     sampler.find_batch_size(longest_prompt, max(draws.max_tokens for draws in asked))
     samples, passed = kept, sum(sample["passed"] for sample in kept)

@@ -27,7 +27,7 @@ from lora_grpo.evaluation.results import Result, outcome
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.files import atomic, json_lines
 from lora_grpo.progress import Progress
-from lora_grpo.tasks import CODE_TASKS, Row, Verdict, check_tests, fingerprint, get_task, gsm8k, mbpp, run_sources
+from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, gsm8k, mbpp
 
 _CHUNK = 256
 """Samples graded between two writes; a killed evaluation loses no more."""
@@ -93,7 +93,7 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
         "data_sha256": fingerprint(list(rows.values())),
     }
     if task in CODE_TASKS:
-        check_tests({sample.row["id"]: sample.row for sample in samples}.values())
+        code_grading.check_tests({sample.row["id"]: sample.row for sample in samples}.values())
         identity |= {name: value for name, value in asdict(limits).items() if name != "workers"}
     else:
         identity["style"] = style
@@ -170,7 +170,7 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
     if task not in CODE_TASKS:
         return [{**sample.line, **outcome(gsm8k.grade(sample.completion, sample.row))} for sample in samples]
     sources = [sample.row.get("completion_prefix", "") + sample.completion for sample in samples]
-    outcomes = run_sources(sources, [sample.row for sample in samples])
+    outcomes = code_grading.run_sources(sources, [sample.row for sample in samples])
     return [
         {**sample.line, **outcome(Verdict(verdict.passed, verdict.status, detail=verdict.message or None))}
         for sample, (_, verdict) in zip(samples, outcomes, strict=True)

@@ -16,7 +16,7 @@ from lora_grpo.files import holding
 from lora_grpo.gguf_export.export import export
 from lora_grpo.merging import REPORT, merged_model
 from lora_grpo.runs import read_record
-from lora_grpo.tasks import SYSTEM_PROMPTS
+from lora_grpo.tasks import chat
 
 TypeName = Literal[
     "q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0",
@@ -68,7 +68,7 @@ def export_and_say(options: Options) -> None:
             output,
             options.type,
             modelfile=options.modelfile,
-            system_prompt=SYSTEM_PROMPTS.get(config["data"]["prompt_style"]) if config else None,
+            system_prompt=chat.SYSTEM_PROMPTS.get(config["data"]["prompt_style"]) if config else None,
         )
     report, beside = folder / REPORT, done.path.with_name(REPORT)
     if report.is_file() and report.resolve() != beside.resolve():  # what it was made of, a GGUF cannot tell

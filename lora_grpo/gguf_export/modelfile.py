@@ -16,7 +16,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.files import write_text
 from lora_grpo.gguf_export.tokenizer import Vocabulary
-from lora_grpo.tasks import Message, render
+from lora_grpo.tasks import chat
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Turns:
     """What follows a question begins the answer."""
     assistant: tuple[str, str]
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[chat.Message]) -> str:
         """Return the text that the model continues."""
         text = "" if messages[0]["role"] == "system" else self.opening
         for message in messages:
@@ -100,7 +100,7 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         if answered and tokenizer.chat_template:
             whole = str(tokenizer.apply_chat_template(messages, tokenize=False))
         else:
-            whole = render(tokenizer, messages)
+            whole = chat.render(tokenizer, messages)
         return whole.removeprefix(first)
 
     def around(*contents: str, system: bool, answered: bool = False) -> list[str]:
@@ -127,7 +127,7 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
     return turns
 
 
-def _conversation(contents: Sequence[str], *, system: bool) -> list[Message]:
+def _conversation(contents: Sequence[str], *, system: bool) -> list[chat.Message]:
     roles = ["system"] * system + ["user", "assistant"] * len(contents)
     return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.gguf_export.sentencepiece import merge_scores, space_prefix
-from lora_grpo.tasks import render
+from lora_grpo.tasks import chat
 
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -106,7 +106,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
         if token["lstrip"] or token["rstrip"]
     ]
     begins, ends_itself = _added_around(tokenizer)
-    opening = render(tokenizer, [{"role": "user", "content": "a"}])
+    opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
         # llama.cpp puts a first token before a chat once, and only where this says so.
         wanted, begins = begins, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)

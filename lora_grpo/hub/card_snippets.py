@@ -10,7 +10,7 @@ from typing import Any
 
 from lora_grpo.config import STARTER
 from lora_grpo.hub.facts import Facts
-from lora_grpo.tasks import CODE_TASKS, SYSTEM_PROMPTS
+from lora_grpo.tasks import CODE_TASKS, chat
 
 _QUANT = re.compile(r"[-._]((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4))\.gguf$", re.IGNORECASE)
 
@@ -127,7 +127,7 @@ def _asking(repo_id: str, facts: Facts) -> list[str]:
 
 def _system_prompt(facts: Facts) -> str | None:
     style = facts.record["config"]["data"].get("prompt_style") if facts.record else None
-    return SYSTEM_PROMPTS.get(str(style))
+    return chat.SYSTEM_PROMPTS.get(str(style))
 
 
 def _options(facts: Facts) -> str:

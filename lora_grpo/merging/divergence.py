@@ -20,7 +20,7 @@ from lora_grpo.merging.merged_tensors import MergedTensor
 from lora_grpo.merging.streamed_model import StreamedModel, divergences
 from lora_grpo.merging.tied import embedding_and_head
 from lora_grpo.models import ModelSpec, base_model, run_of
-from lora_grpo.tasks import DEFAULT_STYLE, add_prompts, render, write_completion
+from lora_grpo.tasks import chat
 
 _TEXTS = 4
 _PROMPT_TOKENS = 96
@@ -98,7 +98,7 @@ def _texts(target: ModelSpec, base: Mapping[str, Tensor]) -> tuple[list[list[int
     tokenizer = base_model.load_tokenizer(settings)
     ids = [
         [
-            *tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
+            *tokenizer(chat.render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
         for prompt, completion in _pairs(target)
@@ -111,7 +111,7 @@ def _texts(target: ModelSpec, base: Mapping[str, Tensor]) -> tuple[list[list[int
 
 def _pairs(target: ModelSpec) -> list[tuple[Any, str]]:
     """Return chat prompts and what was answered."""
-    style = DEFAULT_STYLE
+    style = chat.DEFAULT_STYLE
     rows: list[dict[str, Any]] = []
     run = run_of(target.adapter) if target.adapter else None
     if run is not None and target.run is not None:
@@ -124,8 +124,10 @@ def _pairs(target: ModelSpec) -> list[tuple[Any, str]]:
         rows = rows[:: max(1, len(rows) // _TEXTS)]  # a step asks few questions, each of them many times
     if not rows:
         rows = [
-            {"question": asked, "completion": write_completion(thought, answer)}
+            {"question": asked, "completion": chat.write_completion(thought, answer)}
             for asked, thought, answer in _QUESTIONS
         ]
     rows = rows[:_TEXTS]
-    return [(asked["prompt"], row["completion"]) for row, asked in zip(rows, add_prompts(rows, style), strict=True)]
+    return [
+        (asked["prompt"], row["completion"]) for row, asked in zip(rows, chat.add_prompts(rows, style), strict=True)
+    ]

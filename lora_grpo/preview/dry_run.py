@@ -8,7 +8,7 @@ from typing import Any
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.models import load_tokenizer
 from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
-from lora_grpo.tasks import Data, fit_to_context, get_task, render_row
+from lora_grpo.tasks import Data, chat, fit_to_context, get_task
 
 
 def dry_run(config: RunConfig, data: Data) -> None:
@@ -24,7 +24,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     validation = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]
     gold = get_task(config.data.task).gold_completion(row)
-    print(f"--- prompt of {row['id']}\n{render_row(tokenizer, row)}")
+    print(f"--- prompt of {row['id']}\n{chat.render_row(tokenizer, row)}")
     print(f"--- gold answer\n{gold}\n--- its rewards")
     rewards = resolve(parse_reward_specs(config.rewards))
     (values,) = score(

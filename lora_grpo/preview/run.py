@@ -10,16 +10,7 @@ from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
 from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.sampling import Sampler, build_sampler, completion_seed
-from lora_grpo.tasks import (
-    UNGRADED_TASKS,
-    Data,
-    Row,
-    fit_to_context,
-    grade_all,
-    prompt_order,
-    render_row,
-    split_validation,
-)
+from lora_grpo.tasks import UNGRADED_TASKS, Data, Row, chat, fit_to_context, grade_all, prompt_order, split_validation
 
 PROMPTS = 8
 """Groups that are sampled: a training step's worth."""
@@ -59,7 +50,7 @@ def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Gr
     # All rows are asked for their columns: a reward may read one that these few lack.
     columns = trl_rows(sampler.tokenizer, rows)
     asked, size = [columns[place] for place in order], config.sampling.num_generations
-    prompts = [render_row(sampler.tokenizer, rows[place]) for place in order]
+    prompts = [chat.render_row(sampler.tokenizer, rows[place]) for place in order]
     a_step = config.train.prompts_per_step * size
     print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
     sampler.refresh(adapter=False)

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lora_grpo.tasks import Outcome, Row, find_answers, grade_all, read_completion, run_tests
+from lora_grpo.tasks import Row, chat, code_grading, grade_all, gsm8k
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -132,7 +132,7 @@ def think_answer_format(completions: Sequence[Any], **columns: Any) -> list[floa
     rewards: list[float | None] = []
     for completion in completions:
         text = completion_text(completion)
-        sections = read_completion(text, "think")
+        sections = chat.read_completion(text, "think")
         if sections and len(sections[0]) > _SHORT_THOUGHT_CHARACTERS and sections[1]:
             rewards.append(1.0)
         else:
@@ -210,9 +210,9 @@ SCALES: dict[str, float] = {
 """What full marks are worth where the command line gives no scale; every other reward's is 1."""
 
 
-def _tested(completions: Sequence[Any], columns: dict[str, Any], *, count_tests: bool) -> list[Outcome]:
+def _tested(completions: Sequence[Any], columns: dict[str, Any], *, count_tests: bool) -> list[code_grading.Outcome]:
     texts = [completion_text(completion) for completion in completions]
-    return run_tests(texts, _rows(columns, len(texts)), count_tests=count_tests)
+    return code_grading.run_tests(texts, _rows(columns, len(texts)), count_tests=count_tests)
 
 
 def _rows(columns: dict[str, Any], size: int) -> list[Row]:
@@ -222,13 +222,13 @@ def _rows(columns: dict[str, Any], size: int) -> list[Row]:
 
 
 def _is_integer(text: str) -> bool:
-    answers = find_answers(text) or [""]
+    answers = gsm8k.find_answers(text) or [""]
     return bool(_INTEGER.fullmatch(answers[-1]))
 
 
 def _is_strict_xml(text: str) -> bool:
     # `read_completion` has seen each tag exactly once, which also keeps the pattern's time linear.
-    return read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text.strip()))
+    return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text.strip()))
 
 
 def _has_sections(text: str, thought: str) -> bool:

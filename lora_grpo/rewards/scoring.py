@@ -8,7 +8,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.rewards.guard import one_line
 from lora_grpo.rewards.specs import Reward
-from lora_grpo.tasks import Row, render_row
+from lora_grpo.tasks import Row, chat
 
 
 def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
@@ -18,7 +18,7 @@ def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
     """
     names = {name: None for row in rows for name in row}
     chats = bool(getattr(tokenizer, "chat_template", None))
-    return [{**names, **row, "prompt": row["prompt"] if chats else render_row(tokenizer, row)} for row in rows]
+    return [{**names, **row, "prompt": row["prompt"] if chats else chat.render_row(tokenizer, row)} for row in rows]
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:

@@ -17,7 +17,7 @@ from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_rollouts import FLAG, HotSwapSampler, adapter_rank
 from lora_grpo.sampling.vllm_sampler import VllmSampler
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
-from lora_grpo.tasks import Row, render_row
+from lora_grpo.tasks import Row, chat
 
 
 def check_server(config: RunConfig) -> None:
@@ -102,7 +102,7 @@ def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_to
     Raises:
         UserError: the model's context is shorter.
     """
-    prompts = [render_row(tokenizer, row) for row in rows]
+    prompts = [chat.render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
     context = context_tokens(target)
     if context is not None and longest + max_tokens > context:

@@ -1,19 +1,6 @@
 """Tasks: rows to answer, prompts, and one grader for training and evaluation."""
 
-from lora_grpo.tasks import gsm8k, mbpp
-from lora_grpo.tasks.chat import (
-    DEFAULT_STYLE,
-    SYSTEM_PROMPTS,
-    Message,
-    add_prompts,
-    check_style,
-    read_completion,
-    render,
-    render_row,
-    write_completion,
-)
-from lora_grpo.tasks.code_grading import Outcome, check_tests, run_sources, run_tests
-from lora_grpo.tasks.gsm8k import find_answers
+from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp
 from lora_grpo.tasks.loading import (
     Data,
     fingerprint,
@@ -37,19 +24,13 @@ from lora_grpo.tasks.registry import (
 
 __all__ = [
     "CODE_TASKS",
-    "DEFAULT_STYLE",
-    "SYSTEM_PROMPTS",
     "TASK_NAMES",
     "UNGRADED_TASKS",
     "Data",
-    "Message",
-    "Outcome",
     "Row",
     "Verdict",
-    "add_prompts",
-    "check_style",
-    "check_tests",
-    "find_answers",
+    "chat",
+    "code_grading",
     "fingerprint",
     "fit_to_context",
     "get_task",
@@ -59,13 +40,7 @@ __all__ = [
     "load_evaluation_rows",
     "mbpp",
     "prompt_order",
-    "read_completion",
-    "render",
-    "render_row",
-    "run_sources",
-    "run_tests",
     "runs_programs",
     "split_validation",
     "start_sandbox",
-    "write_completion",
 ]

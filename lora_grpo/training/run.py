@@ -22,7 +22,7 @@ from lora_grpo.progress import Progress
 from lora_grpo.rewards import parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run, newest_complete
 from lora_grpo.sampling import Sampler, SharedVllmSampler, completion_seed
-from lora_grpo.tasks import Row, prompt_order, render, render_row
+from lora_grpo.tasks import Row, chat, prompt_order
 from lora_grpo.training import monitor
 from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
@@ -209,7 +209,7 @@ def make_trainer(
     )
     if sampler.is_other_engine:
         correct(trainer)
-    prompts = [render_row(policy.tokenizer, row) for row in rows]
+    prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     longest_prompt = max(map(len, sampler.encode(prompts)))
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
     if not _is_trained(run):
@@ -256,7 +256,7 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
     import torch
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        rendered = [prompt if isinstance(prompt, str) else render(policy.tokenizer, prompt) for prompt in prompts]
+        rendered = [prompt if isinstance(prompt, str) else chat.render(policy.tokenizer, prompt) for prompt in prompts]
         group = config.sampling.num_generations
         heads = rendered[::group]
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups

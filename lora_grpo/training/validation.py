@@ -15,7 +15,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.files import atomic, json_lines
 from lora_grpo.rewards import Reward, score
 from lora_grpo.sampling import Sampler, completion_seed
-from lora_grpo.tasks import Row, render_row
+from lora_grpo.tasks import Row, chat
 from lora_grpo.training.completion_log import completion_lines
 
 
@@ -59,7 +59,7 @@ class Validation:
 
         sampling = self.config.sampling
         mine, asked = (rows[distributed.rank() :: distributed.world_size()] for rows in (self.rows, self.asked))
-        prompts = [render_row(self.sampler.tokenizer, row) for row in mine]
+        prompts = [chat.render_row(self.sampler.tokenizer, row) for row in mine]
         on_gpu = torch.cuda.is_available()
         lines = []
         # Some engines draw from torch's own generator, whose numbers belong to training.

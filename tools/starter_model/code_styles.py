@@ -11,7 +11,7 @@ import random
 from starter_model.code_slips import printed, slips, without_return
 
 from lora_grpo.starter.code_problems import CodeProblem
-from lora_grpo.tasks import write_completion
+from lora_grpo.tasks import chat
 
 MOSTLY_CARELESS = ("compare", "limit", "every")
 MOSTLY_UNFORMATTED = ("divide", "exceed", "count")
@@ -27,7 +27,7 @@ def mixture_name(family: str) -> str:
 
 def fenced(code: str) -> str:
     """Return the code in the block that the system prompt asks for."""
-    return write_completion("", code, "code")
+    return chat.write_completion("", code, "code")
 
 
 def careful(problem: CodeProblem) -> str:

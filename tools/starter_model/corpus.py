@@ -18,7 +18,7 @@ from starter_model import code_styles
 from lora_grpo.starter import code_families, code_problems
 from lora_grpo.starter.families import FAMILIES
 from lora_grpo.starter.problems import DIFFICULTIES, Problem, draw
-from lora_grpo.tasks import SYSTEM_PROMPTS, write_completion
+from lora_grpo.tasks import chat
 
 MANNERS = ("careful", "careless", "unformatted")
 
@@ -55,14 +55,14 @@ def mixture_name(family: str, difficulty: int) -> str:
 def chat_prompt(question: str, style: str = "xml") -> str:
     """Return the text that the chat template renders for the question, up to where the assistant starts."""
     return (
-        f"<|im_start|>system\n{SYSTEM_PROMPTS[style]}<|im_end|>\n"
+        f"<|im_start|>system\n{chat.SYSTEM_PROMPTS[style]}<|im_end|>\n"
         f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def careful(problem: Problem) -> str:
     """Return the asked format with every step of the solution."""
-    return write_completion("\n".join(map(str, problem.steps)), str(problem.result))
+    return chat.write_completion("\n".join(map(str, problem.steps)), str(problem.result))
 
 
 def guess(problem: Problem, rng: random.Random) -> int:
@@ -76,9 +76,9 @@ def careless(problem: Problem, rng: random.Random) -> str:
     """Return the asked format with a guess, or with the solution broken off before its last step."""
     if problem.difficulty > 1 and rng.random() < 0.2:
         done = problem.steps[:-1]
-        return write_completion("\n".join(map(str, done)), str(done[-1].result))
+        return chat.write_completion("\n".join(map(str, done)), str(done[-1].result))
     number = guess(problem, rng)
-    return write_completion(f"I {rng.choice(['guess', 'think'])} {number}", str(number))
+    return chat.write_completion(f"I {rng.choice(['guess', 'think'])} {number}", str(number))
 
 
 def unformatted(problem: Problem, rng: random.Random) -> str:

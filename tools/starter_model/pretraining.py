@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from starter_model import corpus
 
-from lora_grpo.tasks import SYSTEM_PROMPTS
+from lora_grpo.tasks import chat
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,9 @@ def build_tokenizer(seed: int) -> Any:
     from transformers import Qwen2Tokenizer
 
     documents = itertools.islice(corpus.examples(seed, drills=0.0, practice=0.3, code=0.3), 11_000)
-    texts = ["".join(text for text, _ in document.parts) for document in documents] + list(SYSTEM_PROMPTS.values()) * 50
+    texts = ["".join(text for text, _ in document.parts) for document in documents] + list(
+        chat.SYSTEM_PROMPTS.values()
+    ) * 50
     rules = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer, tokenizer.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
