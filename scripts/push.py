@@ -11,12 +11,12 @@ same command goes on and sends what is missing.
 import sys
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.hub import Options, push, refuse_tokens_in
+from lora_grpo.hub import Options, push_to_hub, refuse_tokens_in
 
 
 def main() -> None:
     refuse_tokens_in(sys.argv[1:])
-    push(read_flags(Options, sys.argv[1:], prog="push.py", description=str(__doc__)))
+    push_to_hub(read_flags(Options, sys.argv[1:], prog="push.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from lora_grpo.evaluation import Page
 from lora_grpo.hub import card_snippets, metadata
 from lora_grpo.hub.card_figures import Evaluation, data_sets
 from lora_grpo.hub.facts import Facts
+from lora_grpo.hub.files import CARD_MARK
 from lora_grpo.hub.metadata import plain
-from lora_grpo.hub.upload_files import CARD_MARK
 from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS
 

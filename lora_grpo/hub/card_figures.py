@@ -13,7 +13,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Page
 from lora_grpo.files import atomic
 from lora_grpo.hub.card_schema import ASKED_REPORT, OWN_REPORT, check, read_json, read_merge
-from lora_grpo.hub.upload_files import without_paths
+from lora_grpo.hub.files import without_paths
 from lora_grpo.models import adapter_sha256, base_model
 from lora_grpo.tasks import TASK_NAMES, get_task
 

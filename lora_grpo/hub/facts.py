@@ -14,7 +14,7 @@ from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
 from lora_grpo.hub.card_figures import HUB_ID, Evaluation, evaluations_of
 from lora_grpo.hub.card_schema import read_adapter, read_merge, read_run
-from lora_grpo.hub.upload_files import UploadFile, is_path, without_paths
+from lora_grpo.hub.files import UploadFile, is_rooted, without_paths
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{1,40}")
@@ -103,7 +103,7 @@ def base_of(folder: Path, kind: str) -> Base:
         return Base(name=STARTER, fingerprint=fingerprint, licence=licence)
     # A folder has a fingerprint and no commit; a name without an owner may be one too.
     known = revision is not None or (not fingerprint and "/" in name)
-    if not known or is_path(name) or not HUB_ID.fullmatch(name):
+    if not known or _is_path(name) or not HUB_ID.fullmatch(name):
         licence = _licence(Path(name).expanduser())
         plain = Path(name).name
         return Base(name=plain, fingerprint=fingerprint, licence=licence, trust_remote_code=trusted)
@@ -140,6 +140,10 @@ def gather(folder: Path, kind: str, files: tuple[UploadFile, ...], base: Base) -
         merge=without_paths(read_merge(folder)) or None,
         evaluations=tuple(evaluations_of(run, record, folder, kind)) if run and record else (),
     )
+
+
+def _is_path(text: str) -> bool:
+    return is_rooted(text) or text.count("/") > 1 or ("/" in text and Path(text).exists())
 
 
 # The base

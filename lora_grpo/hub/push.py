@@ -1,63 +1,94 @@
-"""Files into a repository of the Hub, as one visible change that can be interrupted at any moment.
-
-They are gathered in a draft pull request of our own, weights one commit a file, and merged when all are there. Whoever
-looks at the repository sees it as it was, or as it is to be. Its title has a digest of the whole content, so the same
-command finds it again and sends what it lacks. Trying again after a failure is running the command again: there is one
-way to go on.
-"""
+"""`scripts/push.py`: choose and check the files, write the card, and commit everything to the Hub at once."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from lora_grpo import __version__
-from lora_grpo.errors import RunError, UserError
-from lora_grpo.hub import token as hub_token
-from lora_grpo.hub.contents import missing, refuse_foreign_card, refuse_other_kind, tree
-from lora_grpo.hub.failures import LONGEST_WAIT, Failure, explain, no_long_waits
-from lora_grpo.hub.upload_files import CARD, UploadFile, stale
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.hub import card as model_card
+from lora_grpo.hub import facts as card_facts
+from lora_grpo.hub import metadata, token
+from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
+from lora_grpo.merging import check_current
 
 if TYPE_CHECKING:
-    from huggingface_hub import Discussion, HfApi
-    from huggingface_hub.hf_api import RepoFile
-
-ATTEMPTS = 5
-"""Failures in a row, without a file more having arrived, that end a push."""
+    from huggingface_hub import HfApi
 
 
-@dataclass
-class Push:
-    """What is to be in a repository, and how far it has come."""
+@dataclass(frozen=True)
+class Options:
+    """What to push, and where."""
 
-    repo_id: str
-    kind: str
-    """Which of `upload_files.KINDS` it is."""
-    files: Sequence[UploadFile]
-    public: bool
-    """Whether a repository that others can see is meant."""
-    endpoint: str | None = None
-    """The Hub's address; None takes HF_ENDPOINT, as huggingface_hub does."""
-    there: int = field(default=0, init=False)
-    """Files that have arrived."""
+    source: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    """A run, or the folder of an adapter, a merged model or GGUF files."""
+    repository: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="YOU/NAME")]]
+    """The repository; created if it does not exist."""
+    what: Literal["adapter", "merged", "gguf"] | None = None
+    """What to push of a run: its adapter (default), RUN/merged or RUN/gguf."""
+    public: bool = False
+    """Create a public repository, or push to one that is already public."""
+    dry_run: bool = False
+    """Print every file and the whole model card; send nothing."""
 
-    @property
-    def title(self) -> str:
-        """Return the title of the pull request: the same for the same content."""
-        digests = json.dumps([(file.name, file.sha256) for file in self.files])
-        return f"Upload {self.kind} with lora_grpo ({hashlib.sha256(digests.encode()).hexdigest()[:16]})"
+
+def push_to_hub(options: Options) -> None:
+    """Push a model with its card, or print what would be pushed.
+
+    Raises:
+        UserError: an argument, a file or a permission is wrong; the repository has not changed.
+        RunError: the Hub or the connection failed; the repository has not changed.
+    """
+    check_repo_id(options.repository)
+    folder, kind = find(options.source, options.what)
+    if kind != "adapter":
+        check_current(folder)
+    files, skipped, card = prepare(folder, kind, options.repository)
+    visibility = "public" if options.public else "private"
+    print(f"{folder} ({kind}) -> {options.repository} ({visibility})")
+    for file in files:
+        print(f"  {_megabytes(file.size):>16}  {file.name}")
+    print(f"  {_megabytes(sum(file.size for file in files)):>16}  total, {len(files)} files")
+    if skipped:
+        print(f"not uploaded: {', '.join(skipped)}")
+    if options.dry_run:
+        print(f"dry run: nothing was sent\n\n{card}", end="")
+    else:
+        print(f"\n{send(options.repository, kind, files, options.public)}")
+
+
+def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str], str]:
+    """Return the files to upload, including card and evaluation results; the names of those left out; the card.
+
+    Args:
+        folder: the model's folder.
+        kind: one of `files.KINDS`.
+        repo_id: the repository that the card's examples load from.
+
+    Raises:
+        UserError: a file must not be uploaded or is damaged, or a record cannot be read.
+    """
+    base = card_facts.base_of(folder, kind)
+    files, skipped = collect(folder, kind, base.hub_id or base.name)
+    facts = card_facts.gather(folder, kind, tuple(files), base)
+    card = model_card.write(repo_id, facts)
+    files += [UploadFile(CARD, card.encode())]
+    files += [UploadFile(name, text.encode()) for name, text in metadata.eval_results(facts).items()]
+    refuse_private_text(files, folder)
+    return files, skipped, card
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Refuse a name that no repository can have, or that has no owner.
+    """Check that a repository id is valid and names its owner.
 
     Raises:
-        UserError: says what is wrong with it.
+        UserError: it is not or does not.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -65,195 +96,103 @@ def check_repo_id(repo_id: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"{repo_id!r} is no name of a repository: {' '.join(str(error).split())}") from None
+        raise UserError(f"{repo_id!r} is not a valid repository id: {' '.join(str(error).split())}") from None
     if "/" not in repo_id:
-        raise UserError(f"{repo_id!r} has no owner; give your name on the Hub before it: YOU/{repo_id}")
+        raise UserError(f"{repo_id!r} has no owner; write YOU/{repo_id} with your user name on the Hub")
 
 
-def push(asked: Push, wait: Callable[[float], object] = time.sleep) -> str:
-    """Bring the files into the repository and return its address.
+def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = False) -> str:
+    """Commit files to a repository on the Hub, creating it if necessary, and return its address.
+
+    huggingface_hub uploads large files first and skips those that the Hub already has, so after an interruption the
+    same call sends only what is missing. Nothing is visible until the single commit at the end.
 
     Args:
-        asked: what is to be there.
-        wait: called with the seconds to wait before another attempt.
+        repo_id: the repository, `owner/name`.
+        kind: one of `files.KINDS`.
+        files: the files to commit.
+        public: create a public repository, or allow one that is already public.
 
     Raises:
-        UserError: there is no token, or it may not write there; the repository can be seen by others and that was not
-            asked for; it holds a model of the other kind, or a README.md that is not the kit's.
-        RunError: the Hub or the way to it failed again and again. The same command goes on.
+        UserError: there is no token or it lacks a permission; the repository is public and `public` is False; it holds
+            another kind of model or a README.md of the user's own.
+        RunError: the Hub or the connection failed.
     """
-    from huggingface_hub import HfApi, is_offline_mode
+    import httpx
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, is_offline_mode
     from huggingface_hub.utils import disable_progress_bars
 
     if is_offline_mode():
         raise UserError("HF_HUB_OFFLINE is set, and a push needs the Hub; unset it")
-    token = hub_token.find()
-    api = HfApi(endpoint=asked.endpoint, token=token, library_name="lora_grpo", library_version=__version__)
+    secret = token.find()
+    token.hide_in_logs(secret)
     if not sys.stderr.isatty():
         disable_progress_bars()
-    with hub_token.scrubbed(token):
-        try:
-            outcome = _bring_patiently(api, asked, token, wait)
-        except BaseException:  # Ctrl-C, or told to end
-            print("stopped; the same command goes on", file=sys.stderr)
-            raise
-    # What is raised inside an `except` carries the error that is handled there, and what is in it, with it.
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
-def _bring_patiently(
-    api: HfApi, asked: Push, token: str, wait: Callable[[float], object]
-) -> str | UserError | RunError:
-    """Try until it is done or does not get on; return the repository's address, or what is to be raised."""
-    failures, there = 0, 0
-    while True:
-        try:
-            with no_long_waits():
-                return _bring(api, asked)
-        except (UserError, RunError) as error:
-            return type(error)(hub_token.scrub(str(error), token))
-        except Exception as error:  # noqa: BLE001 - httpx, huggingface_hub and hf_xet raise what they like
-            failure = explain(error, token)
-        failures = 1 if asked.there > there else failures + 1
-        there = asked.there
-        if end := _end(failure, asked, failures):
-            return end
-        pause = 2.0 ** (failures - 1) if failure.seconds is None else failure.seconds
-        print(f"{failure.reason}; trying again in {pause:g} s ({failures} of {ATTEMPTS})", file=sys.stderr, flush=True)
-        wait(pause)
-
-
-def _end(failure: Failure, asked: Push, failures: int) -> UserError | RunError | None:
-    """Return what is to be raised, or None where another attempt may go better."""
-    again = f"run the same command again: {asked.there} of {len(asked.files)} files are there already"
-    if failure.status == 401:
-        return UserError("the Hub refuses the token; run `hf auth login` or set HF_TOKEN to one that can write")
-    if failure.status == 403:
-        return UserError(
-            f"the token may not do that in {asked.repo_id}: {failure.reason}; use one that can write there, and see "
-            "that pull requests are enabled in the repository's settings"
-        )
-    if not failure.passing:
-        return RunError(f"the push to {asked.repo_id} failed: {failure.reason}; once that is mended, {again}")
-    if failure.seconds is not None and failure.seconds > LONGEST_WAIT:
-        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + failure.seconds + 60))
-        return RunError(f"the push to {asked.repo_id} is to wait until {until}: {failure.reason}; then {again}")
-    if failures >= ATTEMPTS:
-        return RunError(f"the push to {asked.repo_id} did not get through: {failure.reason}; {again}")
-    return None
-
-
-# One attempt, from wherever the last one came to
-
-
-def _bring(api: HfApi, asked: Push) -> str:
-    _open_repository(api, asked)
-    address = f"{api.endpoint}/{asked.repo_id}"
-    main = tree(api, asked.repo_id, "main")
-    refuse_other_kind(asked.repo_id, asked.kind, main)
-    lacking = missing(asked.files, main)
-    if CARD in main and any(file.name == CARD for file in lacking):
-        refuse_foreign_card(api, asked.repo_id)
-    if not lacking and not stale([*main], asked.files, asked.kind):
-        asked.there = len(asked.files)
-        print(f"{address} holds all {len(asked.files)} files as they are here")
-        return address
-    change = _own_change(api, asked) or api.create_pull_request(
-        asked.repo_id, asked.title, description="Files are sent one by one and merged together, by lora_grpo."
-    )
-    _fill(api, asked, change, main)
-    if change.status == "draft":  # which cannot be merged
-        api.change_discussion_status(asked.repo_id, change.num, "open")
-    api.merge_pull_request(asked.repo_id, change.num)
-    if lost := missing(asked.files, tree(api, asked.repo_id, "main")):
-        raise RunError(
-            f"{change.url} was merged, and {lost[0].name} is not in {asked.repo_id} as it is here; run the same "
-            "command again"
-        )
-    return address
-
-
-def _open_repository(api: HfApi, asked: Push) -> None:
-    """Make the repository if it is not there, and see who can see it."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
+    api = HfApi(token=secret, library_name="lora_grpo", library_version=__version__)
     try:
-        private = api.model_info(asked.repo_id).private
-    except RepositoryNotFoundError:
-        api.create_repo(asked.repo_id, private=not asked.public, exist_ok=True)
-        private = api.model_info(asked.repo_id).private
-    if not private and not asked.public:
-        raise UserError(
-            f"{asked.repo_id} can be seen by everybody; pass --public to push to it all the same, or name another "
-            "repository"
-        )
-    if private and asked.public:
-        print(f"{asked.repo_id} is private and stays private; its settings on the Hub make it public", file=sys.stderr)
-
-
-def _own_change(api: HfApi, asked: Push) -> Discussion | None:
-    """Return the pull request that an attempt before this one has left."""
-    # By its author too: anybody may open one of the same title in a repository that they can see.
-    me = api.whoami()["name"]
-    for change in api.get_repo_discussions(asked.repo_id, discussion_type="pull_request"):
-        if change.title != asked.title or change.author != me or change.status not in ("draft", "open"):
-            continue
-        if api.get_discussion_details(asked.repo_id, change.num).conflicting_files:
-            api.change_discussion_status(
-                asked.repo_id, change.num, "closed", comment="The repository has changed since; a new one takes over."
-            )
-            continue
-        return change
-    return None
-
-
-def _fill(api: HfApi, asked: Push, change: Discussion, main: Mapping[str, RepoFile]) -> None:
-    """Send what the pull request lacks: weights one by one, then the rest with what is to be deleted."""
-    from huggingface_hub import CommitOperationDelete
-
-    revision = f"refs/pr/{change.num}"
-    before = tree(api, asked.repo_id, revision)
-    refuse_other_kind(asked.repo_id, asked.kind, before)
-    wanted = missing(asked.files, before)
-    asked.there = len(asked.files) - len(wanted)
-    if asked.there:
-        print(f"{asked.there} of {len(asked.files)} files are there already")
-    for file in (file for file in wanted if file.is_weights):
-        print(f"sending {file.name} ({megabytes(file.size)})", flush=True)
-        api.create_commit(asked.repo_id, [_addition(file)], commit_message=f"Add {file.name}", revision=revision)
-        asked.there += 1
-    rest = [file for file in wanted if not file.is_weights]
-    old = stale([*before], asked.files, asked.kind)
-    for name in old:
-        print(f"deleting {name}, of an earlier push; the repository's history keeps it")
-    if CARD in main and any(file.name == CARD for file in rest):
-        print(f"replacing {CARD}; the repository's history keeps the old one")
-    if rest or old:
+        api.create_repo(repo_id, private=not public, exist_ok=True)
+        existing = _check_repository(api, repo_id, kind, public)
+        old = stale(existing, files, kind)
+        if old:
+            print(f"deleting {', '.join(old)} of an earlier push; the repository's history keeps them")
         api.create_commit(
-            asked.repo_id,
-            [*map(_addition, rest), *(CommitOperationDelete(name, is_folder=False) for name in old)],
-            commit_message="Add card, configuration and tokenizer",
-            revision=revision,
+            repo_id,
+            [
+                *(CommitOperationAdd(file.name, file.content) for file in files),
+                *(CommitOperationDelete(name, is_folder=False) for name in old),
+            ],
+            commit_message=f"Upload {kind} with lora_grpo",
         )
-    if lost := missing(asked.files, tree(api, asked.repo_id, revision)):
-        raise RunError(
-            f"the Hub took {lost[0].name} and does not have it as it is here; a .gitignore in {asked.repo_id} may keep "
-            "it out: see there, and run the same command again"
-        )
-    asked.there = len(asked.files)
+    # Connection errors are httpx's, built-in ones or hf_xet's RuntimeError; a rejected model card is a ValueError.
+    except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
+        raise _one_line(error, repo_id, secret) from None
+    return f"{api.endpoint}/{repo_id}"
 
 
-def _addition(file: UploadFile) -> Any:
-    """Return a file as huggingface_hub commits it; a new one each time, since it notes in it how far it came."""
-    from huggingface_hub import CommitOperationAdd
+def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list[str]:
+    """Check that a push may go to a repository, and return the names of its files."""
+    info = api.model_info(repo_id)
+    if not info.private and not public:
+        raise UserError(f"{repo_id} is public; pass --public to push to it, or choose another repository")
+    if info.private and public:
+        print(f"{repo_id} is private and stays private; change that in its settings on the Hub", file=sys.stderr)
+    names = [sibling.rfilename for sibling in info.siblings or ()]
+    _refuse_other_kind(repo_id, kind, names)
+    if CARD in names and CARD_MARK not in Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8"):
+        raise UserError(f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository")
+    return names
 
-    addition = CommitOperationAdd(file.name, file.content)
-    addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # or it would read gigabytes a second time
-    return addition
+
+def _refuse_other_kind(repo_id: str, kind: str, names: Iterable[str]) -> None:
+    """Refuse an adapter and a merged model in one repository: loading it would apply the adapter twice."""
+    for other, name in LOADED_BY.items():
+        if kind in LOADED_BY and kind != other and name in names:
+            raise UserError(
+                f"{repo_id} already holds a model of kind '{other}' ({name}); push '{kind}' to a repository of its own"
+            )
 
 
-def megabytes(size: int) -> str:
-    """Write a number of bytes as people read it."""
+def _one_line(error: Exception, repo_id: str, secret: str) -> UserError | RunError:
+    """Return a failed request as an error of one line without the token."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    cause: BaseException = error
+    while not isinstance(cause, HfHubHTTPError) and cause.__cause__:
+        cause = cause.__cause__
+    if not isinstance(cause, HfHubHTTPError):
+        reason = token.scrub(first_line(cause), secret)[:300]
+        return RunError(f"the push to {repo_id} failed: {reason}; run the same command again to send what is missing")
+    status = cause.response.status_code
+    reason = token.scrub(cause.server_message or first_line(cause), secret)[:300]
+    if status == 401:
+        return UserError("the Hub rejected the token; run `hf auth login` or set HF_TOKEN to a token that can write")
+    if status in (403, 404):
+        return UserError(f"the token may not write to {repo_id}: {reason}; use a token with write access")
+    return RunError(
+        f"the push to {repo_id} failed: the Hub answered {status} ({reason}); run the same command again to send what "
+        "is missing"
+    )
+
+
+def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

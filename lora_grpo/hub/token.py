@@ -1,4 +1,4 @@
-"""The Hub's token: where it may come from, and that it is in nothing that is printed or raised."""
+"""The Hub's token: where it is read from, and how it is kept out of arguments, files, logs and messages."""
 
 from __future__ import annotations
 
@@ -6,100 +6,79 @@ import contextlib
 import logging
 import os
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lora_grpo.errors import UserError
 
-_TOKENS = re.compile(r"\b(hf|api_org)_[A-Za-z0-9_-]{6,}|(?i:bearer)\s+\S+")
-_SECRET = re.compile(rb"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}")
-"""A token as it stands in a file; stricter than what is taken out of a line, where a name lost does no harm."""
-_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
-"""A signed address: whoever has what follows its question mark may upload."""
+_IN_MESSAGES = re.compile(r"\b(hf|api_org)_[A-Za-z0-9_-]{6,}|(?i:bearer)\s+\S+")
+_IN_FILES = re.compile(rb"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}")
+"""Stricter than in messages, where masking an innocent name does no harm."""
+_SIGNED_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
+"""Whoever has the query string of a signed URL can upload."""
 
 
 def refuse_tokens_in(arguments: Sequence[str]) -> None:
-    """Refuse a token on the command line, without showing it.
+    """Refuse a token on the command line, without printing it.
 
     Raises:
-        UserError: an argument is called a token or looks like one.
+        UserError: an argument is named like a token or looks like one.
     """
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         value = value if equals else flag
-        begins = value.startswith(("hf_", "api_org_")) or _SECRET.search(value.encode(errors="replace"))
-        looks = begins and not Path(value).exists()
-        if looks or flag.lstrip("-").replace("_", "-") in ("token", "hf-token"):
+        prefixed = value.startswith(("hf_", "api_org_")) or _IN_FILES.search(value.encode(errors="replace"))
+        if (prefixed and not Path(value).exists()) or flag.lstrip("-").replace("_", "-") in ("token", "hf-token"):
             raise UserError(
-                "a token is never an argument: it would stay in your shell's history and be seen by others on this "
-                "machine; run `hf auth login` or set HF_TOKEN, and make a new token if this was one"
+                "a token must not be an argument, because shell history and process lists show it; run `hf auth login` "
+                "or set HF_TOKEN, and create a new token if this was a real one"
             )
 
 
 def find() -> str:
-    """Return the token of HF_TOKEN or of `hf auth login`.
+    """Return the token from HF_TOKEN or `hf auth login`.
 
     Raises:
-        UserError: there is none, or it is no token.
+        UserError: there is none, or it is malformed.
     """
     from huggingface_hub import get_token
 
-    try:
-        token = get_token()
-    except Exception as error:  # noqa: BLE001 - an identity provider may be asked for it, or a file read
-        raise UserError(f"the Hub's token cannot be had: {scrub(str(error))}") from None
+    token = get_token()
     if not token:
-        raise UserError("there is no token for the Hub; run `hf auth login` or set HF_TOKEN")
+        raise UserError("no Hub token found; run `hf auth login` or set HF_TOKEN")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise UserError("the Hub's token holds characters that no token has; run `hf auth login` or set HF_TOKEN again")
+        raise UserError("the Hub token has invalid characters; run `hf auth login` again or set HF_TOKEN")
     return token
 
 
-def at_hand() -> list[str]:
-    """Return the tokens of the environment and of `hf auth login`; nobody is asked for one."""
+def known() -> list[str]:
+    """Return the tokens of this machine: of the environment and of `hf auth login`."""
     from huggingface_hub import constants
 
-    found = [os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN")]
+    tokens = [os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN")]
     with contextlib.suppress(OSError, ValueError):
-        found.append(Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8"))
-    # What is shorter is no token, and may well be a word.
-    return [token.strip() for token in found if token and len(token.strip()) >= 8]
+        tokens.append(Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8"))
+    return [token.strip() for token in tokens if token and len(token.strip()) >= 8]  # anything shorter may be a word
 
 
-def is_in(content: bytes, tokens: Sequence[str] = ()) -> bool:
-    """Tell whether a file holds one of these tokens, or what looks like one."""
-    return bool(_SECRET.search(content)) or any(token.encode() in content for token in tokens)
+def is_in(content: bytes, tokens: Sequence[str]) -> bool:
+    """Return whether a file's content has one of these tokens, or something that looks like a token."""
+    return bool(_IN_FILES.search(content)) or any(token.encode() in content for token in tokens)
 
 
-def scrub(text: str, token: str | None = None) -> str:
-    """Return a text on one line, without the token, anything that looks like one, and what signs an address."""
-    text = _TOKENS.sub("***", text.replace(token, "***") if token else text)
-    return " ".join(_QUERY.sub(r"\1", text).split())
+def scrub(text: str, token: str) -> str:
+    """Return a text on one line, with tokens and the signatures of URLs masked."""
+    text = _IN_MESSAGES.sub("***", text.replace(token, "***"))
+    return " ".join(_SIGNED_URL.sub(r"\1", text).split())
 
 
-@contextlib.contextmanager
-def scrubbed(token: str) -> Iterator[None]:
-    """Have what huggingface_hub logs and warns of printed on a line each, scrubbed.
+def hide_in_logs(token: str) -> None:
+    """Mask tokens and signatures in what huggingface_hub logs: it logs a signed URL whenever it retries an upload."""
+    import huggingface_hub.utils.logging  # noqa: F401 - installs the handlers
 
-    huggingface_hub (1.33) logs the whole address when an upload is tried again, signature included.
-    """
-    logger = logging.getLogger("huggingface_hub")
-    handlers, propagate = logger.handlers[:], logger.propagate
-    logger.handlers, logger.propagate = [_Lines(token)], False
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: print(scrub(str(message), token), file=sys.stderr)
-            yield
-    finally:
-        logger.handlers, logger.propagate = handlers, propagate
+    def mask(record: logging.LogRecord) -> bool:
+        record.msg, record.args = scrub(record.getMessage(), token), None
+        return True
 
-
-class _Lines(logging.Handler):
-    def __init__(self, token: str) -> None:
-        super().__init__()
-        self._token = token
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(scrub(record.getMessage(), self._token), file=sys.stderr)
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(mask)

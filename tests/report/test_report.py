@@ -35,7 +35,7 @@ def text_of(page):
 
 
 def test_everything_of_a_run_is_on_its_page(tmp_path):
-    alarms = [{"step": 2, "watch": "entropy", "message": "it is near 0", "stopped": True}]
+    alarms = [{"step": 2, "name": "entropy", "message": "it is near 0", "stopped": True}]
     best = {"step": 2, "reward": 1.25, "accuracy": 0.5}
     run = write_run(tmp_path / "mine", alarms=alarms, best=best, plan={"memory": {"weights_gib": 1.5}})
     page = text_of(page_of(run))
@@ -194,7 +194,7 @@ def test_hidden_characters_are_written_out():
 def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
     lines = [completion(1, text, 0.0, question=text, extracted=text, status=text) for text in HOSTILE]
     settings = RunConfig(output_dir=HOSTILE[0], grpo=HOSTILE, data=DataConfig(train=HOSTILE[2]))
-    alarms = [{"step": 1, "watch": HOSTILE[2], "message": HOSTILE[1], "stopped": False}]
+    alarms = [{"step": 1, "name": HOSTILE[2], "message": HOSTILE[1], "stopped": False}]
     told = {"error": HOSTILE[1], "alarms": alarms, "recipe": HOSTILE[3], "status": "failed"}
     run = write_run(tmp_path / "run", completions=lines, config=settings, **told)
     metrics = [{"step": 1, "reward": 1.0, f"rewards/{HOSTILE[1]}$x$/mean": 1.0, f"rewards/{HOSTILE[3]}/mean": 1.0}]

@@ -1,0 +1,217 @@
+"""Which files are uploaded: those of known names, intact, and without paths of this machine in them."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError
+from lora_grpo.files import INDEX, MANIFEST, damage, file_tensors, json_objects, model_tensors, sha256
+from lora_grpo.hub import token
+from lora_grpo.merging import read_report
+
+CARD = "README.md"
+CARD_MARK = "<!-- This card was written by lora_grpo. -->"
+"""The last line of a card; a README.md without it is the user's own."""
+KINDS = {
+    "adapter": "adapter_config.json and adapter_model.safetensors",
+    "merged": "config.json and .safetensors weights",
+    "gguf": ".gguf files",
+}
+"""What can be pushed of a run, in a folder of the same name, and the files that make it one."""
+LOADED_BY = {"adapter": "adapter_config.json", "merged": "config.json"}
+"""The file from which libraries load a repository."""
+
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja"),
+)
+_LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md")
+_UPLOADED: dict[str, tuple[str, ...]] = {
+    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER, *_LICENSE),
+    "merged": (
+        "config.json",
+        "generation_config.json",
+        "*.safetensors",
+        "*.safetensors.index.json",
+        *_TOKENIZER,
+        *_LICENSE,
+    ),
+    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *_LICENSE),
+}
+_REPLACED: dict[str, tuple[str, ...]] = {
+    "adapter": ("adapter_model*.safetensors",),
+    "merged": ("model*.safetensors", "model*.safetensors.index.json"),
+    "gguf": ("*.gguf",),
+}
+"""Files of an earlier push that would be taken for part of the new one."""
+EVAL_RESULTS = ".eval_results/lora-grpo-*.yaml"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+_VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
+_SETTINGS = ("adapter_config.json", "config.json", "generation_config.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class UploadFile:
+    """One file to upload."""
+
+    name: str
+    """Its path in the repository."""
+    content: Path | bytes
+    """Its content, or the file that has it."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+
+    def read(self) -> bytes:
+        """Return the whole content."""
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+
+
+def find(source: str, kind: str | None) -> tuple[Path, str]:
+    """Return the folder to push, and which of `KINDS` it is.
+
+    Args:
+        source: the folder of a run, an adapter, a merged model or GGUF files.
+        kind: the requested kind; None means the adapter of a run, or whatever the folder holds.
+
+    Raises:
+        UserError: there is no such folder, or it holds something else.
+    """
+    folder = Path(source).expanduser()
+    if not source or not folder.is_dir():
+        raise UserError(f"{source!r} is not a folder; give a run, or the folder of an adapter, a merged model or GGUFs")
+    if (folder / "run.json").is_file():
+        kind = kind or "adapter"
+        script = {"adapter": "the recipe with --resume", "merged": "scripts/merge.py", "gguf": "scripts/export_gguf.py"}
+        if _kind_of(folder / kind) != kind:
+            raise UserError(f"the run in {source} has no {kind}/ with {KINDS[kind]}; create it with {script[kind]}")
+        return folder / kind, kind
+    actual = _kind_of(folder)
+    if actual is None or kind not in (None, actual):
+        expected = KINDS[kind] if kind else "a run, an adapter, a merged model or GGUF files"
+        raise UserError(f"{source}: expected {expected}, got {KINDS[actual] if actual else 'none'}")
+    return folder, actual
+
+
+def _kind_of(folder: Path) -> str | None:
+    if (folder / "adapter_config.json").is_file():
+        return "adapter" if (folder / "adapter_model.safetensors").is_file() else None
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return "merged"
+    return "gguf" if any(folder.glob("*.gguf")) else None
+
+
+def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[UploadFile], list[str]]:
+    """Return the files of a folder to upload, and the names of the others.
+
+    Args:
+        folder: the model's folder.
+        kind: one of `KINDS`.
+        base_name: public name of the base model, to replace its path in adapter_config.json.
+
+    Raises:
+        UserError: a file is pickled, damaged or a link to outside the folder.
+    """
+    files, skipped = [], []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path} links to outside {folder}; replace it with a copy, or delete it")
+        if path.suffix in _PICKLES:
+            raise UserError(
+                f"{path} is a pickle, and loading a pickle can run any code; push a folder with .safetensors or .gguf "
+                "only, or delete it"
+            )
+        if not path.is_file() or name in (MANIFEST, CARD) or any(part.startswith(".") for part in Path(name).parts):
+            continue
+        if _matches(name, _UPLOADED[kind]):
+            files.append(UploadFile(name, _without_own_paths(path, base_name)))
+        else:
+            skipped.append(name)
+    _check_intact(folder, kind)
+    return files, skipped
+
+
+def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:
+    """Return the files of a repository that an earlier push left behind: weights of this kind and evaluation results.
+
+    Everything else in the repository is the user's.
+    """
+    new = {file.name for file in files}
+    return [name for name in existing if name not in new and _matches(name, (*_REPLACED[kind], EVAL_RESULTS))]
+
+
+def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
+    """Refuse a text file or card that holds a token or a path of this machine, without printing it.
+
+    Raises:
+        UserError: names the file.
+    """
+    tokens, home = token.known(), Path.home()
+    private = [f"{path}/".encode() for path in (folder.resolve(), folder.resolve().parent, home) if path != Path("/")]
+    for file in files:
+        if file.name.endswith((".safetensors", ".gguf")):
+            continue
+        content = file.read()
+        source = f"{CARD} (the card, from run.json and reports)" if file.name == CARD else file.name
+        if token.is_in(content, tokens):
+            raise UserError(f"{source} holds a Hub token or something like one; remove it, and revoke the token")
+        if file.name not in _VOCABULARY and any(path in content for path in private):
+            raise UserError(
+                f"{source} holds a path of this machine; write names without folders (in a Modelfile: FROM ./name.gguf)"
+            )
+
+
+def without_paths(value: Any) -> Any:
+    """Return a JSON value in which every absolute path is reduced to its last part."""
+    if isinstance(value, dict):
+        return {key: without_paths(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [without_paths(entry) for entry in value]
+    return Path(value.replace("\\", "/")).name if isinstance(value, str) and is_rooted(value) else value
+
+
+def is_rooted(text: str) -> bool:
+    """Return whether a text starts like a path of some machine."""
+    return text.startswith(("/", "./", "../", "~", "\\\\")) or text[1:3] in (":\\", ":/")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Match folder by folder: `*.gguf` matches no file in a subfolder."""
+    return any(name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
+    """Return a file's content without paths of this machine in its known fields."""
+    if path.name not in _SETTINGS:
+        return path
+    settings = json_objects.read(path)
+    public = without_paths(settings)
+    for key in ("_name_or_path", "name_or_path"):  # where it was loaded from
+        public.pop(key, None)
+    if path.name == "adapter_config.json" and base_name:
+        public["base_model_name_or_path"] = base_name
+    return path if public == settings else (json.dumps(public, indent=2) + "\n").encode()
+
+
+def _check_intact(folder: Path, kind: str) -> None:
+    """Check that weights are complete, and are what training or merging wrote."""
+    if kind == "adapter" and (folder / MANIFEST).is_file() and (reason := damage(folder)):
+        raise UserError(
+            f"{folder}: {reason}; restore what training wrote, or delete {MANIFEST} if the change is intended"
+        )
+    for path in folder.glob("*.safetensors"):
+        file_tensors(path)
+    if (folder / INDEX).is_file():
+        model_tensors(folder)
+    for shard in (read_report(folder) or {}).get("shards", ()) if kind == "merged" else ():
+        path = folder / shard["file"]
+        if not path.is_file() or path.stat().st_size != shard["bytes"] or sha256(path) != shard["sha256"]:
+            raise UserError(f"{path} is missing or not as merging wrote it; delete {folder} and merge again")
