@@ -24,7 +24,7 @@ from pathlib import Path
 
 from lora_grpo import starter
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.files import sha256
+from lora_grpo.files import atomic
 
 RANK = 32
 SHAPE = {
@@ -36,18 +36,19 @@ IMPORTS = "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"
 WRITE_ONLY = """
 import json, sys
 from pathlib import Path
-from lora_grpo import base_model, merge
-from lora_grpo.adapter_plan import make_plan
-from lora_grpo.frozen_base import base_tensors
+from lora_grpo.models import wait_without_spinning
+from lora_grpo.merging import writer
+from lora_grpo.merging.base_weights import base_tensors
+from lora_grpo.merging.mapping import make_plan
 base, adapter, output = map(Path, sys.argv[1:])
-base_model.wait_without_spinning()
+wait_without_spinning()
 config = json.loads((base / "config.json").read_text())
 plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
-shards = merge.lay_out(plan, "bf16")
+shards = writer.lay_out(plan, "bf16")
 output.mkdir()
-merge.write_shards(output, shards, {})
-merge.write_index(output, shards)
-merge.write_config(output, plan, "bf16")
+writer.write_shards(output, shards, {})
+writer.write_index(output, shards)
+writer.write_config(output, plan, "bf16")
 """
 PEFT = """
 import sys, torch
@@ -121,7 +122,7 @@ def main() -> None:
 
 def merge_command(folder: Path, output: Path) -> list[str]:
     """Return `scripts/merge.py` with its arguments."""
-    script = str(Path(__file__).with_name("merge.py"))
+    script = str(Path(__file__).resolve().parents[1] / "scripts" / "merge.py")
     return [
         sys.executable, script, str(folder / "adapter"), "--base", str(folder / "base"), "--output", str(output)
     ]  # fmt: skip
@@ -132,7 +133,7 @@ def survives(folder: Path, kills: int) -> bool:
     whole, cut = folder / "whole", folder / "cut"
     staging = folder / ".cut.partial"
     _, seconds = measure(merge_command(folder, whole))
-    expected = {path.name: sha256(path) for path in whole.iterdir()}
+    expected = {path.name: atomic.sha256(path) for path in whole.iterdir()}
     draw, same = random.Random(0), 0
     for kill in range(kills):
         process = subprocess.Popen(
@@ -147,7 +148,7 @@ def survives(folder: Path, kills: int) -> bool:
         there = len(list(staging.glob("model*.safetensors"))) if staging.exists() else 0
         state = "it had ended" if cut.exists() else f"{there} shards were finished"
         measure(merge_command(folder, cut))
-        found = {path.name: sha256(path) for path in cut.iterdir()}
+        found = {path.name: atomic.sha256(path) for path in cut.iterdir()}
         same += found == expected
         print(f"kill {kill + 1} after {pause:.1f} s: {state}; same bytes: {found == expected}", file=sys.stderr)
         shutil.rmtree(cut)

@@ -29,7 +29,7 @@ from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.evaluation.run import draw_and_grade, finished_samples
 from lora_grpo.evaluation.samples_file import SampleFile
-from lora_grpo.files import holding, json_lines
+from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelSpec, Overrides, context_tokens, files_of, resolve, run_of
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import Sampler, build
@@ -94,7 +94,7 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
     labels = _labels(options, sources)
     names = [f"{'compared.' * place}{_file_name(source)}" for place, source in enumerate(sources)]
     evaluation_folder.facts(folder, names[0], {})  # a folder of something else is refused before it is touched
-    with holding(folder):
+    with lock.holding(folder):
         evaluation_folder.settle(folder)
         for name in evaluation_folder.edited(folder):
             print(f"{folder / name} is not as it was left; the report is of what it holds now", file=sys.stderr)
@@ -160,7 +160,7 @@ def _labels(options: Options, sources: Sequence[SampleFile | ModelSpec]) -> list
     """Return what tables call the sides, never the same for both."""
     names = [options.named, options.compare or ""]
     labels = [
-        source.label if isinstance(source, ModelSpec) else json_lines.stem(Path(name))
+        source.label if isinstance(source, ModelSpec) else json_files.stem(Path(name))
         for source, name in zip(sources, names, strict=False)
     ]
     if len(labels) == 2 and names[0] == names[1]:
@@ -195,7 +195,7 @@ def _folder(options: Options) -> Path:
         return options.output_dir
     name = options.named
     if is_samples_file(name):
-        return Path("outputs") / "evaluation" / f"{json_lines.stem(Path(name))}-{options.task}"
+        return Path("outputs") / "evaluation" / f"{json_files.stem(Path(name))}-{options.task}"
     given = Path(name).expanduser()
     run = run_of(given)
     task = options.task
@@ -287,7 +287,7 @@ def _ask(
 def _grade(folder: Path, name: str, label: str, file: SampleFile, limits: sandbox.Settings) -> _Side:
     """Grade what is not graded yet of a file of samples."""
     facts = evaluation_folder.facts(folder, name, file.identity)
-    results = json_lines.read_finished(folder / name) if facts is not None else []
+    results = json_files.read_finished_lines(folder / name) if facts is not None else []
     if facts is None or len(results) != len(file.samples):
         isolation = sandbox.start(limits) if file.task in CODE_TASKS else None
         facts = evaluation_folder.begin(folder, name, file.identity, {"isolation": isolation})

@@ -12,7 +12,7 @@ from pathlib import Path
 from lora_grpo import distributed
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation.results import GREEDY, Result, drawn, task_id
-from lora_grpo.files import atomic, json_lines
+from lora_grpo.files import atomic, json_files
 from lora_grpo.models import BASE
 from lora_grpo.progress import Progress
 from lora_grpo.runs import Run
@@ -78,7 +78,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     run.evaluation.mkdir(exist_ok=True)
     if distributed.is_main():
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
-        atomic.write_text(run.evaluation / "rows.jsonl", json_lines.dump(kept))
+        atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     longest = config.sampling.max_completion_tokens
     asked = [Draws(1, 0.0, 1.0, longest, GREEDY)]
     if config.eval.num_samples:
@@ -153,7 +153,7 @@ def draw_and_grade(
                     for row, rollouts in part
                     for name, rollout in zip(unit.draws.names, rollouts, strict=True)
                 ]
-                json_lines.append(file, new)
+                json_files.append_lines(file, new)
                 samples += new
                 passed += sum(sample["passed"] for sample in new)
                 progress.show(len(samples), f"{passed / len(samples):.1%} pass")
@@ -204,7 +204,7 @@ def _shares(path: Path) -> list[Path]:
 
 
 def _found(path: Path) -> dict[tuple[str, str | int], Result]:
-    found = [sample for file in (path, *_shares(path)) for sample in json_lines.read_finished(file)]
+    found = [sample for file in (path, *_shares(path)) for sample in json_files.read_finished_lines(file)]
     needed = {"task_id", "draw", "passed"}
     if not all(isinstance(sample, dict) and needed <= sample.keys() for sample in found):
         raise RunError(f"{path} has a line that is no sample; delete it and run the command again")
@@ -220,7 +220,7 @@ def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     if found.keys() - {key for unit in units for key in unit.keys}:
         raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
-    text = json_lines.dump(kept)
+    text = json_files.dump_lines(kept)
     if shares or path.read_text(encoding="utf-8", errors="replace") != text:
         atomic.write_text(path, text)
     for share in shares:

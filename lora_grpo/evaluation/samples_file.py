@@ -25,7 +25,7 @@ from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.results import Result, outcome
 from lora_grpo.evaluation.results import task_id as harness_id
-from lora_grpo.files import atomic, json_lines
+from lora_grpo.files import atomic, json_files
 from lora_grpo.progress import Progress
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, gsm8k, mbpp
 
@@ -113,12 +113,12 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
         RunError: a row's tests cannot run, or the sandbox cannot.
         UserError: the file of results does not fit the samples.
     """
-    results: list[Result] = json_lines.read_finished(target)
+    results: list[Result] = json_files.read_finished_lines(target)
     for sample, result in zip(file.samples, results, strict=False):
         same = isinstance(result, dict) and "passed" in result
         if not same or any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
             raise UserError(f"{target} does not fit the samples; delete it and run the command again")
-    json_lines.cut(target, len(results))
+    json_files.keep_lines(target, len(results))
     if len(results) == len(file.samples):
         return results
     if results:
@@ -128,7 +128,7 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
     with contextlib.closing(progress), target.open("a", encoding="utf-8") as stream:
         for start in range(len(results), len(file.samples), _CHUNK):
             new = _grade_chunk(file.task, file.samples[start : start + _CHUNK])
-            json_lines.append(stream, new)
+            json_files.append_lines(stream, new)
             results += new
             passed += sum(result["passed"] for result in new)
             progress.show(len(results), f"{passed / len(results):.1%} pass")
@@ -148,7 +148,7 @@ def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
 def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
     by_id = {row["id"]: row for row in rows.values()} | dict(rows)
     samples = []
-    for where, line in json_lines.read(path, "one JSON object with 'task_id' and 'completion' a line"):
+    for where, line in json_files.read_lines(path, "one JSON object with 'task_id' and 'completion' a line"):
         if not isinstance(line, dict):
             raise UserError(f"{where}: got {type(line).__name__}; expected an object with 'task_id' and 'completion'")
         for key, kinds in (("task_id", (str, int)), ("completion", str)):

@@ -1,27 +1,44 @@
-"""Files that are complete or absent, locks, JSON lines and safetensors."""
+"""Files that survive a kill: written whole or not at all, locked by one process, read in pieces.
 
-from lora_grpo.files import atomic, json_lines, json_objects, lock
-from lora_grpo.files.atomic import MANIFEST, damage, sha256, write_json, write_text
-from lora_grpo.files.lock import claim, holding
-from lora_grpo.files.safetensors import INDEX, SIZES, TORCH_DTYPES, Stored, Writer, file_tensors, model_tensors
+atomic.write_json(folder / "run.json", record)          # flushed, then renamed into place
+with atomic.new_folder(run / "adapter") as staging:     # the folder appears when the block ends
+    model.save_pretrained(staging)
+with lock.holding(output_dir):                          # exit 2 if another process holds it
+    for name, tensor in model_tensors(base).items():    # names, dtypes and shapes; no data
+        tensor.rows(0, 1024)                            # reads only these rows
+
+atomic.py       files and folders that are complete or absent, with a checksum manifest
+disk.py         errors for a full disk, before and during a write
+json_files.py   JSON objects and JSON Lines, from users and from our own interrupted runs
+lock.py         one process per folder
+tensors.py      safetensors files, read and written a few rows at a time
+"""
+
+from lora_grpo.files import atomic, disk, json_files, lock
+from lora_grpo.files.tensors import (
+    INDEX,
+    ITEM_SIZES,
+    TORCH_DTYPES,
+    StoredTensor,
+    TensorWriter,
+    file_tensors,
+    model_tensors,
+    row_blocks,
+    same_values,
+)
 
 __all__ = [
     "INDEX",
-    "MANIFEST",
-    "SIZES",
+    "ITEM_SIZES",
     "TORCH_DTYPES",
-    "Stored",
-    "Writer",
+    "StoredTensor",
+    "TensorWriter",
     "atomic",
-    "claim",
-    "damage",
+    "disk",
     "file_tensors",
-    "holding",
-    "json_lines",
-    "json_objects",
+    "json_files",
     "lock",
     "model_tensors",
-    "sha256",
-    "write_json",
-    "write_text",
+    "row_blocks",
+    "same_values",
 ]

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, whatever moment the process is killed at."""
+"""Files and folders that are complete or absent, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. NaN and infinity are refused: no JSON reader takes them."""
+    """Write `value` as indented JSON. NaN and infinity raise ValueError: JSON has no such numbers."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, from a model or from a file
+    except UnicodeEncodeError:  # a lone surrogate, from a model or a file
         text = json.dumps(value, indent=2, allow_nan=False)
     write_text(path, text + "\n")
 
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give a staging folder beside `path`; when the block ends well it gets a manifest and becomes `path`.
+    """Yield a staging folder that becomes `path`, with a manifest, when the block ends.
 
-    An older `path` is replaced. A block that raises leaves nothing behind.
+    An existing `path` is replaced. If the block raises, nothing changes.
     """
     staging = path.with_name(f".{path.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
@@ -52,22 +52,21 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def publish(staging: Path, path: Path) -> None:
-    """Flush every file of `staging`, list them with their SHA-256 in a manifest, and rename the folder to `path`."""
+    """Flush every file of `staging`, write a manifest of their SHA-256 digests, and rename the folder to `path`."""
     digests = {}
     for file in sorted(staging.rglob("*")):
         if file.is_file() and file != staging / MANIFEST:
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+            sync(file)
             digests[file.relative_to(staging).as_posix()] = sha256(file)
     write_json(staging / MANIFEST, {"sha256": digests})
     if path.exists():
         shutil.rmtree(path)
     staging.rename(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def damage(folder: Path) -> str | None:
-    """Say what is wrong with a published folder, or None where every file is as it was written."""
+    """Return what differs from a published folder's manifest, or None if nothing does."""
     try:
         digests = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -76,19 +75,19 @@ def damage(folder: Path) -> str | None:
         if not (folder / name).is_file():
             return f"{name} is missing"
         if sha256(folder / name) != digest:
-            return f"{name} is not as it was written"
+            return f"{name} has changed since it was written"
     return None
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut: the folder's entry is data of its own."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

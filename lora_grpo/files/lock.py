@@ -1,70 +1,65 @@
-"""One process a folder: who works in it holds it, and the kernel lets go of it whatever ends the process."""
+"""One process per folder. The kernel releases the lock however the process ends."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
 
+held: list[FileLock] = []
+"""The locks of this process."""
+
 
 def claim(folder: Path, flag: str = "--output-dir") -> None:
-    """Make the folder if need be, and hold it for as long as this process lives.
+    """Create the folder if needed and lock it until this process exits.
 
     Args:
-        folder: to be held.
-        flag: what chose it, for the message.
+        folder: the folder to lock.
+        flag: the command-line flag that named it, for error messages.
 
     Raises:
-        UserError: it cannot be written, or another process holds it.
+        UserError: the folder is not writable, or another process holds the lock.
     """
+    lock = FileLock(folder / ".lock", blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire()
+    except Timeout:
         raise UserError(f"another process works in {folder}; wait for it or give another {flag}") from None
     except OSError as error:
-        raise UserError(f"{flag} {folder} cannot be held: {error.strerror}") from None
-    held.append(handle)
+        raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from None
+    held.append(lock)
 
 
 @contextlib.contextmanager
 def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
-    """Hold the folder for the length of a block; see `claim`. What does so is one process's work.
+    """Lock the folder for the duration of a block; see `claim`.
 
     Raises:
-        UserError: as `claim`, or a launcher started several processes.
+        UserError: as `claim`, or a distributed launcher started more than one process.
     """
-    if distributed.world_size() > 1:
-        raise UserError(
-            f"training alone is shared by processes, and {distributed.world_size()} were started; start one"
-        )
+    if (processes := distributed.world_size()) > 1:
+        raise UserError(f"only training runs on several processes, and {processes} were started; start one")
     claim(folder, flag)
     try:
         yield
     finally:
-        held.pop().close()
+        held.pop().release()
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a process works in the folder at this moment."""
+    """Return whether a process holds the folder's lock right now."""
+    path = folder / ".lock"
     try:
-        with (folder / ".lock").open() as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if path.exists():
+            FileLock(path, blocking=False).acquire().lock.release()
+    except Timeout:
         return True
-    except OSError:  # no such file, or a file system that cannot tell
+    except OSError:  # a file system without locks, or a read-only one
         return False
     return False
-
-
-held: list[IO[str]] = []
-"""The locks of this process."""

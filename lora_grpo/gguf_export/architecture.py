@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import Stored
+from lora_grpo.files import StoredTensor, same_values
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -33,7 +33,7 @@ class Tensor:
 
     name: str
     """In the GGUF."""
-    source: Stored
+    source: StoredTensor
     heads: int | None
     """Attention heads whose rows llama.cpp wants interleaved."""
 
@@ -155,7 +155,7 @@ def rope_factors(config: Any) -> Any:
     return (plain / slowed).numpy()
 
 
-def model_tensors_named(config: Any, stored: Mapping[str, Stored], folder: Path) -> list[Tensor]:
+def model_tensors_named(config: Any, stored: Mapping[str, StoredTensor], folder: Path) -> list[Tensor]:
     """Return every tensor of the model with its name in the GGUF.
 
     Args:
@@ -172,7 +172,11 @@ def model_tensors_named(config: Any, stored: Mapping[str, Stored], folder: Path)
     architecture = ARCHITECTURES[config.architectures[0]]
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    if config.tie_word_embeddings and HEAD in stored and _same(stored[HEAD], stored.get(EMBEDDING)):
+    if (
+        config.tie_word_embeddings
+        and {HEAD, EMBEDDING} <= stored.keys()
+        and same_values(stored[HEAD], stored[EMBEDDING])
+    ):
         # A tied head that was written all the same; one that differs is no longer tied, to transformers too.
         stored = {name: tensor for name, tensor in stored.items() if name != HEAD}
     found = []
@@ -209,9 +213,3 @@ def _expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     except Exception as error:  # sizes that do not go together raise many types
         raise UserError(f"config.json describes no model ({first_line(error)})") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def _same(one: Stored, other: Stored | None) -> bool:
-    if other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return all(a == b for a, b in zip(one.raw(1 << 20), other.raw(1 << 20), strict=True))

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import holding
+from lora_grpo.files import lock
 from lora_grpo.gguf_export.export import export
 from lora_grpo.merging import REPORT, merged_model
 from lora_grpo.runs import read_record
@@ -62,7 +62,7 @@ def export_and_say(options: Options) -> None:
     run = folder.resolve().parent if (folder.resolve().parent / "run.json").is_file() else None
     output = options.output or default_output(folder, run, options.type)
     config = read_record(run)["config"] if run else None
-    with holding(output.parent, "--output"):
+    with lock.holding(output.parent, "--output"):
         done = export(
             folder,
             output,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import write_text
+from lora_grpo.files import atomic
 from lora_grpo.gguf_export.tokenizer import Vocabulary
 from lora_grpo.tasks import chat
 
@@ -81,7 +81,7 @@ def write_modelfile(
     if temperature is not None:
         lines.append(f"PARAMETER temperature {temperature:g}")
     path = gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
-    write_text(path, "\n".join(lines) + "\n")
+    atomic.write_text(path, "\n".join(lines) + "\n")
     return path, notes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import Stored
+from lora_grpo.files import StoredTensor, row_blocks
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 """What the gguf package makes."""
@@ -22,8 +22,6 @@ QUANTIZE_TYPES = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_
 BLOCK = 32
 """Weights that share a scale, in every quantised type of `TYPES`."""
 LARGEST_F16 = 65504.0
-PIECE_BYTES = 16 << 20
-"""Bytes of a tensor on disk that are turned at a time."""
 
 
 def tensor_type(wanted: str, name: str, shape: tuple[int, ...]) -> str:
@@ -51,7 +49,7 @@ def num_bytes(kind: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) // block * size
 
 
-def encoded(source: Stored, kind: str, heads: int | None) -> Iterator[Any]:
+def encoded(source: StoredTensor, kind: str, heads: int | None) -> Iterator[Any]:
     """Return a stored tensor in a type, as NumPy arrays of some rows each.
 
     Args:
@@ -67,7 +65,7 @@ def encoded(source: Stored, kind: str, heads: int | None) -> Iterator[Any]:
     from gguf.quants import quantize
 
     # Heads are put in order whole; every other tensor goes through memory a few rows at a time.
-    pieces = [(0, source.shape[0])] if heads else source.blocks(PIECE_BYTES)
+    pieces = [(0, source.shape[0])] if heads else row_blocks(source.shape)
     for start, stop in pieces:
         values = np.ascontiguousarray(source.rows(start, stop).float().numpy())
         largest = float(np.abs(values).max(initial=0.0))

@@ -23,7 +23,7 @@ from typing import Any
 from lora_grpo import distributed, starter
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 from lora_grpo.gpu_check import pretended_card, timed_command
 from lora_grpo.gpu_check.random_model import QWEN, build_command
 from lora_grpo.gpu_check.row import BACKENDS, ENGINES, Plan, Row, missing_packages, run_row
@@ -201,7 +201,7 @@ def write_problems(folder: Path) -> None:
             text = f"{problem.question} " * _QUESTION_TOKENS  # each has a token at least
             end = tokenizer.encode(text).offsets[_QUESTION_TOKENS][0]
             rows.append({"question": text[:end], "answer": problem.answer})
-        (folder / f"{split}.jsonl").write_text(json_lines.dump(rows), encoding="utf-8")
+        (folder / f"{split}.jsonl").write_text(json_files.dump_lines(rows), encoding="utf-8")
 
 
 def _built(row: Row, folder: Path, built: dict[str, Path | dict[str, str]], ends: float) -> Path | dict[str, str]:

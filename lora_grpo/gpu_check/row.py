@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 from lora_grpo.gpu_check import pretended_card, timed_command
 from lora_grpo.gpu_check.gpu_memory import MemoryWatch
 from lora_grpo.gpu_check.random_model import Sizes
@@ -134,7 +134,7 @@ def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
     record: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError):
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    steps = [line for line in json_lines.read_finished(run / "metrics.jsonl") if "step_time" in line]
+    steps = [line for line in json_files.read_finished_lines(run / "metrics.jsonl") if "step_time" in line]
     found: dict[str, Any] = {
         "steps": len(steps),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),

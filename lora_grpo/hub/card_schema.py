@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_objects
+from lora_grpo.files import json_files
 from lora_grpo.runs import read_record
 
 _NUMBER = (int, float)
@@ -88,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is no JSON object.
     """
-    return dict(_clean(json_objects.read(path))) if path.exists() else {}
+    return dict(_clean(json_files.read_object(path))) if path.exists() else {}
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import INDEX, MANIFEST, damage, file_tensors, json_objects, model_tensors, sha256
+from lora_grpo.files import INDEX, atomic, file_tensors, json_files, model_tensors
 from lora_grpo.hub import token
 from lora_grpo.merging import read_report
 
@@ -129,7 +129,11 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
                 f"{path} is a pickle, and loading a pickle can run any code; push a folder with .safetensors or .gguf "
                 "only, or delete it"
             )
-        if not path.is_file() or name in (MANIFEST, CARD) or any(part.startswith(".") for part in Path(name).parts):
+        if (
+            not path.is_file()
+            or name in (atomic.MANIFEST, CARD)
+            or any(part.startswith(".") for part in Path(name).parts)
+        ):
             continue
         if _matches(name, _UPLOADED[kind]):
             files.append(UploadFile(name, _without_own_paths(path, base_name)))
@@ -192,7 +196,7 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
     """Return a file's content without paths of this machine in its known fields."""
     if path.name not in _SETTINGS:
         return path
-    settings = json_objects.read(path)
+    settings = json_files.read_object(path)
     public = without_paths(settings)
     for key in ("_name_or_path", "name_or_path"):  # where it was loaded from
         public.pop(key, None)
@@ -203,9 +207,9 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
 
 def _check_intact(folder: Path, kind: str) -> None:
     """Check that weights are complete, and are what training or merging wrote."""
-    if kind == "adapter" and (folder / MANIFEST).is_file() and (reason := damage(folder)):
+    if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
         raise UserError(
-            f"{folder}: {reason}; restore what training wrote, or delete {MANIFEST} if the change is intended"
+            f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"
         )
     for path in folder.glob("*.safetensors"):
         file_tensors(path)
@@ -213,5 +217,5 @@ def _check_intact(folder: Path, kind: str) -> None:
         model_tensors(folder)
     for shard in (read_report(folder) or {}).get("shards", ()) if kind == "merged" else ():
         path = folder / shard["file"]
-        if not path.is_file() or path.stat().st_size != shard["bytes"] or sha256(path) != shard["sha256"]:
+        if not path.is_file() or path.stat().st_size != shard["bytes"] or atomic.sha256(path) != shard["sha256"]:
             raise UserError(f"{path} is missing or not as merging wrote it; delete {folder} and merge again")

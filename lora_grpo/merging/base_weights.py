@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import Stored, model_tensors
+from lora_grpo.files import StoredTensor, model_tensors
 from lora_grpo.merging.delta import Tensor
 
 Onto = Literal["full", "dequantized"]
@@ -61,7 +61,7 @@ def base_tensors(folder: Path, onto: Onto, *, trust_remote_code: bool) -> dict[s
 class RoundTrip:
     """A weight rounded to NF4 (double-quantised, blocks of 64) and back."""
 
-    stored: Stored
+    stored: StoredTensor
     _whole: Any = None
 
     @property
@@ -98,12 +98,12 @@ class RoundTrip:
 class Packed(RoundTrip):
     """A weight that is stored in NF4."""
 
-    parts: dict[str, Stored] | None = None
+    parts: dict[str, StoredTensor] | None = None
     """The packed values' scales and tables, by the names bitsandbytes saves them under."""
     unpacked: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, stored: dict[str, Stored]) -> Packed:
+    def of(cls, name: str, stored: dict[str, StoredTensor]) -> Packed:
         """Return the packed weight of a name.
 
         Raises:

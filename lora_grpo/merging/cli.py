@@ -14,7 +14,7 @@ import tyro
 
 from lora_grpo import __version__
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import holding, json_objects, write_json
+from lora_grpo.files import atomic, json_files, lock
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import Onto, base_tensors, head_weight
 from lora_grpo.merging.divergence import measure_divergences
@@ -86,7 +86,7 @@ def merge_and_report(options: Options) -> Path:
     chosen = _choose(options.dtype, plan)
     shards = writer.lay_out(plan, chosen.dtype)
     writer.check_disk(staging, shards)
-    with holding(staging, "--output"):
+    with lock.holding(staging, "--output"):
         if _is_there(output, identity, options.dtype):  # another process has just finished it
             shutil.rmtree(staging)
         else:
@@ -101,7 +101,7 @@ def merge_and_report(options: Options) -> Path:
             if _identity(target, options) != identity:
                 raise UserError(f"{target.adapter} or its base changed during the merge; run the command again")
             divergences = measure_divergences(target, base, plan, staging, options.onto)
-            write_json(staging / REPORT, _report(target, options, identity, plan, chosen, files, divergences))
+            atomic.write_json(staging / REPORT, _report(target, options, identity, plan, chosen, files, divergences))
             writer.publish(staging, output)
     show(output, read_report(output) or {})
     return output
@@ -253,7 +253,7 @@ def _read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         UserError: it cannot be read.
     """
     path = folder / "config.json"
-    config = json_objects.read(path)
+    config = json_files.read_object(path)
     if not any("tie_word_embeddings" in inner for inner in (config, config.get("text_config") or {})):
         from transformers import AutoConfig
 

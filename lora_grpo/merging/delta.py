@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lora_grpo.files import Stored
+from lora_grpo.files import StoredTensor
 
 
 class Tensor(Protocol):
@@ -25,14 +25,14 @@ class Tensor(Protocol):
 class LowRank:
     """The update scale · B·A, of rank r."""
 
-    a: Stored
+    a: StoredTensor
     """(r, in)."""
-    b: Stored
+    b: StoredTensor
     """(out, r)."""
     scale: float
     transposed: bool
     """The weight is kept as (in, out): embeddings, and GPT-2's Conv1D."""
-    magnitude: Stored | None = None
+    magnitude: StoredTensor | None = None
     """DoRA's norms, one for each output feature."""
 
 
@@ -44,11 +44,11 @@ class Output:
     base: Tensor | None
     """What it was; None for one that the adapter brings along."""
     low_rank: LowRank | None = None
-    bias: tuple[Stored, float] | None = None
+    bias: tuple[StoredTensor, float] | None = None
     """What is added to a bias, and its scale."""
-    tokens: tuple[Stored, tuple[int, ...]] | None = None
+    tokens: tuple[StoredTensor, tuple[int, ...]] | None = None
     """Rows, and where they go."""
-    replacement: Stored | None = None
+    replacement: StoredTensor | None = None
     """The whole tensor, as it was trained."""
 
     @property

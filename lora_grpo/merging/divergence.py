@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import json_lines, model_tensors
+from lora_grpo.files import json_files, model_tensors
 from lora_grpo.merging.base_weights import Onto, base_tensors
 from lora_grpo.merging.delta import Output, Tensor
 from lora_grpo.merging.mapping import Plan, make_plan
@@ -118,7 +118,9 @@ def _pairs(target: ModelSpec) -> list[tuple[Any, str]]:
         style = target.run["config"]["data"]["prompt_style"]
         written = sorted((run / "completions").glob("step-*.jsonl"))
         found = {
-            (row["id"], row["completion"]): row for path in written[-4:] for _, row in json_lines.read(path, "rows")
+            (row["id"], row["completion"]): row
+            for path in written[-4:]
+            for _, row in json_files.read_lines(path, "rows")
         }
         rows = list(found.values())
         rows = rows[:: max(1, len(rows) // _TEXTS)]  # a step asks few questions, each of them many times

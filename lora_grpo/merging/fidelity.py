@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError
+from lora_grpo.files import row_blocks
 from lora_grpo.merging.delta import Output
-from lora_grpo.merging.merged_tensors import MergedTensor, blocks, is_finite
+from lora_grpo.merging.merged_tensors import MergedTensor, is_finite
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -101,7 +102,7 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
             continue
         tensor = MergedTensor(output)
         sums = {dtype: Kept() for dtype in dtypes}
-        for start, stop in blocks(output.shape):
+        for start, stop in row_blocks(output.shape):
             merged, base, change = tensor.rows_and_change(start, stop)
             squares = _square(change)
             for dtype, kept in sums.items():
@@ -165,7 +166,9 @@ def too_large(outputs: Mapping[str, Output]) -> str | None:
     """Return the name of a tensor that float16 cannot hold, or None."""
     for name, output in outputs.items():
         tensor = MergedTensor(output)
-        if output.shape and any(float(tensor.rows(*rows).abs().max()) > LARGEST_FP16 for rows in blocks(output.shape)):
+        if output.shape and any(
+            float(tensor.rows(*rows).abs().max()) > LARGEST_FP16 for rows in row_blocks(output.shape)
+        ):
             return name
     return None
 
@@ -181,7 +184,7 @@ def check_finite(outputs: Mapping[str, Output]) -> None:
         if output.low_rank:
             parts += [output.low_rank.a, output.low_rank.b, output.low_rank.magnitude]
         for tensor in parts:
-            if tensor is not None and not all(is_finite(tensor.rows(*rows)) for rows in blocks(tensor.shape)):
+            if tensor is not None and not all(is_finite(tensor.rows(*rows)) for rows in row_blocks(tensor.shape)):
                 raise UserError(f"{tensor.path} holds NaN or infinity in {tensor.name}; this training went wrong")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import SIZES, Stored, file_tensors, json_objects
+from lora_grpo.files import ITEM_SIZES, StoredTensor, file_tensors, json_files
 from lora_grpo.merging.delta import LowRank, Output, Tensor
 from lora_grpo.merging.tied import embedding_and_head, is_same, is_tied, resized, settle
 
@@ -65,7 +65,7 @@ class Plan:
         total: Counter[str] = Counter()
         for output in self.outputs.values():
             if output.base is not None:
-                total[output.base.dtype] += math.prod(output.base.shape) * SIZES.get(output.base.dtype, 1)
+                total[output.base.dtype] += math.prod(output.base.shape) * ITEM_SIZES.get(output.base.dtype, 1)
         return total.most_common(1)[0][0]
 
 
@@ -76,7 +76,7 @@ def read_settings(adapter: Path) -> dict[str, Any]:
         UserError: it cannot be read, or asks for what is not merged here.
     """
     path = adapter / "adapter_config.json"
-    settings = json_objects.read(path)
+    settings = json_files.read_object(path)
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{path} is of the type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
     foreign = sorted(name for name, value in settings.items() if value and name not in _UNDERSTOOD)
@@ -144,10 +144,12 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
     return Plan(outputs, tie, resized(outputs, embedding, head, base, adapter), config)
 
 
-def _sort(weights: Mapping[str, Stored]) -> tuple[dict[str, dict[str, Stored]], dict[str, list[Stored]]]:
+def _sort(
+    weights: Mapping[str, StoredTensor],
+) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, list[StoredTensor]]]:
     """Sort an adapter's tensors into parts of each module, and whole tensors by their name in the base."""
-    parts: dict[str, dict[str, Stored]] = {}
-    plain: dict[str, list[Stored]] = {}
+    parts: dict[str, dict[str, StoredTensor]] = {}
+    plain: dict[str, list[StoredTensor]] = {}
     for key, tensor in weights.items():
         name = key.removeprefix("base_model.model.")
         part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
@@ -159,7 +161,7 @@ def _sort(weights: Mapping[str, Stored]) -> tuple[dict[str, dict[str, Stored]], 
     return parts, plain
 
 
-def _left_over(adapter: Path, left: Mapping[str, Stored], outputs: Mapping[str, Output]) -> str:
+def _left_over(adapter: Path, left: Mapping[str, StoredTensor], outputs: Mapping[str, Output]) -> str:
     names = ", ".join([*left][:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
     parts, plain = _sort(left)
     if all(f"{module}.weight" in outputs for module in (*parts, *(name.rpartition(".")[0] for name in plain))):
@@ -173,7 +175,7 @@ def _left_over(adapter: Path, left: Mapping[str, Stored], outputs: Mapping[str, 
 def _add(
     outputs: dict[str, Output],
     module: str,
-    parts: Mapping[str, Stored],
+    parts: Mapping[str, StoredTensor],
     settings: Mapping[str, Any],
     adapter: Path,
     config: Mapping[str, Any],

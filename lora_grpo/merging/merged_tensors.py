@@ -5,23 +5,10 @@ Everything is computed in float32 (a DoRA factor in float64) and rounded once, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from lora_grpo.files import row_blocks
 from lora_grpo.merging.delta import Output
-
-BLOCK_ELEMENTS = 2**20
-"""Elements that are worked on at a time: 4 MiB in float32, which a processor's cache holds."""
-
-
-def blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Cut a tensor's first dimension into ranges of at most BLOCK_ELEMENTS elements, and of at least one row."""
-    width = 1
-    for size in shape[1:]:
-        width *= size
-    step = max(1, BLOCK_ELEMENTS // max(1, width))
-    for start in range(0, shape[0], step):
-        yield start, min(start + step, shape[0])
 
 
 class MergedTensor:
@@ -101,7 +88,7 @@ class _Update:
 
     def _column_norms(self, output: Output) -> Any:
         squares: Any = 0
-        for start, stop in blocks(output.shape):
+        for start, stop in row_blocks(output.shape):
             change = self._left[start:stop] @ self._right
             squares = squares + (output.origin.rows(start, stop).double() + change).square().sum(dim=0)
         return squares.sqrt()

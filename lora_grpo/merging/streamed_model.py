@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lora_grpo.errors import UserError
+from lora_grpo.files import row_blocks
 from lora_grpo.merging.base_weights import empty_model
-from lora_grpo.merging.merged_tensors import blocks
 
 _SMALL_BYTES = 64 * 2**20
 """What a model's other parameters (norms) may take; they are held."""
@@ -111,7 +111,7 @@ class StreamedModel:
         def forward(inputs: Any) -> Any:
             weight = self._find(name)
             outputs = inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
-            for start, stop in blocks(weight.shape):
+            for start, stop in row_blocks(weight.shape):
                 outputs[..., start:stop] = inputs @ weight.rows(start, stop).float().T
             if bias:
                 added = self._find(str(bias))
@@ -163,7 +163,7 @@ def divergences(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) 
     largest = {name: torch.full((len(model.hidden),), -torch.inf).double() for name, model in models.items()}
     total = {name: torch.zeros_like(found) for name, found in largest.items()}
     weighted = {pair: torch.zeros_like(total[pair[0]]) for pair in pairs}
-    for start, stop in blocks(next(iter(models.values())).head.shape):
+    for start, stop in row_blocks(next(iter(models.values())).head.shape):
         logits, shares, shrink = {}, {}, {}
         for name, model in models.items():
             logits[name] = (model.hidden @ model.head.rows(start, stop).float().T).double()

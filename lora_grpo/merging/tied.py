@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
+from lora_grpo.files import row_blocks
 from lora_grpo.merging.delta import Output, Tensor
-from lora_grpo.merging.merged_tensors import blocks
 
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
 _HEADS = ("lm_head", "embed_out")
@@ -78,7 +78,7 @@ def is_same(first: Tensor, second: Tensor, mirrored: bool = False) -> bool:
         return bool((first.rows(0, first.shape[0]).float() == second.rows(0, second.shape[0]).float().T).all())
     if first.shape != second.shape:
         return False
-    for start, stop in blocks(first.shape):
+    for start, stop in row_blocks(first.shape):
         if not bool((first.rows(start, stop).float() == second.rows(start, stop).float()).all()):
             return False
     return True

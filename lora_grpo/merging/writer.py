@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import INDEX, SIZES, TORCH_DTYPES, Stored, Writer, atomic
+from lora_grpo.files import INDEX, ITEM_SIZES, TORCH_DTYPES, StoredTensor, TensorWriter, atomic, row_blocks
 from lora_grpo.merging.delta import Output
 from lora_grpo.merging.fidelity import STORED, TORCH, Dtype
 from lora_grpo.merging.mapping import Plan
-from lora_grpo.merging.merged_tensors import MergedTensor, blocks, is_finite
+from lora_grpo.merging.merged_tensors import MergedTensor, is_finite
 from lora_grpo.progress import Progress
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -46,7 +46,7 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        return sum(math.prod(shape) * SIZES.get(dtype, 1) for _, dtype, shape in self.entries)
+        return sum(math.prod(shape) * ITEM_SIZES.get(dtype, 1) for _, dtype, shape in self.entries)
 
 
 def lay_out(plan: Plan, dtype: Dtype, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Shard]:
@@ -56,7 +56,7 @@ def lay_out(plan: Plan, dtype: Dtype, max_shard_bytes: int = MAX_SHARD_BYTES) ->
     size, last = 0, None
     for output in plan.outputs.values():
         path = getattr(output.base, "path", last)
-        num_bytes = math.prod(output.shape) * SIZES.get(_written_dtype(output, dtype, base_dtype), 1)
+        num_bytes = math.prod(output.shape) * ITEM_SIZES.get(_written_dtype(output, dtype, base_dtype), 1)
         if not groups or path != last or size + num_bytes > max_shard_bytes:
             groups.append([])
             size = 0
@@ -168,7 +168,7 @@ def publish(staging: Path, output: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         output.rmdir()  # an empty folder may be given; one that holds something was refused before
     staging.rename(output)
-    atomic.sync_folder(output.parent)
+    atomic.sync(output.parent)
     tidy(output)
 
 
@@ -209,15 +209,15 @@ def _is_whole(path: Path, known: Mapping[str, Any]) -> bool:
 def _write(path: Path, shard: Shard) -> str:
     import torch
 
-    writer = Writer(path, shard.entries)
+    writer = TensorWriter(path, shard.entries)
     for output, (_, dtype, _) in zip(shard.outputs, shard.entries, strict=True):
         # A tensor that stays as it is passes as it is; everything else is computed in float32 and rounded once.
-        same = not output.changed and output.origin.dtype == dtype and isinstance(output.origin, Stored)
+        same = not output.changed and output.origin.dtype == dtype and isinstance(output.origin, StoredTensor)
         if not output.shape:
             writer.write(output.origin.read())
             continue
         tensor = None if same else MergedTensor(output)
-        for start, stop in blocks(output.shape):
+        for start, stop in row_blocks(output.shape):
             rows = output.origin.rows(start, stop) if tensor is None else tensor.rows(start, stop)
             if dtype in STORED.values():
                 rows = rows.to(getattr(torch, TORCH_DTYPES[dtype]))

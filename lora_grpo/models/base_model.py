@@ -14,7 +14,7 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.files import json_objects, sha256
+from lora_grpo.files import atomic, json_files
 
 
 def source(name: str) -> str:
@@ -59,7 +59,7 @@ def weights_fingerprint(folder: Path) -> str:
 @functools.lru_cache
 def _known_sha256(path: Path, changed: int) -> str:
     """Return a file's SHA-256, computed once: a base has gigabytes. `changed` tells its versions apart."""
-    return sha256(path)
+    return atomic.sha256(path)
 
 
 def wait_without_spinning() -> None:
@@ -116,7 +116,7 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     """
     folder = Path(source(settings.name))
     try:
-        return json_objects.read(folder / "config.json" if folder.is_dir() else _from_hub(settings))
+        return json_files.read_object(folder / "config.json" if folder.is_dir() else _from_hub(settings))
     except Exception as error:  # what is missing or damaged raises many types
         raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import file_tensors, json_objects, sha256
+from lora_grpo.files import atomic, file_tensors, json_files
 from lora_grpo.models import base_model
 from lora_grpo.runs import read_record
 
@@ -127,7 +127,7 @@ def files_of(name: str, base: str | None) -> list[Path]:
         rows = [Path(str(config["data"][split])).expanduser() for split in ("train", "eval")]
         found += [run / "run.json", *_model_files(run / "adapter"), *rows]
     elif (folder / "adapter_config.json").is_file():
-        base = base or json_objects.read(folder / "adapter_config.json").get("base_model_name_or_path")
+        base = base or json_files.read_object(folder / "adapter_config.json").get("base_model_name_or_path")
     if base:
         found += _model_files(Path(base_model.source(base)).expanduser())
     return sorted({path for path in found if path.is_file()})
@@ -155,7 +155,7 @@ def _model_files(folder: Path) -> list[Path]:
 
 def context_tokens(target: ModelSpec) -> int | None:
     """Return the longest prompt and completion that the model takes, where its configuration says."""
-    config = json_objects.read(Path(target.base.name) / "config.json")
+    config = json_files.read_object(Path(target.base.name) / "config.json")
     inner = config.get("text_config")
     longest = config.get("max_position_embeddings") or (inner or {}).get("max_position_embeddings")
     return longest if isinstance(longest, int) and longest > 0 else None
@@ -194,7 +194,7 @@ def _of_adapter(name: str, folder: Path, overrides: Overrides) -> ModelSpec:
         return _of_run(str(run), run, overrides, folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{name} holds no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
-    config = json_objects.read(folder / "adapter_config.json")
+    config = json_files.read_object(folder / "adapter_config.json")
     base = overrides.base or config.get("base_model_name_or_path")
     if not base:
         raise UserError(f"{name}/adapter_config.json names no base model; give it with --base")
@@ -268,5 +268,5 @@ def _check_shapes(adapter: Path, base: Path, base_name: str) -> None:
 
 
 def _digest(folder: Path, names: tuple[str, ...]) -> str:
-    present = {name: sha256(folder / name) for name in names if (folder / name).is_file()}
+    present = {name: atomic.sha256(folder / name) for name in names if (folder / name).is_file()}
     return hashlib.sha256(json.dumps(present, sort_keys=True).encode()).hexdigest()

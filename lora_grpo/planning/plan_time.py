@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import RunConfig
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.gpu_rates import rates_of
@@ -173,7 +173,7 @@ def _measured(config: RunConfig, derived: Collection[str]) -> tuple[float, int] 
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    lines = [line for line in json_lines.read_finished(folder / "metrics.jsonl") if isinstance(line, dict)]
+    lines = [line for line in json_files.read_finished_lines(folder / "metrics.jsonl") if isinstance(line, dict)]
     seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))][1:]
     return (statistics.median(seconds), len(seconds)) if len(seconds) >= MEASURED_STEPS - 1 else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_objects, lock
+from lora_grpo.files import json_files, lock
 from lora_grpo.runs.record import read_record
 
 Line = dict[str, Any]
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> RunFiles:
     }
     rows = {row["task_id"]: row for row in _lines(folder / "evaluation" / "rows.jsonl", ("task_id",), remarks)}
     report = folder / "evaluation" / "report.json"
-    evaluation = json_objects.read(report) if report.is_file() else None
+    evaluation = json_files.read_object(report) if report.is_file() else None
     if evaluation is not None and {"protocol", "table", "base", "trained"} - evaluation.keys():
         raise UserError(f"{report} is not a report of a run's evaluation; delete it and resume the run")
     return RunFiles(folder, record, metrics, completions, validation, evaluation, samples, rows, worked_on, remarks)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from lora_grpo import __version__, distributed
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, claim
+from lora_grpo.files import atomic, lock
 from lora_grpo.rewards import parse_reward_specs
 
 FORMAT = 1
@@ -170,7 +170,7 @@ def open_run(
     if not is_run and foreign:
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); give an empty or new --output-dir")
     if distributed.is_main():
-        claim(folder)
+        lock.claim(folder)
 
     if how.resume and not is_run:
         print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completion
 from lora_grpo.tasks.registry import Row, Verdict
@@ -83,7 +83,7 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
         label = f"{'gsm8k' if name == HUB_DATASET else name}/{hub_split}"
     else:
         found = list(sources.read_file(str(source), "'question' and 'answer'"))
-        label = json_lines.stem(Path(str(source)))
+        label = json_files.stem(Path(str(source)))
     rows = [_row(record, f"{label}/{i}", where) for i, (where, record) in enumerate(found)]
     return sources.draw(rows, limit, seed)
 

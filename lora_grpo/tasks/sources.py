@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
 
 Item = TypeVar("Item")
@@ -67,9 +67,9 @@ def read_file(source: str, keys: str) -> Iterator[tuple[str, Any]]:
         keys: the keys of a line, for messages: "'question' and 'answer'".
 
     Raises:
-        UserError: see `json_lines.read`.
+        UserError: see `json_files.read_lines`.
     """
-    return json_lines.read(Path(source).expanduser(), f"a JSON-lines file with {keys} on each line")
+    return json_files.read_lines(Path(source).expanduser(), f"a JSON-lines file with {keys} on each line")
 
 
 def read_hub(name: str, config: str | None, split: str) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.evaluation import outcome
-from lora_grpo.files import atomic, json_lines
+from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import RewardFunction, completion_text
 from lora_grpo.tasks import UNGRADED_TASKS, Row, Verdict, grade_all
 
@@ -54,7 +54,7 @@ class CompletionLog:
             values = zip(*self._rewards.values(), strict=True)
             rewards = [dict(zip(self._rewards, each, strict=True)) for each in values]
             lines = completion_lines(rows, texts, token_ids, rewards, self.weights, self.eos_token_ids)
-            text = json_lines.dump([{"step": step, **line} for line in lines])
+            text = json_files.dump_lines([{"step": step, **line} for line in lines])
             atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
         self._rewards, self._step = {}, step + 1
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run
 from lora_grpo.training.alarms import Alarm, Alarms
@@ -41,7 +41,7 @@ class Monitor:
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
             self._look_at(0, passes[0])
-        for metrics in distributed.broadcast_from_main(lambda: json_lines.read_finished(self.run.metrics)):
+        for metrics in distributed.broadcast_from_main(lambda: json_files.read_finished_lines(self.run.metrics)):
             number = metrics["step"]
             self.health.step(number, metrics)
             if number in passes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig
-from lora_grpo.files import atomic, json_lines
+from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import Reward, score
 from lora_grpo.sampling import Sampler, completion_seed
 from lora_grpo.tasks import Row, chat
@@ -87,7 +87,7 @@ class Validation:
         lines = sorted((line for share in shares for line in share), key=lambda line: places[line["id"]])
         if distributed.is_main():
             self.folder.mkdir(exist_ok=True)
-            text = json_lines.dump({"step": step, **line} for line in lines)
+            text = json_files.dump_lines({"step": step, **line} for line in lines)
             atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
         return lines
 
@@ -96,6 +96,6 @@ class Validation:
 
         def read() -> dict[int, list[dict[str, Any]]]:
             paths = sorted(self.folder.glob("step-*.jsonl"))
-            return {int(path.stem.removeprefix("step-")): json_lines.read_finished(path) for path in paths}
+            return {int(path.stem.removeprefix("step-")): json_files.read_finished_lines(path) for path in paths}
 
         return distributed.broadcast_from_main(read)

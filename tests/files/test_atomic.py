@@ -74,7 +74,7 @@ def test_a_new_folder_replaces_the_old_one_whole(tmp_path):
 
 def test_what_a_killed_process_staged_does_not_get_into_the_next_folder(tmp_path):
     code = (
-        "import os, signal; from pathlib import Path; from lora_grpo.atomic import new_folder\n"
+        "import os, signal; from pathlib import Path; from lora_grpo.files.atomic import new_folder\n"
         "with new_folder(Path('adapter')) as staging:\n"
         "    (staging / 'half.bin').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -114,9 +114,9 @@ def truncate(path):
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (flip, "a.bin is not as it was written"),
-        (truncate, "a.bin is not as it was written"),
-        (lambda path: path.write_bytes(b""), "a.bin is not as it was written"),
+        (flip, "a.bin has changed since it was written"),
+        (truncate, "a.bin has changed since it was written"),
+        (lambda path: path.write_bytes(b""), "a.bin has changed since it was written"),
         (lambda path: path.unlink(), "a.bin is missing"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_harmed_file_in_a_folder_below_is_named_though_it_is_called_manifest(t
         (staging / "sub").mkdir()
         (staging / "sub" / MANIFEST).write_text("mine")
     flip(tmp_path / "adapter" / "sub" / MANIFEST)
-    assert damage(tmp_path / "adapter") == f"sub/{MANIFEST} is not as it was written"
+    assert damage(tmp_path / "adapter") == f"sub/{MANIFEST} has changed since it was written"
 
 
 @pytest.mark.parametrize(

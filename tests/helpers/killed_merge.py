@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from lora_grpo.files import safetensors
+from lora_grpo.files import tensors
 
 NOTES, LAST = Path(sys.argv[1]), int(sys.argv[2])
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def watch(event, arguments):
 
 
 def main():
-    write = safetensors.Writer.write
+    write = tensors.TensorWriter.write
 
     def noted(self, data):
         note("write")
@@ -43,7 +43,7 @@ def main():
     import torch
 
     UINT8 = torch.uint8
-    safetensors.Writer.write = noted
+    tensors.TensorWriter.write = noted
     sys.addaudithook(watch)
     sys.argv = [str(ROOT / "scripts" / "merge.py"), *sys.argv[3:]]
     import runpy

@@ -294,7 +294,7 @@ def test_figures_of_an_adapter_that_was_changed_are_left_out(run, capsys):
     os.utime(run / "adapter" / "adapter_model.safetensors", (0, 0))
     data, text, _ = card_of(merged, "merged")
     assert "model-index" not in data and "## Measured" not in text
-    assert "adapter_model.safetensors is not as it was written" in capsys.readouterr().err
+    assert "adapter_model.safetensors has changed since it was written" in capsys.readouterr().err
 
 
 def test_a_report_of_another_version_is_left_out(tmp_path, capsys):
@@ -395,7 +395,7 @@ def test_a_gguf_file_of_before_the_adapter_bears_no_figures(run, capsys):
 def test_an_adapter_that_is_not_as_training_wrote_it_is_refused(run):
     path = run / "adapter" / "adapter_model.safetensors"
     path.write_bytes(safetensors(byte=b"\x03"))
-    with pytest.raises(UserError, match=r"adapter_model.safetensors is not as it was written; restore what training"):
+    with pytest.raises(UserError, match=r"adapter_model.safetensors has changed since it was written; restore"):
         prepare(run / "adapter", "adapter", "me/trained")
     (run / "adapter" / "manifest.json").unlink()
     prepare(run / "adapter", "adapter", "me/trained")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
+from lora_grpo.files import lock
 from lora_grpo.files.lock import holding
 from lora_grpo.merging import cli, writer
 from lora_grpo.merging.cli import Options, default_output, merge_and_report
@@ -226,26 +227,26 @@ def test_a_link_is_followed_to_where_the_model_goes(no_divergence, run, tmp_path
 
 
 def test_a_full_disk_in_the_middle_is_one_line_and_goes_on(no_divergence, run, monkeypatch):
-    write = writer.Writer.write
+    write = writer.TensorWriter.write
 
     def full(self, data):
         if self._written > 100_000:
             raise OSError(28, "No space left on device")
         write(self, data)
 
-    monkeypatch.setattr(writer.Writer, "write", full)
+    monkeypatch.setattr(writer.TensorWriter, "write", full)
     refused("is full; make room, and the same command goes on", Options(str(run)))
-    monkeypatch.setattr(writer.Writer, "write", write)
+    monkeypatch.setattr(writer.TensorWriter, "write", write)
     assert load(merge_and_report(Options(str(run))))
 
 
 def test_one_that_another_process_has_just_finished_is_taken(no_divergence, run, monkeypatch):
     def finished_first(staging, flag):
-        monkeypatch.setattr(cli, "holding", holding)
+        monkeypatch.setattr(lock, "holding", holding)
         merge_and_report(Options(str(run)))
         return holding(staging, flag)
 
-    monkeypatch.setattr(cli, "holding", finished_first)
+    monkeypatch.setattr(lock, "holding", finished_first)
     assert merge_and_report(Options(str(run))) == run / "merged"
     assert not staging_folder(run / "merged").exists()
 

@@ -6,8 +6,7 @@ from helpers.adapters import load, make_base
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lora_grpo.errors import UserError
-from lora_grpo.files.safetensors import model_tensors
-from lora_grpo.merging.merged_tensors import BLOCK_ELEMENTS
+from lora_grpo.files.tensors import BLOCK_ELEMENTS, model_tensors
 from lora_grpo.merging.streamed_model import States, StreamedModel, divergences
 
 TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]

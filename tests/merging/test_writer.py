@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lora_grpo.errors import UserError
-from lora_grpo.files.safetensors import model_tensors
+from lora_grpo.files.tensors import model_tensors
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import base_tensors
 from lora_grpo.merging.mapping import make_plan
@@ -253,14 +253,14 @@ def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_p
     plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
     begun = []
 
-    class Noted(writer.Writer):
+    class Noted(writer.TensorWriter):
         def __init__(self, path, entries):
             begun.append(path.name)
             if len(begun) == stop:
                 raise Stopped
             super().__init__(path, entries)
 
-    monkeypatch.setattr(writer, "Writer", Noted)
+    monkeypatch.setattr(writer, "TensorWriter", Noted)
 
     def write(folder, dtype, stop_at=0):
         nonlocal stop

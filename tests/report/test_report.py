@@ -351,4 +351,4 @@ def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, to
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"report    {folder / 'report' / 'report.html'}" and len(said) == 2
     assert told in (folder / "report" / "report.html").read_text()
-    lock.held.pop().close()
+    lock.held.pop().release()

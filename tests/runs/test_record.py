@@ -39,7 +39,7 @@ def processes_end():
 def end_of_process():
     """Let go of the locks, as the kernel does when a process ends."""
     while lock.held:
-        lock.held.pop().close()
+        lock.held.pop().release()
 
 
 def open_in(folder, how=NEW, rows=ROWS, **changes):

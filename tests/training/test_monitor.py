@@ -44,7 +44,7 @@ def run_watched(folder, how=None, before=None, **changes):
 
 def let_go():
     """Give up the lock on a run's folder, as the end of a process does."""
-    lock.held.pop().close()
+    lock.held.pop().release()
 
 
 def lines(path):

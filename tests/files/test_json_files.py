@@ -3,36 +3,36 @@ import gzip
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_lines
+from lora_grpo.files import json_files
 
 
 def test_values_come_with_their_file_and_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes('\ufeff{"a": "x\u2028y"}\r\n\n[1]'.encode())
-    assert list(json_lines.read(path, "rows")) == [(f"{path}:1", {"a": "x\u2028y"}), (f"{path}:3", [1])]
+    assert list(json_files.read_lines(path, "rows")) == [(f"{path}:1", {"a": "x\u2028y"}), (f"{path}:3", [1])]
 
 
 def test_a_gzipped_file_is_unpacked(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": 1}\n'))
-    assert list(json_lines.read(path, "rows")) == [(f"{path}:1", {"a": 1})]
+    assert list(json_files.read_lines(path, "rows")) == [(f"{path}:1", {"a": 1})]
 
 
 @pytest.mark.parametrize("name", ["HumanEval.jsonl.gz", "HumanEval.jsonl", "HumanEval"])
 def test_the_stem_leaves_both_suffixes_out(name, tmp_path):
-    assert json_lines.stem(tmp_path / name) == "HumanEval"
+    assert json_files.stem(tmp_path / name) == "HumanEval"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", None, "no such file; expected rows"),
+        ("a.jsonl", None, "no such file or directory; expected rows"),
         ("a.jsonl", b"\n \n", "no rows; expected rows"),
-        ("a.jsonl", b'{"a": 1}\n{"a":\n', r"a\.jsonl:2: not JSON; expected one object a line, got '\{\"a\":'"),
+        ("a.jsonl", b'{"a": 1}\n{"a":\n', r"a\.jsonl:2: not JSON; expected one object per line, got '\{\"a\":'"),
         ("a.jsonl", b'"\xff"', r"not UTF-8 \(byte 1\)"),
-        ("a.jsonl.gz", b'{"a": 1}', "not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(b'{"a": 1}' * 99, mtime=0)[:-9], "not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(b"", mtime=0)[:4], "not a whole gzip file"),
+        ("a.jsonl.gz", b'{"a": 1}', "not a complete gzip file"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}' * 99, mtime=0)[:-9], "not a complete gzip file"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0)[:4], "not a complete gzip file"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_in_one_line(name, content, message, tmp_path):
@@ -40,10 +40,10 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line(name, content, message, 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        list(json_lines.read(path, "rows"))
+        list(json_files.read_lines(path, "rows"))
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
 def test_a_directory_is_no_file(tmp_path):
     with pytest.raises(UserError, match="is a directory; expected rows"):
-        list(json_lines.read(tmp_path, "rows"))
+        list(json_files.read_lines(tmp_path, "rows"))

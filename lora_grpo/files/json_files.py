@@ -1,0 +1,98 @@
+"""JSON objects, and JSON Lines files: a user's, plain or gzipped, and our own, which an interrupted run may have cut.
+
+Only "\\n" ends a line: JSON strings may hold U+2028, where str.splitlines() would split.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from lora_grpo.errors import UserError, first_line
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        UserError: the file cannot be read or does not hold an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return value
+
+
+def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
+    """Yield ("file:line", value) for each line that is not blank.
+
+    Args:
+        path: a JSON Lines file, gzipped if its name ends in `.gz`.
+        expected: a description for error messages: "a JSON Lines file with 'question' and 'answer'".
+
+    Raises:
+        UserError: the file cannot be read, has no lines, or a line is not JSON.
+    """
+    lines = [(number, line) for number, line in enumerate(_read_text(path, expected).split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path}: no rows; expected {expected}")
+    for number, line in lines:
+        try:
+            yield f"{path}:{number}", json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
+
+
+def read_finished_lines(path: Path) -> list[Any]:
+    """Return the values of a file that may be cut off, up to the last complete line; [] if there is no file."""
+    values: list[Any] = []
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            break
+    return values
+
+
+def keep_lines(path: Path, count: int) -> None:
+    """Truncate a file, if it exists, after its first `count` lines."""
+    if path.exists():
+        os.truncate(path, sum(len(line) + 1 for line in path.read_bytes().split(b"\n")[:count]))
+
+
+def dump_lines(values: Iterable[Any]) -> str:
+    """Return values as JSON Lines."""
+    # ASCII: a model's text may hold a lone surrogate, which UTF-8 cannot encode.
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def append_lines(file: IO[str], values: Iterable[Any]) -> None:
+    """Append values to an open file and flush them to disk."""
+    file.write(dump_lines(values))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def stem(path: Path) -> str:
+    """Return the file name without its suffixes: `HumanEval.jsonl.gz` is `HumanEval`."""
+    return Path(path.name.removesuffix(".gz")).stem
+
+
+def _read_text(path: Path, expected: str) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8 JSON Lines") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise UserError(f"{path}: not a complete gzip file; unpack it, or download it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: {str(error.strerror).lower()}; expected {expected}") from None

@@ -1,0 +1,182 @@
+"""Safetensors files, read and written a few rows at a time so that a model never has to fit in memory.
+
+The format is eight bytes of header length, a JSON header (names, dtypes, shapes, offsets), then the tensors' bytes.
+Source: https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import json_files
+
+INDEX = "model.safetensors.index.json"
+TORCH_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+    "BOOL": "bool",
+}  # fmt: skip
+"""safetensors' dtype name -> torch's."""
+ITEM_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+"""Bytes per element; dtypes not listed have one byte."""
+BLOCK_ELEMENTS = 2**20
+"""Elements to process at a time: 4 MiB in float32, which fits a CPU cache."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor on disk."""
+
+    name: str
+    dtype: str
+    """safetensors' name, such as `BF16`."""
+    shape: tuple[int, ...]
+    path: Path
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_SIZES.get(self.dtype, 1)
+
+    def read(self) -> Any:
+        """Return the whole tensor."""
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(self.name)
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Return entries `start` to `stop` of the first dimension.
+
+        The file is opened for every call: its mapped pages count as memory of this process for as long as it is open.
+        """
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            return file.get_slice(self.name)[start:stop]
+
+
+def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows with at most BLOCK_ELEMENTS elements each, or one row."""
+    step = max(1, BLOCK_ELEMENTS // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], step):
+        yield start, min(start + step, shape[0])
+
+
+def same_values(first: StoredTensor, second: StoredTensor) -> bool:
+    """Return whether two tensors have one shape and equal values, read block by block."""
+    return first.shape == second.shape and all(
+        bool((first.rows(*rows).float() == second.rows(*rows).float()).all()) for rows in row_blocks(first.shape)
+    )
+
+
+def file_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of one safetensors file in the order of their bytes, without reading their data.
+
+    Raises:
+        UserError: the file is not a complete safetensors file, or has a dtype that torch does not.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    tensors = {}
+    try:
+        with safe_open(path, "np") as file:
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                if part.get_dtype() not in TORCH_DTYPES:
+                    raise ValueError(f"{name} has the dtype {part.get_dtype()}")
+                tensors[name] = StoredTensor(name, part.get_dtype(), tuple(part.get_shape()), path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{path} is not a complete safetensors file ({first_line(error)})") from None
+    return tensors
+
+
+def model_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model: of `model.safetensors`, else of its index, else of every safetensors file.
+
+    They come in the order they lie on disk, file by file.
+
+    Raises:
+        UserError: a shard or a tensor of the index is missing, or there are no safetensors files.
+    """
+    index, single = folder / INDEX, folder / "model.safetensors"
+    if index.is_file() and not single.is_file():  # transformers prefers the single file, too
+        return _indexed_tensors(index)
+    paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not paths:
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        reason = f"; {pickled[0]} is a pickle, and loading a pickle runs the code in it" if pickled else ""
+        raise UserError(f"{folder} holds no .safetensors weights{reason}")
+    return {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
+
+
+def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
+    file_of = json_files.read_object(index).get("weight_map")
+    if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
+        raise UserError(f"{index} has no weight_map from tensor names to file names")
+    files = sorted(set(file_of.values()))
+    missing = [file for file in files if not (index.parent / file).is_file()]
+    if missing:
+        raise UserError(f"{index.parent} lacks {', '.join(missing[:3])} of its index; download or copy it again")
+    tensors = {(file, name): tensor for file in files for name, tensor in file_tensors(index.parent / file).items()}
+    lost = [name for name, file in file_of.items() if (file, name) not in tensors]
+    if lost:
+        raise UserError(f"{index.parent / file_of[lost[0]]} lacks {lost[0]}, which {INDEX} lists there")
+    return {name: tensor for (file, name), tensor in tensors.items() if file_of.get(name) == file}
+
+
+class TensorWriter:
+    """Writes one safetensors file piece by piece, under a temporary name until it is complete.
+
+    Args:
+        path: the finished file.
+        entries: name, safetensors dtype and shape of each tensor, in the order they will be written.
+    """
+
+    def __init__(self, path: Path, entries: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.partial")
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, dtype, shape in entries:
+            start, end = end, end + math.prod(shape) * ITEM_SIZES.get(dtype, 1)
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
+        self._expected = 8 + len(text) + end
+        self._written = 0
+        self._digest = hashlib.sha256()
+        self._file = self._temporary.open("wb", buffering=0)
+        self.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, data: Any) -> None:
+        """Append bytes, or the elements of a tensor."""
+        if not isinstance(data, bytes | memoryview):
+            import torch
+
+            data = memoryview(data.contiguous().reshape(-1).view(torch.uint8).numpy())
+        self._digest.update(data)
+        while len(data):
+            done = self._file.write(data)
+            self._written += done
+            data = data[done:]
+
+    def finish(self) -> str:
+        """Flush the file to disk, rename it into place and return its SHA-256.
+
+        Raises:
+            RuntimeError: the data does not match the header's length.
+        """
+        if self._written != self._expected:
+            raise RuntimeError(f"{self._path} has {self._written} of {self._expected} bytes")
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self._path)
+        return self._digest.hexdigest()
