@@ -1,12 +1,11 @@
-"""See whether this GPU runs the kit: the real recipe, with every engine and backend that is installed, within minutes.
+"""Check whether this GPU runs the kit: the real recipe with every installed engine and backend, within minutes.
 
-    python scripts/check_gpu.py                    # 8 minutes at most, no network
+    python scripts/check_gpu.py                    # at most 8 minutes, no network
     python scripts/check_gpu.py --minutes 20
-    python scripts/check_gpu.py --pretend-gb 16    # as if the card had 16 GB
 
-Models have the shapes of Qwen2.5-0.5B, 1.5B and 3B and random weights. A row says how long a step took and where, which
-share of the card's own limits (measured first) that is, and how much memory was planned and taken. The table so far is
-always in outputs/check_gpu/results.md. The exit code is 1 where a row failed, 2 where there is no GPU.
+Models have the shapes of Qwen2.5-0.5B, 1.5B and 3B and random weights. Each row of the table reports the time of a
+step by phase, its share of what the GPU can do at most (measured first), and the planned and the measured memory.
+outputs/check_gpu/results.md always holds the table so far. The exit code is 1 if a row failed, 2 without a GPU.
 """
 
 import sys

@@ -71,6 +71,6 @@ def machine(tmp_path, monkeypatch):
         tool = tmp_path / "nvidia-smi"
         tool.write_text("#!/bin/sh\n" + (script or "\n".join(lines)) + "\n")
         tool.chmod(0o755)
-        hardware._asked.cache_clear()
+        hardware._query.cache_clear()
 
     return build

@@ -1,4 +1,4 @@
-"""One row of a GPU check: the recipe as a command with an engine and a sampling backend, and what its files tell."""
+"""One row of a GPU check: the recipe run as a command, with one model, engine and sampling backend."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.gpu_check import pretended_card, timed_command
-from lora_grpo.gpu_check.gpu_memory import MemoryWatch
-from lora_grpo.gpu_check.random_model import Sizes
+from lora_grpo.gpu_check import measured_command
 from lora_grpo.models import Shape
 from lora_grpo.planning import Limits, StepWork
 
 ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")
 _STEPS = {"vllm": 3, "transformers": 2}
-"""Of each row; the first is for warming up and counts only where there is no other."""
+"""Steps of a row. The first is a warm-up; it counts only if it is the only one."""
 _ROW_SHARE = 1 / 3
-"""Of all the time, for one row."""
+"""Share of the check's time that one row may take."""
 _REWARDS = ("correct_answer=2.0", "soft_xml_format=0.5")
-_COIN = "pattern:x77[01][0-9][0-9]=1.0"
-"""Random words earn nothing of the others, and equal rewards have no gradient. About half of the completions of 512
-words have one of these 200 of 151,936."""
+_COIN_REWARD = "pattern:x77[01][0-9][0-9]=1.0"
+"""Random tokens earn no other reward, and equal rewards have no gradient. About half of the completions of 512
+tokens contain one of these 200 of 151,936 tokens."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination."""
+    """One combination to check."""
 
     model: str
-    """Name of the sizes, e.g. `0.5B`."""
-    sizes: Sizes
+    """Name of the shape, e.g. `0.5B`."""
+    config: dict[str, Any]
+    """config.json of the random model."""
     engine: str
     backend: str
 
@@ -47,155 +46,143 @@ class Row:
     def name(self) -> str:
         return f"{self.model}-{self.engine}-{self.backend}"
 
+    @property
+    def missing_packages(self) -> list[str]:
+        """Packages that this row needs and that are not installed."""
+        needed = [name for name in ("unsloth", "vllm") if name in (self.engine, self.backend)]
+        return [name for name in needed if importlib.util.find_spec(name) is None]
+
 
 @dataclass(frozen=True)
-class Plan:
-    """What is the same for every row."""
+class CheckSettings:
+    """What all rows of a check have in common."""
 
     recipe: Path
-    """The script."""
+    """The recipe's script."""
     output: Path
     """Folder of the results."""
     seconds: float
-    """For everything."""
+    """Time for the whole check."""
     arguments: tuple[str, ...] = ()
-    """More arguments for the recipe, the last to be given."""
-    coin: str = _COIN
+    """Further arguments of the recipe, given last."""
+    coin_reward: str = _COIN_REWARD
     """A reward that about half of the random completions earn."""
-    pretend_gib: float | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-    """What the results say of the machine."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """What the results report about the machine."""
     limits: Limits | None = None
+    """Measured rates of the GPU."""
 
 
-def missing_packages(row: Row) -> str | None:
-    """Say which package a row lacks."""
-    needed = (["unsloth"] if row.engine == "unsloth" else []) + (["vllm"] if row.backend == "vllm" else [])
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(missing)} not installed" if missing else None
-
-
-def run_row(row: Row, plan: Plan, folder: Path, model: Path, ends: float) -> dict[str, Any]:
-    """Run one row.
+def run_row(row: Row, settings: CheckSettings, folder: Path, model: Path, deadline: float) -> dict[str, Any]:
+    """Run the recipe for one row.
 
     Args:
         row: the combination.
-        plan: what is the same for every row.
-        folder: holds the problems; the run's own folder is made in it and deleted.
+        settings: settings of the check.
+        folder: holds the problems; the run's own folder is created in it and deleted.
         model: folder of the row's model.
-        ends: when all time is used up, as `time.monotonic` tells it.
+        deadline: end of the check, in `time.monotonic` seconds.
 
     Returns:
-        `status` (ran, skipped or failed), `reason`, `log`, and what was measured.
+        `status` (ran, skipped or failed), `reason`, `log`, and the measurements.
     """
-    seconds = min(ends - time.monotonic(), plan.seconds * _ROW_SHARE)
-    logs = plan.output / "logs"
-    logs.mkdir(exist_ok=True)
-    log, run = logs / f"{row.name}.log", folder / row.name
-    with MemoryWatch() as watch:
-        started = time.monotonic()
-        code, last = timed_command.run(_recipe_command(row, plan, folder, model, run), log, seconds)
-        took = time.monotonic() - started
-    found = {"seconds": round(took, 1), "log": str(log), "card_peak_gib": watch.peak_gib}
-    found |= _figures(run, row, plan)
+    most = settings.seconds * _ROW_SHARE
+    seconds = min(deadline - time.monotonic(), most)
+    log, run = settings.output / "logs" / f"{row.name}.log", folder / row.name
+    log.parent.mkdir(exist_ok=True)
+    done = measured_command.run(_recipe_command(row, settings, folder, model, run), log, seconds)
+    found = {"seconds": round(done.seconds, 1), "log": str(log), "gpu_peak_gib": done.gpu_peak_gib}
+    found |= _measurements(run, row, settings)
     shutil.rmtree(run, ignore_errors=True)
-    if code is None and found["steps"]:
-        return found | {"status": "ran", "reason": f"stopped after {took:.0f} s"}
-    if code is None:
-        # A row that had all of its time has failed; one that had what was left of it has not.
-        status = "failed" if seconds >= plan.seconds * _ROW_SHARE else "skipped"
-        return found | {"status": status, "reason": f"no step within {took:.0f} s; last: {last}"}
-    if code == UserError.exit_code and " does not fit on " in last:  # the kit's own plan, before anything is loaded
-        return found | {"status": "skipped", "reason": last.removeprefix("error: ").partition(";")[0]}
-    if code:
-        return found | {"status": "failed", "reason": f"{last} ({log})"}
-    wrong = _wrong(found)
-    return found | ({"status": "failed", "reason": f"{wrong} ({log})"} if wrong else {"status": "ran", "reason": None})
+    if done.exit_code is None and found["steps"]:
+        return found | {"status": "ran", "reason": f"stopped after {done.seconds:.0f} s"}
+    if done.exit_code is None:
+        status = "failed" if seconds == most else "skipped"  # a row cut short by the deadline has not failed
+        return found | {"status": status, "reason": f"no step within {done.seconds:.0f} s; last: {done.message}"}
+    if done.exit_code == UserError.exit_code and " does not fit on " in done.message:  # refused by the memory plan
+        return found | {"status": "skipped", "reason": done.message.removeprefix("error: ").partition(";")[0]}
+    problem = done.message if done.exit_code else _gradient_problem(found)
+    if problem:
+        return found | {"status": "failed", "reason": f"{problem} ({log})"}
+    return found | {"status": "ran", "reason": None}
 
 
-def _recipe_command(row: Row, plan: Plan, folder: Path, model: Path, run: Path) -> list[str]:
+def _recipe_command(row: Row, settings: CheckSettings, folder: Path, model: Path, run: Path) -> list[str]:
     arguments = [
         *("--output-dir", str(run), "--model.name", str(model), "--model.engine", row.engine),
         *("--sampling.backend", row.backend),
         *("--data.train", str(folder / "train.jsonl"), "--data.eval", str(folder / "eval.jsonl")),
         *("--data.eval-limit", "1", "--eval.num-samples", "0"),
-        *("--train.max-steps", str(_STEPS[row.backend]), "--rewards", *_REWARDS, plan.coin),
+        *("--train.max-steps", str(_STEPS[row.backend]), "--rewards", *_REWARDS, settings.coin_reward),
     ]
     if importlib.util.find_spec("bitsandbytes") is None:
         arguments += ["--model.bits", "16", "--train.optimizer", "adamw_torch"]
-    arguments += plan.arguments
-    if plan.pretend_gib:
-        return pretended_card.command(plan.pretend_gib, plan.recipe, arguments)
-    return [sys.executable, str(plan.recipe), *arguments]
+    return [sys.executable, str(settings.recipe), *arguments, *settings.arguments]
 
 
-def _figures(run: Path, row: Row, plan: Plan) -> dict[str, Any]:
-    """Read what a run has left, finished or not."""
+def _measurements(run: Path, row: Row, settings: CheckSettings) -> dict[str, Any]:
+    """Read the measurements of a run, finished or not."""
     record: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError):
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     steps = [line for line in json_files.read_finished_lines(run / "metrics.jsonl") if "step_time" in line]
+    memory = record.get("memory") or {}
     found: dict[str, Any] = {
         "steps": len(steps),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
+        "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "logprob_check": record.get("logprob_check"),
     }
-    if planned := record.get("memory"):
-        found |= {"memory_plan": planned, "planned_gib": max(planned["planned_phases_gib"].values())}
     if not steps:
         return found
-    counted = steps[1:] or steps
 
-    def middle(name: str) -> float | None:
-        values = [step[name] for step in counted if _is_finite(step.get(name))]
+    def median(name: str) -> float | None:
+        values = [step[name] for step in steps[1:] or steps if _is_finite(step.get(name))]
         return round(statistics.median(values), 3) if values else None
 
-    config = record["config"]
+    config, last = record["config"], steps[-1]
     completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
-    length = steps[-1].get("completions/mean_length", 0.0)
+    length = last.get("completions/mean_length", 0.0)
     found |= {
         "preset": config["preset"],
         "bits": config["model"]["bits"],
-        "micro_batch_size": (record.get("memory") or {}).get("micro_batch_size", config["train"]["micro_batch_size"]),
+        "micro_batch_size": memory.get("micro_batch_size", config["train"]["micro_batch_size"]),
         "completions_per_step": completions,
         "completion_tokens": length,
-        "prompt_tokens": round(steps[-1].get("num_tokens", 0.0) / len(steps) / completions - length, 1),
+        "prompt_tokens": round(last.get("num_tokens", 0.0) / len(steps) / completions - length, 1),
         "grad_norm": [norm if _is_finite(norm := step.get("grad_norm")) else str(norm) for step in steps],
-        "clipped_ratio": steps[-1].get("completions/clipped_ratio"),
-        "step_seconds": middle("step_time"),
-        "rollout_seconds": middle("time/rollouts"),
-        "reward_seconds": middle("time/rewards"),
-        "training_seconds": middle("time/training"),
-        "tokens_per_second": middle("rollouts/tokens_per_second"),
+        "clipped_ratio": last.get("completions/clipped_ratio"),
+        "step_seconds": median("step_time"),
+        "rollout_seconds": median("time/rollouts"),
+        "reward_seconds": median("time/rewards"),
+        "training_seconds": median("time/training"),
+        "tokens_per_second": median("rollouts/tokens_per_second"),
     }
-    if plan.limits is None:
-        return found
-    work = StepWork(
-        Shape.of(row.sizes.config()),
-        completions,
-        found["prompt_tokens"],
-        length,
-        config["model"]["bits"],
-        config["lora"]["rank"],
-        config["train"]["gradient_checkpointing"],
-    )
-    bound = work.decoding_bound(plan.limits)
-    found["decoding_bound_tokens_per_second"] = round(bound)
-    if found["tokens_per_second"]:
-        found["decoding_share"] = round(found["tokens_per_second"] / bound, 4)
-    if found["training_seconds"]:
-        found["training_share"] = round(work.training_share(found["training_seconds"], plan.limits), 4)
+    if settings.limits:
+        work = StepWork(
+            Shape.of(row.config),
+            completions,
+            found["prompt_tokens"],
+            length,
+            config["model"]["bits"],
+            config["lora"]["rank"],
+            config["train"]["gradient_checkpointing"],
+        )
+        bound = work.decoding_bound(settings.limits)
+        found["decoding_bound_tokens_per_second"] = round(bound)
+        if found["tokens_per_second"]:
+            found["decoding_share"] = round(found["tokens_per_second"] / bound, 4)
+        if found["training_seconds"]:
+            found["training_share"] = round(work.training_share(found["training_seconds"], settings.limits), 4)
     return found
 
 
-def _wrong(found: dict[str, Any]) -> str | None:
-    """Say what a run that ended well has nevertheless done wrong."""
+def _gradient_problem(found: dict[str, Any]) -> str | None:
+    """Return what is wrong with the gradients of a run that exited with 0."""
     norms = found.get("grad_norm", [])
     if any(isinstance(norm, str) for norm in norms):
-        return f"a gradient is not finite: its norms are {norms}"
-    if not any(norms):
-        return "no step had a gradient"
-    return None
+        return f"a gradient is not finite: the norms are {norms}"
+    return None if any(norms) else "no step had a gradient"
 
 
 def _is_finite(value: Any) -> bool:

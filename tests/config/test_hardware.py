@@ -107,7 +107,7 @@ def test_the_preset_follows_the_visible_gpu(machine, monkeypatch):
 
 def test_a_preset_asked_for_is_taken_where_it_fits(machine):
     machine(24564)
-    assert choose_preset("8gb", PRESETS) == ("8gb", "preset 8gb (asked for) on Card 0 with 24 GiB")
+    assert choose_preset("8gb", PRESETS) == ("8gb", "preset 8gb (requested) on Card 0 with 24 GiB")
     assert choose_preset("24gb", PRESETS)[0] == "24gb"
 
 
@@ -125,7 +125,7 @@ def test_a_gpu_preset_without_a_gpu_offers_the_starter(machine):
 
 def test_the_starter_asks_no_hardware(machine):
     machine(81559)
-    assert choose_preset("starter", PRESETS) == ("starter", "preset starter (asked for)")
+    assert choose_preset("starter", PRESETS) == ("starter", "preset starter (requested)")
 
 
 def test_an_unknown_preset_lists_those_there_are():

@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: a card, a random model of a real size, and short runs of it."""
+"""What the tests on a GPU share: a GPU, a random model of a real size, and short runs of it."""
 
 import subprocess
 
@@ -11,7 +11,7 @@ from lora_grpo.gpu_check.random_model import QWEN, build_command
 
 
 @pytest.fixture(scope="session", autouse=True)
-def card():
+def gpu():
     """The GPU of these tests."""
     gpus, why_none = nvidia_gpus()
     if not gpus:

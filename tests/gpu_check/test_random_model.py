@@ -1,14 +1,14 @@
-import json
+"""Random models: published shapes, loadable by transformers, and completions that do not end."""
 
 import pytest
 
 from lora_grpo import starter
 from lora_grpo.config.schema import ModelConfig
-from lora_grpo.gpu_check.random_model import QWEN, Sizes, build
+from lora_grpo.gpu_check.random_model import QWEN, build, qwen2
 from lora_grpo.models import base_model
 from lora_grpo.models.shape import Shape
 
-TINY = Sizes(32, 64, 2, 4, 2, vocab_size=4096, max_position_embeddings=1024)
+TINY = qwen2(32, 64, 2, 4, 2, vocabulary=4096)
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +26,16 @@ def test_the_shapes_have_the_published_number_of_parameters(name, parameters):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     with torch.device("meta"):
-        model = Qwen2ForCausalLM(Qwen2Config(**vars(QWEN[name]), tie_word_embeddings=True))
-    assert model.num_parameters() == Shape.of(QWEN[name].config()).parameters == parameters
+        model = Qwen2ForCausalLM(Qwen2Config(**QWEN[name]))
+    assert model.num_parameters() == Shape.of(QWEN[name]).parameters == parameters
 
 
 def test_transformers_finds_every_weight_and_no_other(folder):
     import torch
     from transformers import AutoModelForCausalLM
 
-    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert model.config.rope_parameters["rope_theta"] == 1_000_000
@@ -51,8 +51,8 @@ def test_next_tokens_are_about_equally_likely_so_that_nothing_ends(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         probabilities = model(torch.tensor([[5, 9, 700, 1300, 4095]])).logits.softmax(-1)
-    assert probabilities.max() < 20 / TINY.vocab_size
-    assert probabilities[..., 2].max() < 5 / TINY.vocab_size
+    assert probabilities.max() < 20 / TINY["vocab_size"]
+    assert probabilities[..., 2].max() < 5 / TINY["vocab_size"]
 
 
 def test_the_tokenizer_reads_as_the_embedded_one_and_decodes_every_id(folder):
@@ -62,20 +62,5 @@ def test_the_tokenizer_reads_as_the_embedded_one_and_decodes_every_id(folder):
     assert ours(text)["input_ids"] == embedded(text)["input_ids"]
     chat = [{"role": "user", "content": "How many?"}]
     assert ours.apply_chat_template(chat, tokenize=False) == embedded.apply_chat_template(chat, tokenize=False)
-    words = ours.batch_decode([[number] for number in range(TINY.vocab_size)])
-    assert len(ours) == TINY.vocab_size and all(words) and words[3000] == "x3000"
-
-
-def test_weights_are_cut_into_shards_with_an_index(tmp_path, monkeypatch, folder):
-    from safetensors.torch import load_file
-
-    monkeypatch.setattr("lora_grpo.gpu_check.check.random_model._SHARD_BYTES", 20_000)
-    build(tmp_path / "cut", TINY)
-    index = json.loads((tmp_path / "cut" / "model.safetensors.index.json").read_text())
-    files = sorted(path.name for path in (tmp_path / "cut").glob("*.safetensors"))
-    assert len(files) == 3 and sorted(set(index["weight_map"].values())) == files
-    whole = load_file(folder / "model-00001.safetensors")
-    cut = {name: tensor for file in files for name, tensor in load_file(tmp_path / "cut" / file).items()}
-    assert cut.keys() == whole.keys() == index["weight_map"].keys()
-    assert all(cut[name].equal(whole[name]) for name in whole)
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    words = ours.batch_decode([[number] for number in range(TINY["vocab_size"])])
+    assert len(ours) == TINY["vocab_size"] and all(words) and words[3000] == "x3000"

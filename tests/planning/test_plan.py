@@ -265,7 +265,7 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
 def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):
     folder = folder_of(tmp_path, {**QWEN25_HALF, **LARGE["32B"]})
     named = replace(asked(folder), {"train": {"micro_batch_size": 32}})
-    monkeypatch.setattr("lora_grpo.config.schema.hardware.machine_memory", lambda: (20 * GIB, 20 * GIB))
+    monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (20 * GIB, 20 * GIB))
     with pytest.raises(UserError, match=r"does not fit on this machine: .* micro-batch of 32 "):
         make_plan(named, Invocation())
     machine(12288)
@@ -275,7 +275,7 @@ def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monke
 
 @pytest.mark.parametrize("micro", [None, 8])
 def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model, monkeypatch, micro):
-    monkeypatch.setattr("lora_grpo.config.schema.hardware.machine_memory", lambda: (GIB * 12, GIB * 12))
+    monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB * 12, GIB * 12))
     config = replace(
         asked(model),
         {"train": {"micro_batch_size": micro, "gradient_checkpointing": False}, "sampling": {"num_generations": 2}},
@@ -389,7 +389,7 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
         "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 4000,
         "completions": 7680, "tokens": 7680 * 1024,
     }  # fmt: skip
-    monkeypatch.setattr("lora_grpo.config.schema.hardware.machine_memory", lambda: (GIB, GIB // 2))
+    monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
 

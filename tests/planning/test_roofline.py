@@ -2,12 +2,12 @@ import dataclasses
 
 import pytest
 
-from lora_grpo.gpu_check.random_model import QWEN, Sizes
+from lora_grpo.gpu_check.random_model import QWEN, qwen2
 from lora_grpo.models.shape import Shape
 from lora_grpo.planning.roofline import Limits, StepWork, measure
 
-TINY = Sizes(32, 64, 2, 4, 2, vocab_size=4096)
-SMALL = Shape.of(QWEN["0.5B"].config())
+TINY = qwen2(32, 64, 2, 4, 2, vocabulary=4096)
+SMALL = Shape.of(QWEN["0.5B"])
 ADAPTER = 17_596_416
 CARD = Limits(copy_gb_per_second=1000.0, matmul_tflops=100.0)
 
@@ -83,13 +83,13 @@ def test_training_operations_are_those_that_torch_counts(tmp_path, recomputes):
         model.enable_input_require_grads()
     model.train()
     prompt, completion, rows = 24, 40, 3
-    ids = torch.randint(3, TINY.vocab_size, (rows, prompt + completion))
+    ids = torch.randint(3, TINY["vocab_size"], (rows, prompt + completion))
 
     def step(model):
         model(ids, logits_to_keep=completion, use_cache=False).logits.logsumexp(-1).sum().backward()
 
-    expected = StepWork(Shape.of(TINY.config()), rows, prompt, completion, 16, 4, recomputes)
-    squares = 2 * (prompt + completion) ** 2 * TINY.hidden_size * TINY.num_hidden_layers * rows
+    expected = StepWork(Shape.of(TINY), rows, prompt, completion, 16, 4, recomputes)
+    squares = 2 * (prompt + completion) ** 2 * TINY["hidden_size"] * TINY["num_hidden_layers"] * rows
     whole = expected.training_operations() + (3 + recomputes) * squares
     assert counted(model, step) == pytest.approx(whole, rel=0.02)
 
