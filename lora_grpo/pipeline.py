@@ -10,9 +10,19 @@ from typing import NoReturn
 from lora_grpo import distributed
 from lora_grpo.cli import parse, run_command
 from lora_grpo.config import Overrides
-from lora_grpo.evaluation import Page, Result, compare, evaluate, measure, run_title, task_changes
-from lora_grpo.files import atomic
-from lora_grpo.models import load_policy
+from lora_grpo.evaluation import (
+    Graded,
+    Protocol,
+    Report,
+    Result,
+    Sampling,
+    Source,
+    evaluate,
+    how_graded,
+    make_report,
+    write_report,
+)
+from lora_grpo.models import adapter_sha256, load_policy
 from lora_grpo.planning import make_plan, show_plan
 from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
@@ -77,11 +87,11 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     """
     if not distributed.is_main():
         return
-    page, steps = _evaluation(run, before, after) if before else None, run.config.train.max_steps
+    report, steps = _report(run, before, after) if before else None, run.config.train.max_steps
     reward = reward_change(run)
-    run.finish({"table": page.table if page else [], "reward": reward})
-    if page:
-        page.show()
+    run.finish({"table": [row.model_dump() for row in report.table] if report else [], "reward": reward})
+    if report:
+        report.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     if best := run.record.get("best"):
         print(f"held-out reward: {best['reward']:.2f} at its best, after step {best['step']}")
@@ -89,8 +99,8 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     lines: list[tuple[str, object]] = (
         [("adapter", run.adapter), ("best", run.best)] if best else [("adapter", run.adapter)]
     )
-    lines += [("samples", f"{run.evaluation}/*.samples.jsonl")] if page else []
-    lines += [("evaluate", f"python scripts/evaluate.py {run.folder} --compare base")] if page else []
+    lines += [("samples", f"{run.evaluation}/*.samples.jsonl")] if report else []
+    lines += [("evaluate", f"python scripts/evaluate.py {run.folder} --compare base")] if report else []
     lines += [
         ("merge", f"python scripts/merge.py {run.folder}"),
         ("share", f"python scripts/push.py {run.folder} YOU/NAME --dry-run"),
@@ -99,32 +109,39 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     print("\n".join(["", report_line(run.folder), *(f"{name:9} {value}" for name, value in lines)]))
 
 
-def _evaluation(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Page:
-    """Compare base and trained, and write both reports of the evaluation."""
-    settings, seed = run.config.eval, run.config.seed
-    ks = settings.k if settings.num_samples else ()
-    table = compare(before, after, ks, seed)
-    protocol = {
-        "task": run.config.data.evaluation_task,
-        "rows": len({sample["task_id"] for sample in before}),
-        "data_sha256": run.record["data"]["eval"]["sha256"],
-        "left_out_as_trained_on": run.record["data"].get("left_out_as_trained_on", 0),
-        "sandbox": run.record["data"].get("sandbox"),
-        "prompt_style": run.config.data.prompt_style,
-        "few_shot": run.config.data.few_shot,
-        "num_samples": settings.num_samples,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "max_completion_tokens": run.config.sampling.max_completion_tokens,
-        "seed": seed,
-        "policy": run.record["policy"],
-    }
-    sides = {"base": measure(before, ks, seed), "trained": measure(after, ks, seed)}
-    moved = task_changes(before, after)
-    page = Page(run_title(protocol), sides, protocol, table, moved)
-    atomic.write_json(run.evaluation / "report.json", {"protocol": protocol, "table": table, **sides, **moved})
-    atomic.write_text(run.evaluation / "report.md", page.markdown())
-    return page
+def _report(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
+    """Compare base and trained model, and write the report."""
+    config, policy = run.config, run.record["policy"]
+    data = run.record["data"]
+    protocol = Protocol(
+        task=config.data.evaluation_task,
+        rows=len({sample["task_id"] for sample in before}),
+        data_sha256=data["eval"]["sha256"],
+        data_source=config.data.eval,
+        left_out_as_trained_on=data.get("left_out_as_trained_on", 0),
+        contaminated=[],
+        sampling=Sampling(
+            prompt_style=config.data.prompt_style,
+            few_shot=config.data.few_shot,
+            num_samples=config.eval.num_samples,
+            temperature=config.eval.temperature,
+            top_p=config.eval.top_p,
+            max_completion_tokens=config.sampling.max_completion_tokens,
+        ),
+        grading=how_graded(config.data.evaluation_task),
+        sandbox=data.get("sandbox"),
+        seed=config.seed,
+    )
+    base = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}
+    trained = base | {"adapter_sha256": adapter_sha256(run.adapter)}
+    report = make_report(
+        protocol,
+        config.eval.k if config.eval.num_samples else (),
+        Graded("trained", after, Source(**trained)),
+        Graded("base", before, Source(**base)),
+    )
+    write_report(run.evaluation, report)
+    return report
 
 
 def reward_change(run: Run) -> dict[str, float]:

@@ -48,10 +48,12 @@ def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
     run, _ = concluded
     report = json.loads((run.evaluation / "report.json").read_text())
     protocol = report["protocol"]
-    assert (protocol["rows"], protocol["num_samples"], protocol["data_sha256"]) == (4, 2, "bb")
-    assert protocol["policy"] == {"base_model": "starter"}
-    assert protocol["max_completion_tokens"] == 64
-    base, trained = report["base"], report["trained"]
+    sampling, base, trained = protocol["sampling"], report["baseline"], report["evaluated"]
+    assert (protocol["rows"], sampling["num_samples"], protocol["data_sha256"]) == (4, 2, "bb")
+    assert sampling["max_completion_tokens"] == 64
+    assert base["source"]["model"] == trained["source"]["model"] == "starter"
+    assert base["source"]["adapter_sha256"] is None and trained["source"]["adapter_sha256"]
+    assert report["pass@1"] == trained["scores"]["pass@1"]
     assert base["samples"] == trained["samples"] == 4 + 8
     assert base["statuses"] == {"passed": 1, "wrong_answer": 11}
     assert trained["statuses"] == {"passed": 4, "wrong_answer": 8}
@@ -64,7 +66,7 @@ def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
 def test_the_markdown_is_a_table_in_per_cent(concluded):
     run, _ = concluded
     lines = (run.evaluation / "report.md").read_text().splitlines()
-    assert lines[0].startswith("starter, 4 held-out problems, 2 samples each at temperature 1")
+    assert lines[0].startswith("starter: 12 samples of 4 tasks, temperature 1")
     table = [line for line in lines if line.count("|") == 6]
     cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in table[2:]}
     assert list(cells) == ["pass@1", "pass@2", "greedy"]
@@ -107,4 +109,5 @@ def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(run, capsys):
     printed = capsys.readouterr().out
     assert "-100.0 [" in printed
     assert "<0.001" in printed
-    assert "20 regressed: t0 (2/2 to 0/2), " in printed
+    assert "0 tasks fixed, 20 regressed" in printed
+    assert "20 regressed: t0 (2/2 to 0/2), " in (run.evaluation / "report.md").read_text()

@@ -14,17 +14,17 @@ from typing import Any
 from lora_grpo import __version__, sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import evaluation_folder, samples_file
-from lora_grpo.evaluation.comparison import compare, task_changes
+from lora_grpo.evaluation.measurement import Source
 from lora_grpo.evaluation.options import (
     Options,
-    Protocol,
+    Plan,
     check_for_files,
     check_ks,
     check_numbers,
     is_samples_file,
     protocol,
 )
-from lora_grpo.evaluation.report import Page, measure
+from lora_grpo.evaluation.report import Graded, Protocol, Report, Sampling, how_graded, make_report
 from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.evaluation.run import draw_and_grade, finished_samples
@@ -34,10 +34,6 @@ from lora_grpo.models import BASE, ModelSpec, Overrides, context_tokens, files_o
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import Sampler, build
 from lora_grpo.tasks import CODE_TASKS, Data, chat, fingerprint, load_evaluation_rows, start_sandbox
-
-_READ_ANSWER = "one number on the line of the last ####, \\boxed{} or <answer>, compared in value (`robust`)"
-_READ_PROGRAM = "the last code that defines the function, after its prompt, against the unit tests in the sandbox"
-_EXACT_COMPLETION = "the completion as it stands, after its prompt, against the unit tests in the sandbox"
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class _Side:
     file: str
 
 
-def evaluate_and_report(options: Options) -> dict[str, Any]:
+def evaluate_and_report(options: Options) -> Report:
     """Evaluate what the flags name, write and print the report, and return it.
 
     Whatever is finished is not done again: samples and verdicts are kept as they come, and a command that asks the same
@@ -69,19 +65,15 @@ def evaluate_and_report(options: Options) -> dict[str, Any]:
         "files": evaluation_folder.stamp(_files(options)),
     }
     report = evaluation_folder.answer(folder, asked) or _evaluate(options, folder, asked)
-    _page(report).show()
-    tasks, total = report["tasks"], report["tasks_in_data"]
-    if tasks < total:
-        print(f"only {tasks} of the {total} tasks of the data have samples", file=sys.stderr)
-    if report["isolation"]:
-        print(report["isolation"])
-    print(
-        f"{Path(report['files'][0]).stem:9} {folder / report['files'][0]}\nreport    {folder / evaluation_folder.PAGE}"
-    )
+    report.show()
+    if report.evaluated.tasks < report.protocol.rows:
+        missing = f"only {report.evaluated.tasks} of the {report.protocol.rows} tasks of the data have samples"
+        print(missing, file=sys.stderr)
+    print(f"report    {folder / evaluation_folder.PAGE}")
     return report
 
 
-def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> Report:
     sources, plan = _sources(options)
     data, backend = None, ""
     if plan is not None:
@@ -105,16 +97,17 @@ def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> dict[
             else:
                 assert plan is not None and data is not None
                 sides.append(_ask(folder, name, label, source, plan, data, backend, samplers))
-        report = _report(sources[0], sides, ks, seed, plan, data)
-        report["protocol"]["contaminated"] = _contaminated(sources, sides, plan)
-        evaluation_folder.finish(folder, asked, report, _page(report).markdown())
+        protocol = _protocol(sources[0], sides[0], seed, plan, data, options)
+        protocol = protocol.model_copy(update={"contaminated": _contaminated(sources, sides, plan)})
+        report = _report(sources[0], sides, ks, seed, protocol)
+        evaluation_folder.finish(folder, asked, report)
     return report
 
 
 # What is asked
 
 
-def _sources(options: Options) -> tuple[list[SampleFile | ModelSpec], Protocol | None]:
+def _sources(options: Options) -> tuple[list[SampleFile | ModelSpec], Plan | None]:
     """Return what is evaluated, what it is compared with, and how models among them are asked."""
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
     names = [options.named] if options.compare is None else [options.named, options.compare]
@@ -172,7 +165,7 @@ def _file_name(source: SampleFile | ModelSpec) -> str:
     return "samples.jsonl" if isinstance(source, ModelSpec) else "results.jsonl"
 
 
-def _ks(options: Options, files: Sequence[SampleFile], plan: Protocol | None) -> tuple[int, ...]:
+def _ks(options: Options, files: Sequence[SampleFile], plan: Plan | None) -> tuple[int, ...]:
     """Return the k of pass@k: those asked for, or those of the usual ones that there are samples for."""
     if plan:
         ks: tuple[int, ...] = plan.ks
@@ -252,7 +245,7 @@ def _ask(
     name: str,
     label: str,
     target: ModelSpec,
-    plan: Protocol,
+    plan: Plan,
     data: Data,
     backend: str,
     samplers: _Samplers,
@@ -299,44 +292,49 @@ def _grade(folder: Path, name: str, label: str, file: SampleFile, limits: sandbo
 
 
 def _report(
-    source: SampleFile | ModelSpec,
-    sides: Sequence[_Side],
-    ks: tuple[int, ...],
-    seed: int,
-    plan: Protocol | None,
-    data: Data | None,
-) -> dict[str, Any]:
-    side, *others = sides
-    measured = {each.label: measure(each.results, ks, seed) for each in sides}
-    task = source.task if isinstance(source, SampleFile) else plan.data.evaluation_task if plan else ""
-    if isinstance(source, ModelSpec):
-        extraction = _READ_PROGRAM if task in CODE_TASKS else _READ_ANSWER
-    else:
-        extraction = _EXACT_COMPLETION if task in CODE_TASKS else _READ_ANSWER
-    told: dict[str, Any] = {"task": task, "extraction": extraction, "seed": seed, "kit": __version__}
-    if plan and data:
-        told |= {"rows": len(data.eval), "data_sha256": data.record["eval"]["sha256"], **plan.told()}
-        told["left_out_as_trained_on"] = data.record["left_out_as_trained_on"]
-    report: dict[str, Any] = {
-        **measured[side.label],
-        "label": side.label,
-        "task": task,
-        "tasks_in_data": source.tasks_in_data if isinstance(source, SampleFile) else len(data.eval) if data else 0,
-        "isolation": side.told["isolation"],
-        "files": [each.file for each in sides],
-        "protocol": told | {"models": {each.label: each.told for each in sides}},
-        "compared_with": None,
-    }
-    for other in others:
-        report["compared_with"] = {"label": other.label, **measured[other.label]}
-        report["table"] = compare(other.results, side.results, ks, seed)
-        report |= task_changes(other.results, side.results)
-    return report
+    source: SampleFile | ModelSpec, sides: Sequence[_Side], ks: tuple[int, ...], seed: int, protocol: Protocol
+) -> Report:
+    models = [Graded(side.label, side.results, Source(**side.told)) for side in sides]
+    return make_report(protocol, ks, *models)
 
 
-def _contaminated(
-    sources: Sequence[SampleFile | ModelSpec], sides: Sequence[_Side], plan: Protocol | None
-) -> list[str]:
+def _protocol(
+    source: SampleFile | ModelSpec, side: _Side, seed: int, plan: Plan | None, data: Data | None, options: Options
+) -> Protocol:
+    if isinstance(source, SampleFile):
+        return Protocol(
+            task=source.task,
+            rows=source.tasks_in_data,
+            data_sha256=source.identity["data_sha256"],
+            data_source=options.data,
+            contaminated=[],
+            grading=how_graded(source.task, as_program=True),
+            sandbox=side.told["isolation"],
+            seed=seed,
+        )
+    assert plan is not None and data is not None
+    return Protocol(
+        task=plan.data.evaluation_task,
+        rows=len(data.eval),
+        data_sha256=data.record["eval"]["sha256"],
+        data_source=plan.data.eval,
+        left_out_as_trained_on=data.record["left_out_as_trained_on"],
+        contaminated=[],
+        sampling=Sampling(
+            prompt_style=plan.data.prompt_style,
+            few_shot=plan.data.few_shot,
+            num_samples=plan.draws.num_samples,
+            temperature=plan.draws.temperature,
+            top_p=plan.draws.top_p,
+            max_completion_tokens=plan.draws.max_tokens,
+        ),
+        grading=how_graded(plan.data.evaluation_task),
+        sandbox=side.told["isolation"],
+        seed=seed,
+    )
+
+
+def _contaminated(sources: Sequence[SampleFile | ModelSpec], sides: Sequence[_Side], plan: Plan | None) -> list[str]:
     """Return the sides whose run was trained on rows of this benchmark that are asked here, and say so."""
     found = []
     for source, side in zip(sources, sides, strict=True):
@@ -348,22 +346,3 @@ def _contaminated(
             found.append(side.label)
             print(f"CONTAMINATED: {side.label} was trained on {trained_on}; its score says nothing", file=sys.stderr)
     return found
-
-
-def _page(report: Mapping[str, Any]) -> Page:
-    """Return a report, as it is written or read back, ready to be shown."""
-    told = report["protocol"]
-    title = f"{report['task']}: {report['samples']} samples of {report['tasks']} tasks"
-    if "temperature" in told:
-        how = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
-        title += f", {how}, {told['prompt_style']} style, {told['few_shot']} shots"
-    if told.get("left_out_as_trained_on"):
-        lost = told["left_out_as_trained_on"]
-        title += f"; {lost} problems of this benchmark were trained on and left out: not comparable"
-    if told["contaminated"]:
-        title += f"; CONTAMINATED: {', '.join(told['contaminated'])} was trained on this benchmark"
-    other = report["compared_with"]
-    sides = {other["label"]: other} if other else {}
-    sides[report["label"]] = report
-    moved = {word: report[word] for word in ("fixed", "regressed")} if other else None
-    return Page(title, sides, told, report.get("table", ()), moved)

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
+from lora_grpo.evaluation.report import REPORT, Report, read_report, write_report
 from lora_grpo.files import atomic
 
 FORMAT = 1
-STATE, REPORT, PAGE = "evaluation.json", "report.json", "report.md"
+STATE, PAGE = "evaluation.json", "report.md"
 
 Identity = Mapping[str, Any]
 """What tells one evaluation from another, as plain JSON values."""
 
 
-def answer(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+def answer(folder: Path, asked: Mapping[str, Any]) -> Report | None:
     """Return the report of a finished evaluation, if it was asked in the same words of the same files.
 
     Raises:
@@ -34,10 +35,9 @@ def answer(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     if state["asked"] != _plain(asked) or state["left"] != _left(folder, state):
         return None
     try:
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_report(folder)
+    except UserError:
         return None
-    return report if isinstance(report, dict) else None
 
 
 def facts(folder: Path, name: str, identity: Identity) -> dict[str, Any] | None:
@@ -108,11 +108,10 @@ def settle(folder: Path) -> None:
         atomic.write_json(folder / STATE, state)
 
 
-def finish(folder: Path, asked: Mapping[str, Any], report: Mapping[str, Any], page: str) -> None:
+def finish(folder: Path, asked: Mapping[str, Any], report: Report) -> None:
     """Write the report, then what was asked: a command that asks the same is answered with it."""
     atomic.write_json(folder / STATE, {**_state(folder), "asked": None})
-    atomic.write_json(folder / REPORT, report)
-    atomic.write_text(folder / PAGE, page)
+    write_report(folder, report)
     state = _state(folder)
     atomic.write_json(folder / STATE, {**state, "asked": _plain(asked), "left": _left(folder, state)})
 

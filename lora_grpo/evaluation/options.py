@@ -99,7 +99,7 @@ def is_samples_file(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Plan:
     """How a model is asked: all that two evaluations must share to be compared."""
 
     data: DataConfig
@@ -126,7 +126,7 @@ class Protocol:
         }
 
 
-def protocol(options: Options, run: Mapping[str, Any] | None, context: int | None) -> Protocol:
+def protocol(options: Options, run: Mapping[str, Any] | None, context: int | None) -> Plan:
     """Work out how a model is asked.
 
     Args:
@@ -171,7 +171,7 @@ def protocol(options: Options, run: Mapping[str, Any] | None, context: int | Non
     ks = tuple(sorted(set((1,) if options.k is None else options.k)))
     trained_seed = settings["seed"] if settings and trained else None
     usual = settings["eval"] if settings and trained else {"temperature": 1.0, "top_p": 1.0}
-    return Protocol(data, _draws(options, ks, longest, usual), ks, seed, options.sandbox, trained_seed)
+    return Plan(data, _draws(options, ks, longest, usual), ks, seed, options.sandbox, trained_seed)
 
 
 def _draws(options: Options, ks: tuple[int, ...], longest: int, usual: Mapping[str, Any]) -> Draws:

@@ -10,6 +10,7 @@ speaks of the rate on all tasks like these, and a comparison pairs each task wit
 """
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -89,9 +90,20 @@ def per_task_pass_at_k(num_samples: ArrayLike, num_correct: ArrayLike, k: int) -
     return np.array([pass_at_k(n, int(c), k) for n, c in pairs])
 
 
-def mean_pass_at_k(num_samples: ArrayLike, num_correct: ArrayLike, k: int) -> float:
-    """Average pass@k over tasks, the number an evaluation reports; arguments as in `per_task_pass_at_k`."""
-    return float(per_task_pass_at_k(num_samples, num_correct, k).mean())
+def estimate(counts: Sequence[tuple[int, int]], k: int, seed: int) -> tuple[NDArray[np.float64], Interval]:
+    """Estimate pass@k of every task, and the 95 % interval of their mean.
+
+    Args:
+        counts: (samples, passed) of each task.
+        k: the budget of samples, at most the fewest samples of a task.
+        seed: seed of the bootstrap, used where tasks have several samples; with one sample each the interval is
+            Wilson's.
+    """
+    total, passed = (np.array(column) for column in zip(*counts, strict=True))
+    values = per_task_pass_at_k(total, passed, k)
+    if total.max() == 1:
+        return values, wilson_interval(int(passed.sum()), len(total))
+    return values, bootstrap_interval(values, seed=seed)
 
 
 def wilson_interval(num_correct: int, num_trials: int, confidence: float = 0.95) -> Interval:

@@ -1,212 +1,264 @@
-"""An evaluation as people read it: what was measured of each model, in a report, a terminal and a pull request."""
+"""An evaluation's report: the schema of report.json, and its tables for a terminal and a pull request."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from lora_grpo.evaluation.comparison import counts_by_task, estimate, p_value, verdict
+from pydantic import ValidationError
+
+from lora_grpo import __version__
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, p_value, task_changes, verdict
+from lora_grpo.evaluation.measurement import Measurement, Schema, Source, measure
 from lora_grpo.evaluation.results import Result
+from lora_grpo.files import atomic, json_files
+from lora_grpo.tasks import CODE_TASKS
 
-UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
-"""Statuses of completions that no answer could be read from."""
-_RULES = ("strict", "flexible", "robust")
+REPORT = "report.json"
 _LISTED = 20
-"""Tasks that a report for people names of those fixed or regressed; report.json has all."""
+"""Fixed or regressed tasks that report.md names; report.json has all."""
+
+Table = tuple[list[str], list[tuple[str, ...]]]
+"""Headings and rows."""
 
 
-def measure(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str, Any]:
-    """Return what one model's graded samples come to.
+class Sampling(Schema):
+    """How completions were sampled."""
 
-    Args:
-        results: its samples.
-        ks: the k of pass@k that are reported; `curve` has more.
-        seed: of the resampling behind intervals.
-
-    Returns:
-        `pass@k` of each k and `greedy` where there are such samples, their 95 % `intervals`, the `curve` over k, counts
-        of `tasks`, `samples`, `statuses` and of samples that pass each of the `rules`, and the `health` of completions.
-
-    Raises:
-        UserError: a k exceeds the samples of a task.
-    """
-    found: dict[str, Any] = {}
-    intervals: dict[str, list[float]] = {}
-    curve = []
-    drawn, greedy = counts_by_task(results, greedy=False), counts_by_task(results, greedy=True)
-    if drawn:
-        fewest = min(total for total, _ in drawn.values())
-        ks = sorted(set(ks))
-        for k in sorted({*ks, *_curve_ks(fewest)}):
-            values, interval = estimate(drawn, k, seed)
-            curve.append({"k": k, "pass": float(values.mean()), "interval": list(interval)})
-            if k in ks:
-                found[f"pass@{k}"], intervals[f"pass@{k}"] = float(values.mean()), list(interval)
-    if greedy:
-        values, interval = estimate(greedy, 1, seed)
-        found["greedy"], intervals["greedy"] = float(values.mean()), list(interval)
-    statuses = Counter(str(result["status"]) for result in results)
-    health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
-    if "strict" not in results[0]:  # programs
-        health |= {"timeouts": statuses["timeout"], "crashes": statuses["crashed"] + statuses["memory"]}
-    # Samples made elsewhere may have keys of these names that mean anything.
-    lengths = [result["num_tokens"] for result in results if isinstance(result.get("num_tokens"), int)]
-    if lengths:
-        health["truncated"] = sum(bool(result.get("truncated")) for result in results)
-        health["mean_tokens"] = sum(lengths) / len(lengths)
-    return found | {
-        "intervals": intervals,
-        "curve": curve,
-        "tasks": len({**drawn, **greedy}),
-        "samples": len(results),
-        "statuses": dict(sorted(statuses.items())),
-        "rules": {rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
-        "health": health,
-    }
+    prompt_style: str
+    few_shot: int
+    """Worked examples before each question."""
+    num_samples: int
+    """Sampled completions of each row."""
+    temperature: float
+    """Softmax temperature; 0 is greedy."""
+    top_p: float
+    max_completion_tokens: int
 
 
-@dataclass(frozen=True)
-class Page:
-    """An evaluation of one model, or of two on the same tasks, ready to be shown."""
+class Protocol(Schema):
+    """What two evaluations must have in common for their scores to be compared."""
 
-    title: str
-    sides: Mapping[str, Mapping[str, Any]]
-    """What `measure` found, by the model's name; the one before comes first."""
-    protocol: Mapping[str, Any]
-    table: Sequence[Mapping[str, Any]] = ()
-    """Rows of `comparison.compare` where there are two sides."""
-    moved: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """What `comparison.task_changes` found."""
+    task: str
+    rows: int
+    """Rows of the evaluation set."""
+    data_sha256: str
+    """SHA-256 over the rows."""
+    data_source: str | None = None
+    """File or Hub dataset of the rows; None is the task's own dataset."""
+    left_out_as_trained_on: int = 0
+    """Rows of the benchmark that were left out because the run trained on them."""
+    contaminated: list[str]
+    """Labels of the models that were trained on rows of this evaluation."""
+    sampling: Sampling | None = None
+    """None for files of samples."""
+    grading: str
+    """What counts as an answer."""
+    sandbox: str | None = None
+    """How programs were isolated; None where none ran."""
+    seed: int
+    """Seed of the rows, the samples and the intervals."""
+    version: str = __version__
+    """Version of this kit."""
+
+
+class Report(Schema):
+    """One evaluated model, or two compared on the same tasks."""
+
+    protocol: Protocol
+    evaluated: Measurement
+    baseline: Measurement | None
+    table: list[Comparison]
+    """Baseline against evaluated, a row for each score."""
+    fixed: list[TaskChange]
+    regressed: list[TaskChange]
+
+    @property
+    def models(self) -> list[Measurement]:
+        """The baseline, if any, and the evaluated model."""
+        return [model for model in (self.baseline, self.evaluated) if model]
+
+    @property
+    def title(self) -> str:
+        """Task, samples and sampling settings in one line."""
+        protocol, sampling = self.protocol, self.protocol.sampling
+        title = f"{protocol.task}: {self.evaluated.samples} samples of {self.evaluated.tasks} tasks"
+        if sampling:
+            title += f", {_temperature(sampling)}, {sampling.prompt_style} style, {sampling.few_shot}-shot"
+        if protocol.left_out_as_trained_on:
+            title += f"; not comparable: {protocol.left_out_as_trained_on} trained-on problems are left out"
+        if protocol.contaminated:
+            title += f"; CONTAMINATED: {', '.join(protocol.contaminated)} was trained on this benchmark"
+        return title
+
+    def scores_table(self) -> Table:
+        """Return the scores with their intervals, and the comparison where there is a baseline."""
+        if self.baseline:
+            headings = ["", self.baseline.label, self.evaluated.label, "difference", "p"]
+            return headings, [_comparison_cells(row) for row in self.table]
+        model = self.evaluated
+        return ["", "%", "95 % interval"], [
+            (name, f"{100 * score:.1f}", "{:.1f} to {:.1f}".format(*(100 * end for end in model.intervals[name])))
+            for name, score in model.scores.items()
+        ]
+
+    def details_table(self) -> Table:
+        """Return rules, statuses and health, a column for each model."""
+        rows: list[tuple[str, ...]] = []
+        for group, suffix in (("rules", " rule"), ("statuses", ""), ("health", "")):
+            values = [getattr(model, group) for model in self.models]
+            for name in dict.fromkeys(name for of_model in values for name in of_model):
+                cells = (_cell(name, of.get(name, 0), m.samples) for of, m in zip(values, self.models, strict=True))
+                rows.append((f"{name}{suffix}", *cells))
+        return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
+
+    def sentences(self) -> list[str]:
+        """Return the verdicts, the pass@k curves, and the tasks that were fixed or regressed."""
+        sentences = [verdict(row) for row in self.table]
+        for model in self.models:
+            if len(model.curve) > 1:
+                points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
+                sentences.append(f"pass@k over k, {model.label}: {points}")
+        for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
+            if changes:
+                listed = ", ".join(
+                    "{} ({}/{} to {}/{})".format(change.task_id, *change.before, *change.after)
+                    for change in changes[:_LISTED]
+                )
+                more = f" and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
+                sentences.append(f"{len(changes)} {word}: {listed}{more}")
+        return sentences
 
     def markdown(self) -> str:
-        """Return the page for a pull request."""
+        """Return the report for a pull request."""
         lines = [self.title, ""]
-        for headings, rows in (self.main(), self.details()):
+        for headings, rows in (self.scores_table(), self.details_table()):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
-        lines += [f"- {said}" for said in self._said()]
+        lines += [f"- {sentence}" for sentence in self.sentences()]
         lines = [printable(line) for line in lines]
-        return "\n".join([*lines, "", "Protocol: `" + json.dumps(self.protocol) + "`", ""])
+        return "\n".join([*lines, "", "Protocol: `" + json.dumps(self.protocol.model_dump()) + "`", ""])
 
     def show(self) -> None:
-        """Print the page; wide enough for a plain log as well as a terminal."""
+        """Print the title, the scores and one sentence."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        wide = Console(width=max(Console().width, 100))
+        headings, rows = self.scores_table()
+        table = Table()
+        for heading in headings:
+            table.add_column(Text(printable(heading)), justify="right" if heading else "left", no_wrap=True)
+        for cells in rows:
+            table.add_row(*(Text(printable(cell)) for cell in cells))
         print(printable(self.title))
-        for headings, rows in (self.main(), self.details()):
-            shown = Table()
-            for heading in headings:
-                shown.add_column(Text(printable(heading)), justify="right" if heading else "left", no_wrap=True)
-            for cells in rows:
-                shown.add_row(*(Text(printable(cell)) for cell in cells))
-            wide.print(shown)
-        for said in (*self._said(), *_protocol_lines(self.protocol)):
-            print(printable(said))
+        Console(width=max(Console().width, 100)).print(table)
+        print(printable(self._summary()))
 
-    def main(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Return headings and rows of the figures with their intervals."""
+    def _summary(self) -> str:
         if self.table:
-            before, after = self.sides
-            return ["", before, after, "difference", "p"], [_cells(row) for row in self.table]
-        (found,) = self.sides.values()
-        rows: list[tuple[str, ...]] = [
-            (metric, f"{100 * found[metric]:.1f}", f"{100 * low:.1f} to {100 * high:.1f}")
-            for metric, (low, high) in found["intervals"].items()
-        ]
-        return ["", "%", "95 % interval"], rows
-
-    def details(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Return rules, statuses and health, a column for each side."""
-        sides = list(self.sides.values())
-        rows: list[tuple[str, ...]] = []
-        for group, name_of in (("rules", "{} rule"), ("statuses", "{}")):
-            for name in dict.fromkeys(name for side in sides for name in side[group]):
-                cells = (_share(side[group].get(name, 0), side["samples"]) for side in sides)
-                rows.append((name_of.format(name), *cells))
-        for name in dict.fromkeys(name for side in sides for name in side["health"]):
-            if name == "mean_tokens":
-                rows.append(("tokens, mean", *(f"{side['health'].get(name, 0):.1f}" for side in sides)))
-            else:
-                rows.append((name, *(_share(side["health"].get(name, 0), side["samples"]) for side in sides)))
-        return ["", *([*self.sides] if len(sides) > 1 else ["% of samples"])], rows
-
-    def _said(self) -> list[str]:
-        """Return the sentences under the tables."""
-        said = [verdict(dict(row)) for row in self.table]
-        for name, side in self.sides.items():
-            if len(side["curve"]) > 1:
-                points = ", ".join(f"{point['k']}: {100 * point['pass']:.1f}" for point in side["curve"])
-                said.append(f"pass@k over k{f', {name}' if len(self.sides) > 1 else ''}: {points}")
-        for word, entries in (self.moved or {}).items():
-            if entries:
-                listed = ", ".join(
-                    "{} ({}/{} to {}/{})".format(entry["task_id"], *entry["before"], *entry["after"])
-                    for entry in entries[:_LISTED]
-                )
-                more = f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else ""
-                said.append(f"{len(entries)} {word}: {listed}{more}")
-        return said
+            return f"{verdict(self.table[0])}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
+        model = self.evaluated
+        shares = (f"{name} {_share(count, model.samples)}" for name, count in model.health.items() if name != _LENGTH)
+        return f"% of samples: {', '.join(shares)}"
 
 
-def run_title(protocol: Mapping[str, Any]) -> str:
-    """Return the first line of a run's own evaluation."""
-    lost = protocol.get("left_out_as_trained_on")
-    return (
-        f"{protocol['task']}, {protocol['rows']} held-out problems, {protocol['num_samples']} samples each at "
-        f"temperature {protocol['temperature']:g}, 95 % intervals"
-        + (f"; {lost} problems of this benchmark were trained on and left out: not comparable" if lost else "")
+@dataclass(frozen=True)
+class Graded:
+    """One model's graded samples."""
+
+    label: str
+    """The model's name in tables."""
+    results: Sequence[Result]
+    source: Source
+
+
+def make_report(protocol: Protocol, ks: Sequence[int], evaluated: Graded, baseline: Graded | None = None) -> Report:
+    """Measure one model, or compare two on the same tasks.
+
+    Raises:
+        UserError: the tasks differ, or a k exceeds the samples of a task.
+    """
+    seed = protocol.seed
+    table: list[Comparison] = []
+    fixed: list[TaskChange] = []
+    regressed: list[TaskChange] = []
+    if baseline:
+        table = compare(baseline.results, evaluated.results, ks, seed)
+        fixed, regressed = task_changes(baseline.results, evaluated.results)
+    return Report(
+        protocol=protocol,
+        evaluated=measure(evaluated.label, evaluated.results, evaluated.source, ks, seed),
+        baseline=measure(baseline.label, baseline.results, baseline.source, ks, seed) if baseline else None,
+        table=table,
+        fixed=fixed,
+        regressed=regressed,
     )
 
 
-def _protocol_lines(told: Mapping[str, Any]) -> list[str]:
-    """Return what a number needs to be compared with another one, shortened for a terminal."""
-    if "models" not in told:  # a run's own evaluation: its record has it all
-        return []
-    lines = [f"read      {told['extraction']}"]
-    for label, model in told["models"].items():
-        if "model" not in model:
-            lines.append(f"{label:9} file {model['samples_sha256'][:8]}, data {model['data_sha256'][:8]}")
-            continue
-        where = f"@{model['revision'][:8]}" if model["revision"] else f", weights {model['weights_sha256'][:8]}"
-        adapter = f" with adapter {model['adapter_sha256'][:8]}" if model["adapter_sha256"] else ""
-        how = f"{model['quantisation']}, {model['served']}, {model['engine']}, {model['dtype']} on {model['device']}"
-        precision = how.replace("none, ", f"{model['bits']} bits, ", 1)
-        lines.append(f"{label:9} {model['model']}{where}{adapter}, {precision}, prompts {model['prompts_sha256'][:8]}")
-    if "rows" in told:
-        asked = f"{told['rows']} rows of data {told['data_sha256'][:8]}, {told['max_completion_tokens']} tokens at most"
-        lines.append(f"asked     {asked}, seed {told['seed']}")
-    return lines
+def write_report(folder: Path, report: Report) -> None:
+    """Write report.json, with the evaluated model's scores at its top, and report.md."""
+    atomic.write_json(folder / REPORT, {**report.evaluated.scores, **report.model_dump()})
+    atomic.write_text(folder / "report.md", report.markdown())
+
+
+def read_report(folder: Path) -> Report | None:
+    """Return the report in a folder, or None if there is none.
+
+    Raises:
+        UserError: report.json cannot be read or does not have the schema of this version.
+    """
+    path = folder / REPORT
+    if not path.is_file():
+        return None
+    try:
+        return Report.model_validate(json_files.read_object(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is not an evaluation report: {where}: {first['msg']}; evaluate again") from None
+
+
+def how_graded(task: str, *, as_program: bool = False) -> str:
+    """Return what counts as an answer to a task; `as_program`: completions are programs, nothing is extracted."""
+    if task not in CODE_TASKS:
+        return "one number on the line of the last ####, \\boxed{} or <answer>, compared by value (`robust`)"
+    program = "the completion as it is" if as_program else "the last code block that defines the function"
+    return f"{program}, after its prompt, against the unit tests in the sandbox"
 
 
 def printable(text: str) -> str:
-    """Write out what would move a terminal's cursor or cannot be encoded: names come from files."""
+    """Escape characters that would move a terminal's cursor or cannot be encoded: names come from files."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _curve_ks(fewest: int) -> list[int]:
-    """Return the k of a curve: every one up to 10, then powers of two, and the last."""
-    return sorted({k for k in (*range(1, 11), *(2**power for power in range(4, 20)), fewest) if k <= fewest})
+_LENGTH = "mean_tokens"
+"""The one entry of `health` that is not a count of samples."""
+
+
+def _temperature(sampling: Sampling) -> str:
+    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
 
 
 def _share(count: float, total: int) -> str:
     return f"{100 * count / total:.1f} ({count:g})"
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    def share(value: float, interval: Sequence[float]) -> str:
-        return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+def _cell(name: str, value: float, samples: int) -> str:
+    return f"{value:.1f}" if name == _LENGTH else _share(value, samples)
 
-    low, high = row["difference_interval"]
+
+def _comparison_cells(row: Comparison) -> tuple[str, ...]:
+    def cell(value: float, interval: Sequence[float], sign: str = "") -> str:
+        return f"{100 * value:{sign}.1f} [{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
+
     return (
-        row["metric"],
-        share(row["before"], row["before_interval"]),
-        share(row["after"], row["after_interval"]),
-        f"{100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
-        p_value(row["p_value"]),
+        row.metric,
+        cell(row.before, row.before_interval),
+        cell(row.after, row.after_interval),
+        cell(row.difference, row.difference_interval, "+"),
+        p_value(row.p_value),
     )

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import STARTER
-from lora_grpo.evaluation import Page
+from lora_grpo.evaluation import Report
 from lora_grpo.hub import card_snippets, metadata
-from lora_grpo.hub.card_figures import Evaluation, data_sets
+from lora_grpo.hub.card_figures import data_sets
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK
 from lora_grpo.hub.metadata import plain
 from lora_grpo.rewards import parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _ONTO = {"full": "the base in full precision", "dequantized": "the 4-bit base, unpacked"}
@@ -117,26 +116,25 @@ def _measured(facts: Facts) -> str:
         return ""
     lines = ["## Measured"]
     for found in facts.evaluations:
-        page, told = _escaped(found.page), found.page.protocol
         # The page ends with its protocol as JSON, which has paths and hardware in it; the lines below say what matters.
-        title, table, details, *said = page.markdown().rsplit("\n\nProtocol:", 1)[0].split("\n\n")
+        page = _escaped(found.report).markdown().rsplit("\n\nProtocol:", 1)[0]
+        title, table, details, *said = page.split("\n\n")
         lines += [f"**{title}**", table]
         if not found.of_upload:
             lines.append(
                 "These are figures of the adapter on its base as it was trained. The files of this repository were not "
                 "measured."
             )
-        lines += [*said, "\n".join(f"- {line}" for line in _protocol(found, told))]
+        lines += [*said, "\n".join(f"- {line}" for line in _protocol(found.report))]
         lines.append(f"<details><summary>Rules and statuses, % (samples)</summary>\n\n{details}\n\n</details>")
     return "\n\n".join(line for line in lines if line.strip())
 
 
-def _escaped(page: Page) -> Page:
-    """Return a page whose names cannot break out of it."""
+def _escaped(report: Report) -> Report:
+    """Return a report whose names cannot break out of a card."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, Mapping):
-            # The page finds figures by the names that are its own.
             return {(escape(key) if level_is_free(key) else key): clean(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
             return [clean(entry) for entry in value]
@@ -145,30 +143,25 @@ def _escaped(page: Page) -> Page:
     def level_is_free(key: object) -> bool:
         return not re.fullmatch(r"[A-Za-z0-9_@]+", str(key))
 
-    return Page(escape(page.title), clean(page.sides), {}, clean(page.table), clean(page.moved))
+    return Report.model_validate(clean(report.model_dump()))
 
 
-def _protocol(found: Evaluation, told: Mapping[str, Any]) -> Iterator[str]:
+def _protocol(report: Report) -> Iterator[str]:
     """Yield what a figure needs to be compared with another one."""
-    yield "intervals are of 95 %, over rows; p is of the paired test that is named, base against trained"
-    yield f"rows: {escape(told['rows'])} of `{plain(str(told['task']))}`, SHA-256 `{escape(told['data_sha256'])}`"
-    samples = f"temperature {told['temperature']:g}, top-p {told['top_p']:g}" if told["temperature"] else "greedy"
-    drawn, length, seed = (escape(told[key]) for key in ("num_samples", "max_completion_tokens", "seed"))
-    yield f"samples: {drawn} a row, {samples}, at most {length} tokens, seed {seed}"
-    yield f"prompts: {escape(told['prompt_style'])} style, {escape(told['few_shot'])} worked examples"
-    if told.get("extraction"):
-        yield f"an answer counts by: {escape(told['extraction'])}"
-    elif str(told["task"]) in CODE_TASKS:
-        yield "an answer counts where its program passes the unit tests"
-    else:
-        yield "an answer counts by the `robust` rule: the last of its marked answers, compared as a number"
-    model = (told.get("models") or {}).get(found.after) or told.get("policy") or {}
-    how = [f"{model['bits']}-bit base"] if model.get("bits") else []
-    how += [str(model[key]) for key in ("engine", "dtype", "device") if model.get(key)]
-    if how:
-        yield f"model: {escape(', '.join(how))}"
-    if found.isolation:
-        yield f"programs ran in: {escape(found.isolation)}"
+    protocol, sampling, source = report.protocol, report.protocol.sampling, report.evaluated.source
+    yield "95 % intervals over rows; p is of the paired test that is named, base against trained"
+    yield f"rows: {protocol.rows} of `{plain(protocol.task)}`, SHA-256 `{escape(protocol.data_sha256)}`"
+    if sampling:
+        how = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
+        length = f"at most {sampling.max_completion_tokens} tokens, seed {protocol.seed}"
+        yield f"samples: {sampling.num_samples} a row, {how}, {length}"
+        yield f"prompts: {escape(sampling.prompt_style)} style, {sampling.few_shot} worked examples"
+    yield f"grading: {escape(protocol.grading)}"
+    model = [f"{source.bits}-bit base" if source.bits else None, source.engine, source.dtype, source.device]
+    if known := [word for word in model if word]:
+        yield f"model: {escape(', '.join(known))}"
+    if protocol.sandbox:
+        yield f"programs ran in: {escape(protocol.sandbox)}"
 
 
 def _merge(facts: Facts) -> str:

@@ -47,38 +47,6 @@ _MERGE = {
     "adapter?": {"sha256?": str},
     "shards?": [{"file": str, "bytes": int, "sha256": str}],
 }
-_MODEL = {"bits?": int, "engine?": str, "dtype?": str, "device?": str}
-_PROTOCOL = {
-    "task": str, "rows": int, "data_sha256": str, "prompt_style": str, "few_shot": int, "num_samples": int,
-    "temperature": _NUMBER, "top_p": _NUMBER, "max_completion_tokens": int, "seed": int, "extraction?": str,
-    "sandbox?": str, "left_out_as_trained_on?": int, "contaminated?": list, "models?": {"*": _MODEL}, "policy?": _MODEL,
-}  # fmt: skip
-_SIDE = {
-    "intervals": {"*": [_NUMBER]},
-    "curve": [{"k": int, "pass": _NUMBER}],
-    "samples": int,
-    "rules": {"*": _NUMBER},
-    "statuses": {"*": _NUMBER},
-    "health": {"*": _NUMBER},
-}
-_TABLE = [
-    {
-        "metric": str, "before": _NUMBER, "before_interval": [_NUMBER], "after": _NUMBER, "after_interval": [_NUMBER],
-        "difference": _NUMBER, "difference_interval": [_NUMBER], "p_value": _NUMBER, "test": str,
-        "detectable?": _NUMBER,
-    }
-]  # fmt: skip
-_MOVED = [{"task_id": (str, int), "before": [int], "after": [int]}]
-_MOVES = {"fixed?": _MOVED, "regressed?": _MOVED}
-OWN_REPORT = {"protocol": _PROTOCOL, "table": _TABLE, "base": _SIDE, "trained": _SIDE} | _MOVES
-"""evaluation/report.json of a run."""
-ASKED_REPORT = (
-    {"label": str, "task": str, "isolation?": str, "protocol": _PROTOCOL, "table?": _TABLE}
-    | {"compared_with?": {"label": str} | _SIDE}
-    | _SIDE
-    | _MOVES
-)
-"""report.json of scripts/evaluate.py."""
 _CALLED = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
 
 

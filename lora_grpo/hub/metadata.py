@@ -57,17 +57,20 @@ def _model_index(found: Evaluation) -> Iterator[Any]:
     """Yield the figures of what is pushed, for readers of `model-index`."""
     from huggingface_hub import EvalResult
 
-    side, told = found.page.sides[found.after], found.page.protocol
-    for metric in side["intervals"]:
-        greedy = metric == "greedy" or not told.get("temperature")
-        how = "greedy" if greedy else f"{told['num_samples']} samples at temperature {told['temperature']:g}"
+    protocol, sampling = found.report.protocol, found.report.protocol.sampling
+    for metric, score in found.report.evaluated.scores.items():
+        how = (
+            "greedy"
+            if metric == "greedy" or not sampling or not sampling.temperature
+            else f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
+        )
         yield EvalResult(
             task_type="text-generation",
-            dataset_type=found.source or plain(str(told["task"])),
-            dataset_name=plain(str(told["task"])),
+            dataset_type=found.source or plain(protocol.task),
+            dataset_name=plain(protocol.task),
             metric_type="pass@1" if metric == "greedy" else metric,
-            metric_name=f"{'pass@1' if metric == 'greedy' else metric}, {how}, {told['rows']} rows",
-            metric_value=round(100 * side[metric], 2),
+            metric_name=f"{'pass@1' if metric == 'greedy' else metric}, {how}, {protocol.rows} rows",
+            metric_value=round(100 * score, 2),
         )
 
 
@@ -78,17 +81,21 @@ def eval_results(facts: Facts) -> dict[str, str]:
 
     files: dict[str, str] = {}
     for found in facts.evaluations:
-        told, side = found.page.protocol, found.page.sides[found.after]
-        task = str(told["task"])
-        metric = "greedy" if "greedy" in side else "pass@1" if told.get("temperature") == 0 else None
-        whole = told["rows"] == _WHOLE.get(task) and not told.get("left_out_as_trained_on")
-        if not (found.of_upload and found.source and metric and whole) or told.get("contaminated"):
+        protocol, sampling, scores = (
+            found.report.protocol,
+            found.report.protocol.sampling,
+            found.report.evaluated.scores,
+        )
+        task = protocol.task
+        score = scores.get("greedy", scores.get("pass@1") if sampling and sampling.temperature == 0 else None)
+        whole = protocol.rows == _WHOLE.get(task) and not protocol.left_out_as_trained_on
+        if score is None or not sampling or not (found.of_upload and found.source and whole) or protocol.contaminated:
             continue
         entry = EvalResultEntry(
             dataset_id=found.source,
             task_id=task,
-            value=round(100 * side[metric], 2),
-            notes=f"{told['few_shot']}-shot, greedy, {told['prompt_style']} answer format",
+            value=round(100 * score, 2),
+            notes=f"{sampling.few_shot}-shot, greedy, {sampling.prompt_style} answer format",
         )
         files.setdefault(f".eval_results/lora-grpo-{task}.yaml", yaml_dump(eval_result_entries_to_yaml([entry])))
     return files

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from lora_grpo.config import RunConfig
-from lora_grpo.evaluation import Page, run_title, verdict
+from lora_grpo.evaluation import Report, verdict
 from lora_grpo.report.plots import reward_parts
 from lora_grpo.runs import RunFiles, flat
 
@@ -101,21 +101,10 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in rows]
 
 
-def evaluation_page(run: RunFiles) -> Page | None:
-    """Return base against trained; None where the run has not come to it."""
-    found = run.evaluation
-    if found is None:
-        return None
-    moved = {word: found.get(word, []) for word in ("fixed", "regressed")}
-    sides = {name: found[name] for name in ("base", "trained")}
-    return Page(run_title(found["protocol"]), sides, found["protocol"], found["table"], moved)
-
-
-def verdicts(page: Page) -> list[str]:
-    """Return what the figures come to, a sentence for each, and how many problems moved."""
-    moved = {word: len(entries) for word, entries in (page.moved or {}).items()}
-    said = [verdict(dict(row)) for row in page.table]
-    return [*said, f"{moved['fixed']} problems fixed, {moved['regressed']} regressed; evaluation/report.json has them"]
+def verdicts(report: Report) -> list[str]:
+    """Return a sentence for each score, and how many problems changed."""
+    changed = f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed"
+    return [*map(verdict, report.table), f"{changed}; evaluation/report.json has them"]
 
 
 def alarms(run: RunFiles) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.evaluation import read_report
 from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
@@ -20,7 +21,7 @@ _FILES = Path(__file__).parent / "page"
 
 def report_html(run: RunFiles, charts: Sequence[Chart]) -> str:
     """Return the page of one run."""
-    page = facts.evaluation_page(run)
+    page = read_report(run.folder / "evaluation")
     texts = sampled_texts(run)
     return _rendered(
         "report.html.jinja",
@@ -36,7 +37,7 @@ def report_html(run: RunFiles, charts: Sequence[Chart]) -> str:
 
 def diff_html(runs: Sequence[RunFiles], names: Sequence[str], charts: Sequence[Chart]) -> str:
     """Return the page of two runs."""
-    pages = [facts.evaluation_page(run) for run in runs]
+    pages = [read_report(run.folder / "evaluation") for run in runs]
     return _rendered(
         "diff.html.jinja",
         title=" and ".join(names),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from lora_grpo.evaluation import read_report
 from lora_grpo.report import facts
 from lora_grpo.report.visible import visible
 from lora_grpo.runs import RunFiles
@@ -14,9 +15,9 @@ def report_markdown(run: RunFiles) -> str:
     """Return the report of one run."""
     lines = [f"# {escaped(run.name)}", "", escaped(facts.state(run)), ""]
     lines += table(["", ""], facts.headline(run))
-    if page := facts.evaluation_page(run):
-        lines += ["## Before and after", "", escaped(page.title), "", *table(*page.main())]
-        lines += [*(f"- {escaped(said)}" for said in facts.verdicts(page)), ""]
+    if evaluation := read_report(run.folder / "evaluation"):
+        lines += ["## Before and after", "", escaped(evaluation.title), "", *table(*evaluation.scores_table())]
+        lines += [*(f"- {escaped(said)}" for said in facts.verdicts(evaluation)), ""]
     if changes := facts.reward_changes(run):
         rows = [(change.name, f"{change.first:.3f}", f"{change.last:.3f}") for change in changes]
         lines += ["## Reward", "", *table(["", "first step", "last step"], rows)]
@@ -37,8 +38,9 @@ def diff_markdown(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     lines += [f"- {escaped(name)}: {escaped(facts.state(run))}" for name, run in zip(names, runs, strict=True)]
     lines += [""]
     for name, run in zip(names, runs, strict=True):
-        if page := facts.evaluation_page(run):
-            lines += [f"## Before and after, {escaped(name)}", "", escaped(page.title), "", *table(*page.main())]
+        if evaluation := read_report(run.folder / "evaluation"):
+            lines += [f"## Before and after, {escaped(name)}", "", escaped(evaluation.title), ""]
+            lines += table(*evaluation.scores_table())
     for title, rows in (
         ("Settings that differ", facts.differing(runs)),
         ("Versions and machines that differ", facts.versions_differing(runs)),

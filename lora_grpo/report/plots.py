@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lora_grpo.evaluation import read_report
 from lora_grpo.runs import Line, RunFiles
 
 MOST_POINTS = 600
@@ -150,18 +151,18 @@ def _phases(lines: Sequence[Line], every: int) -> Iterator[Plot]:
 
 
 def _pass_at_k(run: RunFiles) -> Iterator[Plot]:
-    sides = [(name, (run.evaluation or {}).get(name, {}).get("curve", [])) for name in ("base", "trained")]
+    report = read_report(run.folder / "evaluation")
     curves = [
         Curve(
-            name,
-            [point["k"] for point in points],
-            [point["pass"] for point in points],
-            [point["interval"][0] for point in points],
-            [point["interval"][1] for point in points],
+            model.label,
+            [point.k for point in model.curve],
+            [point.value for point in model.curve],
+            [point.interval[0] for point in model.curve],
+            [point.interval[1] for point in model.curve],
             "the 95 % interval",
         )
-        for name, points in sides
-        if len(points) > 1
+        for model in (report.models if report else ())
+        if len(model.curve) > 1
     ]
     if curves:
         look_for = "Curves that meet at the right: training made the likely answer right, and taught nothing new."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_files, lock
+from lora_grpo.files import lock
 from lora_grpo.runs.record import read_record
 
 Line = dict[str, Any]
@@ -32,8 +32,6 @@ class RunFiles:
     """Lines of completions/, by step."""
     validation: list[Line]
     """Lines of validation/, by step; step 0 is the base."""
-    evaluation: dict[str, Any] | None
-    """evaluation/report.json: base against trained; None until both were evaluated."""
     samples: dict[str, list[Line]]
     """Samples of the held-out rows, by what drew them: `base`, `trained`."""
     rows: dict[str, Line]
@@ -79,11 +77,7 @@ def read_run(folder: Path) -> RunFiles:
         for path in sorted((folder / "evaluation").glob("*.samples.jsonl"))
     }
     rows = {row["task_id"]: row for row in _lines(folder / "evaluation" / "rows.jsonl", ("task_id",), remarks)}
-    report = folder / "evaluation" / "report.json"
-    evaluation = json_files.read_object(report) if report.is_file() else None
-    if evaluation is not None and {"protocol", "table", "base", "trained"} - evaluation.keys():
-        raise UserError(f"{report} is not a report of a run's evaluation; delete it and resume the run")
-    return RunFiles(folder, record, metrics, completions, validation, evaluation, samples, rows, worked_on, remarks)
+    return RunFiles(folder, record, metrics, completions, validation, samples, rows, worked_on, remarks)
 
 
 def _by_step(folder: Path, remarks: list[str]) -> list[Line]:

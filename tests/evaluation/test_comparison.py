@@ -1,16 +1,14 @@
-import json
-
 import pytest
 from helpers.graded_samples import samples
 
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.comparison import compare, task_changes, verdict
+from lora_grpo.evaluation.comparison import Comparison, compare, task_changes, verdict
 
 
 def rows_of(before, after, k=()):
     table = compare(before, after, k, seed=0)
-    return {row["metric"]: row for row in table}
+    return {row.metric: row for row in table}
 
 
 def test_pass_at_k_of_known_samples():
@@ -19,47 +17,47 @@ def test_pass_at_k_of_known_samples():
     table = rows_of(before, after, (1, 2, 4))
     assert list(table) == ["pass@1", "pass@2", "pass@4", "greedy"]
     # pass@1 is the share of passing samples; pass@4 of 4 samples is whether any passed.
-    assert table["pass@1"]["before"] == pytest.approx((1 + 0 + 0 + 4) / 16)
-    assert table["pass@1"]["after"] == pytest.approx((2 + 1 + 0 + 4) / 16)
-    assert table["pass@4"]["before"] == pytest.approx(2 / 4)
-    assert table["pass@4"]["after"] == pytest.approx(3 / 4)
+    assert table["pass@1"].before == pytest.approx((1 + 0 + 0 + 4) / 16)
+    assert table["pass@1"].after == pytest.approx((2 + 1 + 0 + 4) / 16)
+    assert table["pass@4"].before == pytest.approx(2 / 4)
+    assert table["pass@4"].after == pytest.approx(3 / 4)
     # One task with c of 4 correct: 1 - C(4-c, 2) / C(4, 2).
-    assert table["pass@2"]["before"] == pytest.approx((1 / 2 + 0 + 0 + 1) / 4)
-    assert table["pass@2"]["after"] == pytest.approx((5 / 6 + 1 / 2 + 0 + 1) / 4)
+    assert table["pass@2"].before == pytest.approx((1 / 2 + 0 + 0 + 1) / 4)
+    assert table["pass@2"].after == pytest.approx((5 / 6 + 1 / 2 + 0 + 1) / 4)
 
 
 def test_greedy_and_sampled_verdicts_are_kept_apart():
     table = rows_of(samples("++--", ["----"] * 4), samples("+++-", ["++++"] * 4), (1,))
-    assert (table["pass@1"]["before"], table["pass@1"]["after"]) == (0.0, 1.0)
-    assert (table["greedy"]["before"], table["greedy"]["after"]) == (0.5, 0.75)
+    assert (table["pass@1"].before, table["pass@1"].after) == (0.0, 1.0)
+    assert (table["greedy"].before, table["greedy"].after) == (0.5, 0.75)
 
 
 def test_the_difference_is_after_less_before():
     worse, better = samples("-" * 10, ["-"] * 10), samples("+" * 10, ["+"] * 10)
     gain, loss = rows_of(worse, better, (1,)), rows_of(better, worse, (1,))
     for metric in ("pass@1", "greedy"):
-        assert gain[metric]["difference"] == 1.0
-        assert loss[metric]["difference"] == -1.0
-        low, high = gain[metric]["difference_interval"]
+        assert gain[metric].difference == 1.0
+        assert loss[metric].difference == -1.0
+        low, high = gain[metric].difference_interval
         assert 0 < low <= high <= 1
-        low, high = loss[metric]["difference_interval"]
+        low, high = loss[metric].difference_interval
         assert -1 <= low <= high < 0
-        assert gain[metric]["p_value"] == loss[metric]["p_value"] < 0.01
+        assert gain[metric].p_value == loss[metric].p_value < 0.01
 
 
 def test_no_change_has_a_p_value_of_1_and_an_interval_around_0():
     same = samples("+-+-", ["+-", "--", "++", "+-"])
     for row in rows_of(same, same, (1, 2)).values():
-        assert row["difference"] == 0
-        assert row["p_value"] == 1.0
-        low, high = row["difference_interval"]
+        assert row.difference == 0
+        assert row.p_value == 1.0
+        low, high = row.difference_interval
         assert low < 0 < high
 
 
 def test_more_tasks_that_gained_are_better_evidence():
     few = rows_of(samples("---+"), samples("+--+"))
     many = rows_of(samples("-" * 7 + "+"), samples("+" * 8))
-    assert many["greedy"]["p_value"] < few["greedy"]["p_value"] <= 1
+    assert many["greedy"].p_value < few["greedy"].p_value <= 1
 
 
 def test_tasks_are_paired_by_their_id_whatever_the_order():
@@ -69,8 +67,8 @@ def test_tasks_are_paired_by_their_id_whatever_the_order():
 
 def test_one_sample_a_task_has_a_wilson_interval():
     table = rows_of(samples("--", "+-"), samples("--", "++"), (1,))
-    assert table["pass@1"]["before_interval"] == list(pass_at_k.wilson_interval(1, 2))
-    assert table["pass@1"]["after_interval"] == list(pass_at_k.wilson_interval(2, 2))
+    assert table["pass@1"].before_interval == list(pass_at_k.wilson_interval(1, 2))
+    assert table["pass@1"].after_interval == list(pass_at_k.wilson_interval(2, 2))
 
 
 def test_without_samples_only_greedy_is_compared():
@@ -81,14 +79,14 @@ def test_intervals_hold_their_rate_and_the_table_is_json():
     table = rows_of(samples("+-+", ["+-", "--", "++"]), samples("++-", ["++", "+-", "+-"]), (1, 2))
     for row in table.values():
         for side in ("before", "after"):
-            low, high = row[f"{side}_interval"]
-            assert 0 <= low <= row[side] <= high <= 1
-        assert 0 < row["p_value"] <= 1
-    assert json.loads(json.dumps(table, allow_nan=False)) == table
+            low, high = getattr(row, f"{side}_interval")
+            assert 0 <= low <= getattr(row, side) <= high <= 1
+        assert 0 < row.p_value <= 1
+        assert Comparison.model_validate_json(row.model_dump_json()) == row
 
 
 def test_samples_of_other_tasks_are_refused():
-    with pytest.raises(UserError, match="1 tasks have samples on one side alone"):
+    with pytest.raises(UserError, match="1 tasks have samples of one model only"):
         compare(samples("++-"), samples("++"), (), 0)
     with pytest.raises(UserError, match="k=3 exceeds num_samples=2"):
         rows_of(samples("-", ["+-"]), samples("-", ["+-"]), (3,))
@@ -96,26 +94,25 @@ def test_samples_of_other_tasks_are_refused():
 
 def test_one_sample_a_task_is_mcnemars_and_several_are_permuted():
     once = rows_of(samples("+-", "+-"), samples("+-", "++"), (1,))
-    assert once["pass@1"]["test"] == once["greedy"]["test"] == "exact McNemar"
+    assert once["pass@1"].test == once["greedy"].test == "exact McNemar"
     several = rows_of(samples("+-", ["+-", "--"]), samples("+-", ["++", "+-"]), (1,))
-    assert (several["pass@1"]["test"], several["greedy"]["test"]) == ("paired permutation", "exact McNemar")
+    assert (several["pass@1"].test, several["greedy"].test) == ("paired permutation", "exact McNemar")
 
 
 def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
     before = samples("----", ["----", "+---", "++++", "++--"])
     after = samples("----", ["++--", "++++", "+---", "+++-"])
-    assert task_changes(before, after) == {
-        "fixed": [
-            {"task_id": "t1", "before": [1, 4], "after": [4, 4]},
-            {"task_id": "t0", "before": [0, 4], "after": [2, 4]},
-        ],
-        "regressed": [{"task_id": "t2", "before": [4, 4], "after": [1, 4]}],
-    }
+    fixed, regressed = task_changes(before, after)
+    assert [(change.task_id, change.before, change.after) for change in fixed] == [
+        ("t1", [1, 4], [4, 4]),
+        ("t0", [0, 4], [2, 4]),
+    ]
+    assert [(change.task_id, change.before, change.after) for change in regressed] == [("t2", [4, 4], [1, 4])]
 
 
 def test_greedy_samples_decide_what_moved_where_there_are_only_such():
     moved = task_changes(samples("-+-"), samples("+--"))
-    assert [[entry["task_id"] for entry in moved[word]] for word in ("fixed", "regressed")] == [["t0"], ["t1"]]
+    assert [[change.task_id for change in changes] for changes in moved] == [["t0"], ["t1"]]
 
 
 @pytest.mark.parametrize(
@@ -126,12 +123,12 @@ def test_greedy_samples_decide_what_moved_where_there_are_only_such():
         (
             "+" + "-" * 19,
             "++" + "-" * 18,
-            "greedy: not distinguishable, +5.0 points (p 1.000, exact McNemar); a change of ",
+            "greedy: no significant difference, +5.0 points (p 1.000, exact McNemar); this many tasks detect",
         ),
         (
             "--",
             "-+",
-            "greedy: not distinguishable, +50.0 points (p 1.000, exact McNemar); no change could have been told",
+            "greedy: no significant difference, +50.0 points (p 1.000, exact McNemar); too few tasks",
         ),
     ],
 )

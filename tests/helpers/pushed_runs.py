@@ -4,6 +4,7 @@ import json
 
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.files import atomic
+from lora_grpo.models import adapter_sha256
 
 COMMIT = "a" * 40
 
@@ -27,16 +28,36 @@ def row(metric, before, after, p):
     }
 
 
-def side(**figures):
-    return figures | {
-        "intervals": {name: [value - 0.1, value + 0.1] for name, value in figures.items()},
+def measured(label, source, **scores):
+    """One model's entry of report.json."""
+    return {
+        "label": label,
+        "scores": scores,
+        "intervals": {name: [value - 0.1, value + 0.1] for name, value in scores.items()},
         "curve": [],
         "tasks": 30,
         "samples": 30,
         "statuses": {"passed": 18, "wrong_answer": 12},
         "rules": {"strict": 17, "robust": 18},
         "health": {"unparsed": 0, "truncated": 0, "mean_tokens": 20.0},
+        "source": source,
     }
+
+
+def report_of(evaluated, baseline=None, *, table=(), **protocol):
+    """The content of report.json."""
+    names = ("prompt_style", "few_shot", "num_samples", "temperature", "top_p", "max_completion_tokens")
+    sampling = {"prompt_style": "xml", "few_shot": 0, "top_p": 1.0} | {
+        name: protocol.pop(name) for name in names if name in protocol
+    }
+    protocol = {
+        "task": "gsm8k", "data_source": None, "left_out_as_trained_on": 0, "contaminated": [], "sampling": sampling,
+        "grading": "the last `####`", "sandbox": None, "seed": 0, "version": "0.1.0", **protocol,
+    }  # fmt: skip
+    return {
+        **evaluated["scores"], "protocol": protocol, "evaluated": evaluated, "baseline": baseline,
+        "table": list(table), "fixed": [], "regressed": [],
+    }  # fmt: skip
 
 
 def safetensors(size=100, byte=b"\x01"):
@@ -89,13 +110,13 @@ def make_run(folder, adapter_bytes=1000, **changes):
         "trained_steps": 250,
         "results": {"table": table, "reward": {"first": 1.0, "last": 2.0, "steps": 250}},
     }  # fmt: skip
-    protocol = {
-        "task": "gsm8k", "rows": 30, "data_sha256": "c" * 64, "left_out_as_trained_on": 0, "sandbox": None,
-        "prompt_style": "xml", "few_shot": 0, "num_samples": 4, "temperature": 1.0, "top_p": 1.0,
-        "max_completion_tokens": 64, "seed": 0, "policy": record["policy"],
-    }  # fmt: skip
-    sides = {"base": side(**{"pass@1": 0.317, "greedy": 0.5}), "trained": side(**{"pass@1": 0.455, "greedy": 0.6})}
-    report = {"protocol": protocol, "table": table, **sides, "fixed": [], "regressed": []}
+    source = {"model": BASE, "revision": COMMIT, "weights_sha256": None} | record["policy"]
+    report = report_of(
+        measured("trained", source | {"adapter_sha256": adapter_sha256(adapter)}, **{"pass@1": 0.455, "greedy": 0.6}),
+        measured("base", source, **{"pass@1": 0.317, "greedy": 0.5}),
+        table=table, rows=30, data_sha256="c" * 64, num_samples=4, temperature=1.0, max_completion_tokens=64,
+        data_source=f"{PRIVATE}/held out.jsonl",
+    )  # fmt: skip
     for path, value in changes.items():
         place, *keys = path.split("__")
         target = {"record": record, "report": report}[place]

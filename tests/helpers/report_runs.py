@@ -5,8 +5,7 @@ import json
 from helpers.graded_samples import samples
 
 from lora_grpo.config.schema import EvalConfig, RunConfig
-from lora_grpo.evaluation.comparison import compare, task_changes
-from lora_grpo.evaluation.report import measure
+from lora_grpo.evaluation import Graded, Protocol, Sampling, Source, make_report, write_report
 
 HOSTILE = (
     "<script>window.hacked = 1</script>",
@@ -85,11 +84,19 @@ def write_run(
         (folder / "completions" / f"step-{step:05d}.jsonl").write_text("".join(lines))
     if evaluated:
         before, after = samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"])
-        protocol = {"task": "starter", "rows": 4, "num_samples": 2, "temperature": 1.0}
-        sides = {"base": measure(before, (1, 2), 0), "trained": measure(after, (1, 2), 0)}
-        table = compare(before, after, (1, 2), 0)
-        report = {"protocol": protocol, "table": table, **sides, **task_changes(before, after)}
-        (folder / "evaluation" / "report.json").write_text(json.dumps(report))
+        protocol = Protocol(
+            task="starter",
+            rows=4,
+            data_sha256="",
+            contaminated=[],
+            sampling=Sampling(
+                prompt_style="xml", few_shot=0, num_samples=2, temperature=1.0, top_p=1.0, max_completion_tokens=64
+            ),
+            grading="",
+            seed=0,
+        )
+        report = make_report(protocol, (1, 2), Graded("trained", after, Source()), Graded("base", before, Source()))
+        write_report(folder / "evaluation", report)
         for name, drawn in (("base", before), ("trained", after)):
             path = folder / "evaluation" / f"{name}.samples.jsonl"
             path.write_text("".join(json.dumps(sample) + "\n" for sample in drawn))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.pushed_runs import BASE, COMMIT, PRIVATE, make_run, safetensors, side
+from helpers.pushed_runs import BASE, COMMIT, PRIVATE, make_run, measured, report_of, safetensors
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import RepoCard
 
@@ -37,21 +37,11 @@ def write_asked(run, kind, folder, rows=1319, **changes):
         target = ModelSpec("", ModelConfig(name=str(folder), revision=COMMIT), BASE, folder, folder)
     else:
         target = ModelSpec("", ModelConfig(name=str(folder)), str(folder), None, folder)
-    models = {"trained": {**target.identity, "engine": "vllm 1", "dtype": "bfloat16", "device": "NVIDIA T4"}}
-    protocol = {
-        "task": "gsm8k", "extraction": "the last `####`", "seed": 0, "rows": rows, "data_sha256": "e" * 64,
-        "prompt_style": "xml", "few_shot": 0, "num_samples": 1, "temperature": 0.0, "top_p": 1.0,
-        "max_completion_tokens": 512, "left_out_as_trained_on": 0, "models": models, "contaminated": [],
-        "data": None, **changes,
-    }  # fmt: skip
-    report = side(**{"pass@1": 0.543}) | {
-        "label": "trained", "task": "gsm8k", "isolation": None, "protocol": protocol, "compared_with": None,
-    }  # fmt: skip
+    source = {**target.identity, "engine": "vllm 1", "dtype": "bfloat16", "device": "NVIDIA T4"}
+    settings = {"data_sha256": "e" * 64, "num_samples": 1, "temperature": 0.0, "max_completion_tokens": 512}
+    report = report_of(measured("trained", source, **{"pass@1": 0.543}), rows=rows, **settings, **changes)
     (run / "evaluation" / "gsm8k").mkdir(parents=True)
     atomic.write_json(run / "evaluation" / "gsm8k" / "report.json", report)
-    atomic.write_json(
-        run / "evaluation" / "gsm8k" / "evaluation.json", {"asked": {"options": {"data": changes.get("data")}}}
-    )
 
 
 def make_merged(run, **report):
@@ -100,7 +90,7 @@ def test_the_table_is_the_reports_own_with_its_protocol(run):
     _, text, _ = card_of(run / "adapter", "adapter")
     assert "| pass@1 | 31.7 [21.7, 41.7] | 45.5 [35.5, 55.5] | +13.8 [+8.8, +18.8] | 0.021 |" in text
     assert "| greedy | 50.0 [40.0, 60.0] | 60.0 [50.0, 70.0] | +10.0 [+5.0, +15.0] | 0.250 |" in text
-    assert "- greedy: not distinguishable, +10.0 points (p 0.250, exact McNemar)" in text
+    assert "- greedy: no significant difference, +10.0 points (p 0.250, exact McNemar)" in text
     assert f"- rows: 30 of `gsm8k`, SHA-256 `{'c' * 64}`" in text
     assert "- samples: 4 a row, temperature 1, top-p 1, at most 64 tokens, seed 0" in text
     assert "| correct_answer | 2 |" in text and "| mine.py:brief | 0.25 |" in text
@@ -269,23 +259,10 @@ def test_another_adapter_in_the_runs_folder_has_none_of_its_figures(run):
     assert "model-index" not in data and "250" not in text
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"record__status": "running"}, "the run has gone on since"),
-        ({"record__results__table": []}, "the run has gone on since"),
-    ],
-)
-def test_figures_of_an_earlier_state_are_left_out(tmp_path, capsys, change, why):
-    run = make_run(tmp_path / "run", **change)
-    if "record__status" in change:
-        record = json.loads((run / "run.json").read_text())
-        record.pop("results")
-        (run / "run.json").write_text(json.dumps(record))
-    data, text, _ = card_of(run / "adapter", "adapter")
-    assert "model-index" not in data and "## Measured" not in text
-    assert why in capsys.readouterr().err
-    assert ("**The run was not finished:**" in text) == ("record__status" in change)
+def test_an_unfinished_run_is_marked(tmp_path):
+    run = make_run(tmp_path / "run", record__status="running")
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "**The run was not finished:**" in text
 
 
 def test_figures_of_an_adapter_that_was_changed_are_left_out(run, capsys):
@@ -294,13 +271,13 @@ def test_figures_of_an_adapter_that_was_changed_are_left_out(run, capsys):
     os.utime(run / "adapter" / "adapter_model.safetensors", (0, 0))
     data, text, _ = card_of(merged, "merged")
     assert "model-index" not in data and "## Measured" not in text
-    assert "adapter_model.safetensors has changed since it was written" in capsys.readouterr().err
+    assert "is of other weights" in capsys.readouterr().err
 
 
 def test_a_report_of_another_version_is_left_out(tmp_path, capsys):
-    run = make_run(tmp_path / "run", report__trained={"pass@1": 0.455})
+    run = make_run(tmp_path / "run", report__evaluated={"pass@1": 0.455})
     _, text, _ = card_of(run / "adapter", "adapter")
-    assert "## Measured" not in text and "is no report of this version" in capsys.readouterr().err
+    assert "## Measured" not in text and "is not an evaluation report" in capsys.readouterr().err
 
 
 def test_what_is_merged_bears_the_adapters_figures_as_such(run):
@@ -341,7 +318,7 @@ def test_a_merge_of_another_adapter_bears_no_figures(run, capsys):
 
 @pytest.mark.parametrize(
     "change",
-    [{"rows": 500}, {"contaminated": ["trained"]}, {"left_out_as_trained_on": 3}, {"data": "mine.jsonl"}],
+    [{"rows": 500}, {"contaminated": ["trained"]}, {"left_out_as_trained_on": 3}, {"data_source": "mine.jsonl"}],
 )
 def test_a_part_of_a_benchmark_is_no_entry_of_a_leaderboard(tmp_path, change):
     run = make_run(tmp_path / "run", record__data__eval__source=None)
@@ -417,11 +394,11 @@ def noted(merged):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (safetensors()[:50], "is not a whole safetensors file"),
+        (safetensors()[:50], "is not a complete safetensors file"),
         (safetensors(byte=b"\x07"), "is missing or not as merging wrote it"),
         (safetensors(size=7), "is missing or not as merging wrote it"),
         (None, "is missing or not as"),
-        (b"\x80\x04pickled.....", "is not a whole safetensors file"),
+        (b"\x80\x04pickled.....", "is not a complete safetensors file"),
     ],
 )
 def test_a_merged_model_that_is_not_as_the_merge_wrote_it_is_refused(run, content, said):
@@ -498,8 +475,8 @@ HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [
     [
         "record__data__task", "record__recipe", "record__policy__engine", "record__config__train__optimizer",
         "record__config__data__prompt_style", "record__data__eval__source", "record__data__train__sha256",
-        "report__protocol__task", "report__protocol__prompt_style", "report__protocol__sandbox",
-        "record__policy__base_model", "report__protocol__policy__device", "record__status",
+        "report__protocol__task", "report__protocol__sampling__prompt_style", "report__protocol__sandbox",
+        "record__policy__base_model", "report__evaluated__source__device", "record__status",
     ],
 )  # fmt: skip
 def test_text_from_files_is_text(tmp_path, path):
@@ -518,12 +495,13 @@ def test_a_figure_of_a_report_is_a_number_or_the_report_is_left_out(tmp_path, ca
     run = make_run(tmp_path / "run")
     path = run / "evaluation" / "report.json"
     report = json.loads(path.read_text())
-    report["protocol"][key] = value
+    protocol = report["protocol"]
+    (protocol if key in protocol else protocol["sampling"])[key] = value
     path.write_text(json.dumps(report))
     _, text, _ = card_of(run / "adapter", "adapter")
     assert "Owned" not in text and "## Measured" not in text
     said = capsys.readouterr().err
-    assert f"no report of this version (protocol.{key} is" in said and said.count("\n") == 1
+    assert "is not an evaluation report: protocol." in said and key in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"protocol": 1}', "null", "\xff"])

@@ -302,7 +302,7 @@ def exit_code(*arguments):
             "metrics.jsonl:2: expected",
         ),
         (lambda run: (run / "metrics.jsonl").write_text('[1]\n{"step": 3}\n'), "metrics.jsonl:1: expected"),
-        (lambda run: (run / "evaluation" / "report.json").write_text("{}"), "is not a report of a run's evaluation"),
+        (lambda run: (run / "evaluation" / "report.json").write_text("{}"), "is not an evaluation report"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_told_in_one_line(tmp_path, capsys, spoil, said):

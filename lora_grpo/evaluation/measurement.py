@@ -1,0 +1,152 @@
+"""One model's graded samples as figures: pass@k with intervals, rules, statuses, and how well completions parse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_grpo.evaluation import pass_at_k
+from lora_grpo.evaluation.results import GREEDY, Result
+
+UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
+"""Statuses of completions from which no answer could be read."""
+_RULES = ("strict", "flexible", "robust")
+
+Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
+"""A 95 % interval: its low and high end, as fractions."""
+
+
+class Schema(BaseModel):
+    """A part of report.json: exact types, finite numbers, unknown keys ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Source(Schema):
+    """Where a model's samples come from; None where it does not apply or is not known."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    """Hub id or path of the model, or of the base below the adapter."""
+    revision: str | None = None
+    """Its Hub commit."""
+    weights_sha256: str | None = None
+    """SHA-256 over its weights, where it was read from a folder."""
+    adapter_sha256: str | None = None
+    """SHA-256 over the adapter's weights and configuration."""
+    samples_sha256: str | None = None
+    """SHA-256 of a file of samples made elsewhere."""
+    bits: int | None = None
+    """Precision of the weights: 4 or 16."""
+    engine: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+
+
+class CurvePoint(Schema):
+    """pass@k at one k."""
+
+    k: int
+    value: float
+    interval: Bounds
+
+
+class Measurement(Schema):
+    """The figures of one model."""
+
+    label: str
+    """The model's name in tables."""
+    scores: dict[str, float]
+    """`pass@k` of each requested k, and `greedy` where there are greedy samples; fractions."""
+    intervals: dict[str, Bounds]
+    """The 95 % interval of each score."""
+    curve: list[CurvePoint]
+    """pass@k over k, up to the fewest samples of a task."""
+    tasks: int
+    samples: int
+    statuses: dict[str, int]
+    """Samples by status."""
+    rules: dict[str, int]
+    """Samples that pass each rule of the task."""
+    health: dict[str, float]
+    """Samples that are `unparsed`, `truncated`, `timeouts` or `crashes`, and `mean_tokens`."""
+    source: Source
+
+
+def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[int], seed: int) -> Measurement:
+    """Return the figures of one model's graded samples.
+
+    Args:
+        label: the model's name in tables.
+        results: its graded samples.
+        source: where they come from.
+        ks: the k of pass@k to report; the curve has more.
+        seed: seed of the bootstrap.
+
+    Raises:
+        UserError: a k exceeds the samples of a task.
+    """
+    scores: dict[str, float] = {}
+    intervals: dict[str, list[float]] = {}
+    curve = []
+    sampled, greedy = counts_by_task(results, greedy=False), counts_by_task(results, greedy=True)
+    if sampled:
+        fewest = min(total for total, _ in sampled.values())
+        requested = set(ks)
+        for k in sorted(requested | _curve_ks(fewest)):
+            value, interval = _estimate(sampled, k, seed)
+            curve.append(CurvePoint(k=k, value=value, interval=interval))
+            if k in requested:
+                scores[f"pass@{k}"], intervals[f"pass@{k}"] = value, interval
+    if greedy:
+        scores["greedy"], intervals["greedy"] = _estimate(greedy, 1, seed)
+    statuses = Counter(str(result["status"]) for result in results)
+    return Measurement(
+        label=label,
+        scores=scores,
+        intervals=intervals,
+        curve=curve,
+        tasks=len({**sampled, **greedy}),
+        samples=len(results),
+        statuses=dict(sorted(statuses.items())),
+        rules={rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
+        health=_health(results, statuses),
+        source=source,
+    )
+
+
+def counts_by_task(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, int]]:
+    """Return (samples, passed) of each task, sorted by task_id: of greedy samples or of all others."""
+    total: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+    for result in results:
+        if (result.get("draw") == GREEDY) is greedy:
+            total[str(result["task_id"])] += 1
+            passed[str(result["task_id"])] += result["passed"]
+    return {task: (total[task], passed[task]) for task in sorted(total)}
+
+
+def _estimate(counts: dict[str, tuple[int, int]], k: int, seed: int) -> tuple[float, list[float]]:
+    values, interval = pass_at_k.estimate(list(counts.values()), k, seed)
+    return float(values.mean()), list(interval)
+
+
+def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:
+    health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
+    if "strict" not in results[0]:  # programs
+        health |= {"timeouts": statuses["timeout"], "crashes": statuses["crashed"] + statuses["memory"]}
+    # Samples made elsewhere may have keys of the same names with any meaning.
+    lengths = [result["num_tokens"] for result in results if isinstance(result.get("num_tokens"), int)]
+    if lengths:
+        health["truncated"] = sum(bool(result.get("truncated")) for result in results)
+        health["mean_tokens"] = sum(lengths) / len(lengths)
+    return health
+
+
+def _curve_ks(fewest: int) -> set[int]:
+    """Return every k up to 10, then powers of two, and the largest."""
+    return {k for k in (*range(1, 11), *(2**power for power in range(4, 20)), fewest) if k <= fewest}
