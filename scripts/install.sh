@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Create the virtual environment and install the project into it. The Makefile sets PYTHON, VENV and EXTRA.
+# Make the virtual environment and install the project into it. Called by the Makefile with PYTHON, VENV and EXTRA set.
 set -euo pipefail
 
 "$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || {
@@ -10,8 +10,8 @@ set -euo pipefail
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
 torch=$(sed -n 's/^ *"torch==\([^"]*\)",/\1/p' pyproject.toml)
 if [ -z "$EXTRA" ] && ! "${pip[@]}" install "torch==$torch+cpu" 2>/dev/null; then
-    echo "pip finds no CPU build of torch $torch; installing the default build, which includes CUDA libraries" >&2
-    echo "(to avoid that, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, see pytorch.org, and run this again)" >&2
+    echo "no CPU build of torch $torch in pip's sources; taking the plain one, which brings CUDA libraries along" >&2
+    echo "(to avoid them, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, see pytorch.org, and run this again)" >&2
 fi
 "${pip[@]}" install -e ".[dev$EXTRA]"
 touch "$VENV/installed"

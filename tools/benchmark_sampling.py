@@ -17,13 +17,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from lora_grpo.sampling import VllmSampler, vllm_engine
+from lora_grpo.config import vllm_available
+from lora_grpo.sampling import SamplingParams, completion_seed
 
 SAMPLES = 4
-OPTIONS = {"max_tokens": 200, "temperature": 1.2, "top_p": 1.0}
+PARAMS = SamplingParams(SAMPLES, temperature=1.2, top_p=1.0, max_tokens=200)
 
 
 def main() -> None:
@@ -76,9 +76,8 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
     model.register_forward_pre_hook(lambda *inputs: passes.append(len(inputs[2]["input_ids"])), with_kwargs=True)
 
     def sampled(asked: list[list[str]], slots: int | None, seed: int) -> list[int]:
-        sampler.slots = slots
-        drawn = [sampler.rollouts(batch, SAMPLES, seed=seed, **OPTIONS) for batch in asked]
-        return [len(rollout.token_ids) for groups in drawn for group in groups for rollout in group]
+        sampler.batch_size = slots
+        return [length for batch in asked for length in lengths(sampler, batch, seed)]
 
     def generated(seed: int) -> list[int]:
         torch.manual_seed(seed)
@@ -88,10 +87,10 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
             output = model.generate(
                 **inputs,
                 do_sample=True,
-                temperature=OPTIONS["temperature"],
+                temperature=PARAMS.temperature,
                 top_k=0,
                 num_return_sequences=SAMPLES,
-                max_new_tokens=OPTIONS["max_tokens"],
+                max_new_tokens=PARAMS.max_tokens,
             )
             ended = output[:, inputs["input_ids"].shape[1] :] == tokenizer.eos_token_id
             first = torch.where(ended.any(dim=1), ended.int().argmax(dim=1) + 1, ended.shape[1])
@@ -103,9 +102,15 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
         "static": lambda seed: sampled(batches, None, seed),
         "generate": generated,
     }
-    if vllm_engine.available():
+    if vllm_available():
         sides |= vllm_sides(prompts, tokenizer)
     return sides, passes
+
+
+def lengths(sampler: Any, prompts: list[str], seed: int) -> list[int]:
+    """Return the lengths of the completions, in tokens."""
+    seeds = [completion_seed(seed, "benchmark", number) for number in range(SAMPLES * len(prompts))]
+    return [len(each.token_ids) for _, group in sampler.stream(prompts, PARAMS, seeds) for each in group]
 
 
 def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], list[int]]]:
@@ -113,21 +118,19 @@ def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], 
     from peft import LoraConfig, get_peft_model
 
     from lora_grpo.config import ModelConfig
-    from lora_grpo.models import load_base
+    from lora_grpo.models import Overrides, base_model, resolve
+    from lora_grpo.sampling import build
 
     settings = ModelConfig(bits=16)
     with tempfile.TemporaryDirectory() as folder:
         adapter = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False, lora_alpha=1)
-        get_peft_model(load_base(settings), adapter).save_pretrained(folder)
-        ends = [tokenizer.eos_token_id]
-        sampler = VllmSampler(
-            settings, tokenizer, ends, adapter=Path(folder), max_sequence_tokens=OPTIONS["max_tokens"] + 200
-        )
+        get_peft_model(base_model.load_base(settings), adapter).save_pretrained(folder)
+        target = resolve(folder, Overrides(base="starter"))
+        sampler = build.load_sampler(target, "vllm", tokenizer, PARAMS.max_tokens + 200, 0)
 
     def drawn(adapter: bool, seed: int) -> list[int]:
-        sampler.refresh(adapter=adapter)
-        groups = sampler.rollouts(prompts, SAMPLES, seed=seed, **OPTIONS)
-        return [len(rollout.token_ids) for group in groups for rollout in group]
+        sampler.wake_up(adapter=adapter)
+        return lengths(sampler, prompts, seed)
 
     return {"vllm": lambda seed: drawn(False, seed), "vllm adapter": lambda seed: drawn(True, seed)}
 

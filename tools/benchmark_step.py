@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lora_grpo.sampling import vllm_engine
+from lora_grpo.config import vllm_available
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = 2
@@ -38,7 +38,7 @@ def main() -> None:
         steps = plain(arguments.steps) if arguments.side == "plain" else kit(arguments.steps, arguments.side)
         print(json.dumps(steps))
         return
-    sides = ["kit", "plain", *(["kit vllm"] if vllm_engine.available() else [])]
+    sides = ["kit", "plain", *(["kit vllm"] if vllm_available() else [])]
     seen: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
     for number in range(arguments.rounds):

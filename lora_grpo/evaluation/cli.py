@@ -235,8 +235,6 @@ class _Samplers:
             self.sampler = None  # before the next model takes its memory
             self.sampler = build.load_sampler(target, backend, tokenizer, sequence_tokens, seed)
             self.target, self.sequence_tokens = target, sequence_tokens
-        if self.target is not None and self.target.adapter is not None:
-            self.sampler.refresh(adapter=target.adapter is not None)
         return self.sampler
 
 
@@ -272,7 +270,14 @@ def _ask(
         }
         facts = evaluation_folder.begin(folder, name, identity, facts)
         results = draw_and_grade(
-            folder / name, sampler, data.eval, plan.data.evaluation_task, [plan.draws], plan.seed, label
+            folder / name,
+            sampler,
+            data.eval,
+            plan.data.evaluation_task,
+            [plan.draws],
+            plan.seed,
+            label,
+            adapter=target.adapter is not None,
         )
     return _Side(label, results, {**target.identity, **facts}, name)
 

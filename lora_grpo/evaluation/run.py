@@ -16,7 +16,7 @@ from lora_grpo.files import atomic, json_files
 from lora_grpo.models import BASE
 from lora_grpo.progress import Progress
 from lora_grpo.runs import Run
-from lora_grpo.sampling import Rollout, Sampler, completion_seed
+from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat, grade_all
 
 _UNIT = 256
@@ -26,17 +26,9 @@ _STREAMED_UNIT = 64
 
 
 @dataclass(frozen=True)
-class Draws:
-    """How each row is asked."""
+class Draws(SamplingParams):
+    """How each row is sampled: one completion if the temperature is 0."""
 
-    num_samples: int
-    """Completions of each row; 1 where the temperature is 0."""
-    temperature: float
-    """Softmax temperature; 0 decodes greedily."""
-    top_p: float
-    """Nucleus probability."""
-    max_tokens: int
-    """Longest completion."""
     name: str = ""
     """The `draw` of a single sample that stands in a file beside numbered ones."""
 
@@ -74,7 +66,6 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         RunError: the file of samples does not fit these rows.
     """
     config = run.config
-    sampler.refresh(adapter=name != BASE)
     run.evaluation.mkdir(exist_ok=True)
     if distributed.is_main():
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
@@ -84,13 +75,20 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     if config.eval.num_samples:
         asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
-    results = draw_and_grade(path, sampler, rows, config.data.evaluation_task, asked, config.seed, name)
-    sampler.sleep()
-    return results
+    task = config.data.evaluation_task
+    return draw_and_grade(path, sampler, rows, task, asked, config.seed, name, adapter=name != BASE)
 
 
 def draw_and_grade(
-    path: Path, sampler: Sampler, rows: Sequence[Row], task: str, asked: Sequence[Draws], seed: int, title: str
+    path: Path,
+    sampler: Sampler,
+    rows: Sequence[Row],
+    task: str,
+    asked: Sequence[Draws],
+    seed: int,
+    title: str,
+    *,
+    adapter: bool,
 ) -> list[Result]:
     """Sample and grade every row, appending to a file of samples; what is in the file already is not drawn again.
 
@@ -107,6 +105,7 @@ def draw_and_grade(
         asked: how each row is asked; of a row's samples each draw is in one of them.
         seed: of all random numbers.
         title: what is evaluated, for the progress.
+        adapter: False samples from the base model.
 
     Returns:
         The samples of every row, in one order whatever was killed when.
@@ -129,8 +128,6 @@ def draw_and_grade(
             for draws, same in groupby(todo, key=lambda unit: unit.draws)
         ]
     prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
-    longest_prompt = max(map(len, sampler.encode(list(prompts.values()))))
-    sampler.find_batch_size(longest_prompt, max(draws.max_tokens for draws in asked))
     samples, passed = kept, sum(sample["passed"] for sample in kept)
     own, mine = path, total
     if distributed.world_size() > 1:
@@ -138,7 +135,8 @@ def draw_and_grade(
         mine = len(kept) + sum(len(unit.keys) for unit in todo)
         title += f" (share of 1 of {distributed.world_size()} processes)"
     progress = Progress(mine, f"evaluating {title}")
-    with contextlib.closing(progress), own.open("a", encoding="utf-8") as file:
+    with contextlib.closing(progress), own.open("a", encoding="utf-8") as file, sampler.awake(adapter=adapter):
+        sampler.fit_batch(list(prompts.values()), max(draws.max_tokens for draws in asked))
         for unit in todo:
             for part in _drawn(sampler, unit, prompts, seed):
                 verdicts = grade_all(
@@ -157,7 +155,6 @@ def draw_and_grade(
                 samples += new
                 passed += sum(sample["passed"] for sample in new)
                 progress.show(len(samples), f"{passed / len(samples):.1%} pass")
-    sampler.slots = None  # training decodes a step's completions together
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
@@ -170,17 +167,11 @@ def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) ->
 
 def _drawn(
     sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
-) -> Iterator[list[tuple[Row, list[Rollout]]]]:
+) -> Iterator[list[tuple[Row, list[SampledTokens]]]]:
     """Yield the unit's rows with their completions, as many at once as are to be written together."""
     draws, part = unit.draws, []
-    for place, rollouts in sampler.stream(
-        [prompts[row["id"]] for row in unit.rows],
-        draws.num_samples,
-        max_tokens=draws.max_tokens,
-        temperature=draws.temperature,
-        top_p=draws.top_p,
-        seed=[completion_seed(seed, row["id"], name) for row in unit.rows for name in draws.names],
-    ):
+    seeds = [completion_seed(seed, row["id"], name) for row in unit.rows for name in draws.names]
+    for place, rollouts in sampler.stream([prompts[row["id"]] for row in unit.rows], draws, seeds):
         part.append((unit.rows[place], rollouts))
         if sampler.streams and len(part) * draws.num_samples >= _STREAMED_UNIT:
             yield part

@@ -1,6 +1,6 @@
 """Models: what a name means, the base and its adapter, shape and memory."""
 
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, memory
 from lora_grpo.models.adapter import load_adapter, save_adapter
 from lora_grpo.models.base_model import (
     compute_dtype,
@@ -19,7 +19,6 @@ from lora_grpo.models.memory import (
     WORKSPACE,
     Sampler,
     Step,
-    kv_bytes_a_token,
     optimizer_bytes,
     parts,
     phases,
@@ -64,11 +63,11 @@ __all__ = [
     "context_tokens",
     "end_tokens",
     "files_of",
-    "kv_bytes_a_token",
     "load_adapter",
     "load_base",
     "load_policy",
     "load_tokenizer",
+    "memory",
     "optimizer_bytes",
     "parts",
     "phases",

@@ -94,8 +94,10 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": step.sequences * (step.prompt_tokens + step.completion_tokens) * kv_bytes_a_token(shape, width),
-        # The kit's own sampler picks tokens in the whole vocabulary; see slot_memory.
+        "kv_cache": step.sequences
+        * (step.prompt_tokens + step.completion_tokens)
+        * kv_bytes_per_token(shape.layers, shape.keys, width),
+        # The kit's own sampler picks tokens in the whole vocabulary; see lora_grpo.sampling.batch_memory.
         "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
         # The copy, and the bare weights of what the adapter is merged into; see merged_copy.
         "merged_copy": 4 * (shape.parameters + shape.adapted_parameters(step.targets))
@@ -167,9 +169,15 @@ _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
 """Bytes beside a 4-bit matrix: its 16 levels; doubly quantised also the 256 levels of its scales, and their offset."""
 
 
-def kv_bytes_a_token(shape: Shape, width: int = 2) -> int:
-    """Return the bytes of one token's keys and values over all layers, `width` bytes a number."""
-    return 2 * width * shape.layers * shape.keys
+def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
+    """Return the bytes of one token's keys and values over all layers.
+
+    Args:
+        layers: of the model.
+        key_width: of all key heads together.
+        width: bytes per number.
+    """
+    return 2 * width * layers * key_width
 
 
 def optimizer_bytes(size: int, name: str) -> int:

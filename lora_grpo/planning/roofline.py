@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.models import Shape, kv_bytes_a_token, weight_bytes
+from lora_grpo.models import Shape, memory
 
 _SECONDS = 0.5
 """Each rate is measured for about this long."""
@@ -101,8 +101,8 @@ class StepWork:
         products take longer.
         """
         shape, context = self.shape, self.prompt_tokens + self.completion_tokens / 2
-        read: float = weight_bytes(shape, self.bits) + 2 * self._adapter
-        read += self.completions * context * kv_bytes_a_token(shape)
+        read: float = memory.weight_bytes(shape, self.bits) + 2 * self._adapter
+        read += self.completions * context * memory.kv_bytes_per_token(shape.layers, shape.keys)
         products = 2 * (shape.linear_parameters + self._head + self._adapter)
         attention = 4 * context * shape.queries * shape.layers
         seconds = max(

@@ -9,7 +9,7 @@ from lora_grpo.models import load_policy
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
 from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
-from lora_grpo.sampling import Sampler, build_sampler, completion_seed
+from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 from lora_grpo.tasks import UNGRADED_TASKS, Data, Row, chat, fit_to_context, grade_all, prompt_order, split_validation
 
 PROMPTS = 8
@@ -44,8 +44,6 @@ def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Gr
     Returns:
         At most PROMPTS groups, of different rows. The first step's completions are those that training draws.
     """
-    import torch
-
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
     # All rows are asked for their columns: a reward may read one that these few lack.
     columns = trl_rows(sampler.tokenizer, rows)
@@ -53,30 +51,20 @@ def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Gr
     prompts = [chat.render_row(sampler.tokenizer, rows[place]) for place in order]
     a_step = config.train.prompts_per_step * size
     print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
-    sampler.refresh(adapter=False)
-    if torch.cuda.is_available():  # as in training, where a CPU decodes a step together
-        longest = max(map(len, sampler.encode(prompts)))
-        sampler.find_batch_size(longest, config.sampling.max_completion_tokens)
-    drawn = sampler.rollouts(
-        prompts,
-        size,
-        max_tokens=config.sampling.max_completion_tokens,
-        temperature=config.sampling.temperature,
-        top_p=config.sampling.top_p,
-        seed=[
-            completion_seed(config.seed, f"step {place // a_step}", place % a_step)
-            for place in range(len(prompts) * size)
-        ],
-    )
-    rollouts = [rollout for group in drawn for rollout in group]
-    repeated, texts = [row for row in asked for _ in range(size)], [rollout.text for rollout in rollouts]
+    settings = config.sampling
+    params = SamplingParams(size, settings.temperature, settings.top_p, settings.max_completion_tokens)
+    seeds = [
+        completion_seed(config.seed, f"step {index // a_step}", index % a_step) for index in range(len(prompts) * size)
+    ]
+    samples = [each for group in sampler.sample(prompts, params, seeds, adapter=False) for each in group]
+    repeated, texts = [row for row in asked for _ in range(size)], [each.text for each in samples]
     rewards = resolve(parse_reward_specs(config.rewards))
-    values = score(rewards, repeated, texts, [rollout.token_ids for rollout in rollouts])
+    values = score(rewards, repeated, texts, [each.token_ids for each in samples])
     task = config.data.task
     verdicts = [None] * len(texts) if task in UNGRADED_TASKS else grade_all(task, texts, repeated)
     answers = [
-        Answer(rollout.text, len(rollout.token_ids), rollout.truncated, each, verdict)
-        for rollout, each, verdict in zip(rollouts, values, verdicts, strict=True)
+        Answer(each.text, len(each.token_ids), each.truncated, earned, verdict)
+        for each, earned, verdict in zip(samples, values, verdicts, strict=True)
     ]
     weights = {reward.name: reward.weight for reward in rewards}
     return [

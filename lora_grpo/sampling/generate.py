@@ -1,61 +1,60 @@
-"""Samplers for engines that draw their own training rollouts; they serve evaluation."""
+"""Samplers for Unsloth, whose trainer generates the training rollouts itself; these serve evaluation."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 
-from lora_grpo.sampling.sampler import Draw, Drawn, Sampler
-from lora_grpo.sampling.vllm_engine import token_log_probs
+from lora_grpo.sampling.sampler import Sampler, SamplingParams
+from lora_grpo.sampling.vllm_engine import token_logprobs
 
 
 class GenerateSampler(Sampler):
-    """Samples by the model's own `generate`, for an engine that replaces the forward pass behind it.
+    """Samples with the model's own `generate`, for an engine that replaces the forward pass.
 
-    Such an engine's trainer draws its rollouts that way too, so this sampler serves evaluation. Of several seeds it
-    uses the first alone: `generate` draws from torch's one generator, so a completion's draws depend on its neighbours.
-    `slots` completions at most are one batch, which ends before the next begins.
+    `generate` samples from torch's global generator: only the first seed is used, and a completion depends on the rest
+    of its batch. Each batch ends before the next one starts.
     """
 
     serves_training = False
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> Drawn:
+    def _decode(
+        self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[list[list[int]], None]:
         import torch
 
-        rows = [ids for ids in prompts for _ in range(draw.num_samples)]
-        size = self.slots or len(rows)
-        torch.manual_seed(draw.seed if isinstance(draw.seed, int) else draw.seed[0])
-        batches = (self._generate(rows[start : start + size], draw) for start in range(0, len(rows), size))
-        return Drawn([ids for batch in batches for ids in batch])
+        rows = [ids for ids in prompts for _ in range(params.num_samples)]
+        size = self.batch_size or len(rows)
+        torch.manual_seed(seeds[0])
+        batches = (self._generate(rows[start : start + size], params) for start in range(0, len(rows), size))
+        return [ids for batch in batches for ids in batch], None
 
-    def _generate(self, rows: list[list[int]], draw: Draw) -> list[list[int]]:
+    def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         device = next(self.model.parameters()).device
-        drawing = {"do_sample": True, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": 0}
+        sampling = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
         output = self.model.generate(
             **batch.to(device),
-            **(drawing if draw.temperature else {"do_sample": False}),
-            max_new_tokens=draw.max_tokens,
+            **(sampling if params.temperature else {"do_sample": False}),
+            max_new_tokens=params.max_tokens,
             eos_token_id=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        ends = set(self.eos_token_ids)
-        drawn = output[:, batch["input_ids"].shape[1] :].tolist()
-        return [ids[: next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))] for ids in drawn]
+        eos = set(self.eos_token_ids)
+        sampled = output[:, batch["input_ids"].shape[1] :].tolist()
+        return [ids[: next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))] for ids in sampled]
 
 
 class SharedVllmSampler(Sampler):
-    """Samples from the vLLM engine that Unsloth's `fast_inference` runs on the training model's own weights.
+    """Samples from the vLLM engine of Unsloth's `fast_inference`, which shares the weights of the trained model.
 
-    Unsloth's trainer draws its rollouts from that engine too, so this one serves evaluation. The adapter is handed over
-    as a LoRA request, never merged.
+    The adapter is loaded as a LoRA request and never merged.
     """
 
     serves_training = False
 
-    def refresh(self, *, adapter: bool) -> None:
-        """Save the adapter as it is now and ask for it, or for none."""
-        import tempfile
-
+    def wake_up(self, *, adapter: bool) -> None:
+        """Save the current adapter and request it, or request none."""
         engine = self.model.vllm_engine
         if engine.llm_engine.is_sleeping():
             engine.wake_up()
@@ -65,34 +64,26 @@ class SharedVllmSampler(Sampler):
             self.model.save_lora(self._folder.name)
             self._request = self.model.load_lora(self._folder.name)
 
-    def find_batch_size(self, longest_prompt: int, max_tokens: int) -> int:
-        """Return vLLM's own default; it fits the batch to its memory itself, so `slots` stays None."""
-        return 256
+    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
+        """Do nothing: vLLM fits the batch to its memory."""
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> Drawn:
-        from vllm import SamplingParams
+    def _decode(
+        self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        import vllm
 
-        if isinstance(draw.seed, int):
-            # One seed for all prompts would give equal prompts equal samples; a seed each keeps groups apart.
-            requests, num_samples = prompts, draw.num_samples
-            seeds: Sequence[int] = [draw.seed + 7919 * place for place in range(len(prompts))]
-        else:
-            requests, num_samples = [ids for ids in prompts for _ in range(draw.num_samples)], 1
-            seeds = draw.seed
+        requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(params.num_samples)]
         each = [
-            SamplingParams(
-                n=num_samples,
-                max_tokens=draw.max_tokens,
-                temperature=draw.temperature,
-                top_p=draw.top_p,
+            vllm.SamplingParams(
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
                 seed=seed % 2**31,
                 stop_token_ids=self.eos_token_ids,
-                logprobs=0,  # of the token that was drawn, and no other
+                logprobs=0,  # only of the sampled token
             )
             for seed in seeds
         ]
-        results = self.model.fast_generate(
-            [{"prompt_token_ids": ids} for ids in requests], each, use_tqdm=False, lora_request=self._request
-        )
+        results = self.model.fast_generate(requests, each, use_tqdm=False, lora_request=self._request)
         outputs = [output for result in results for output in result.outputs]
-        return Drawn([list(output.token_ids) for output in outputs], [token_log_probs(output) for output in outputs])
+        return [list(output.token_ids) for output in outputs], [token_logprobs(output) for output in outputs]

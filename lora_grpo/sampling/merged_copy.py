@@ -1,4 +1,4 @@
-"""Rollouts from a full-precision copy of the policy, for machines where a 4-bit layer is slow to run."""
+"""Sampling from a full-precision copy of the policy, for machines where 4-bit layers are slow."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from lora_grpo.sampling.sampler import Sampler
 
 
 class MergedCopySampler(Sampler):
-    """Samples from a full-precision copy of the policy, into which the adapter is merged afresh.
+    """Samples from a full-precision copy of the policy with the adapter merged.
 
-    On a CPU a 4-bit layer is unpacked at every token, so a copy that is unpacked once decodes faster. The weights are
-    computed from the frozen base each time, never updated in place: nothing drifts, and the copy is the policy to
-    within rounding in float32.
+    On a CPU a 4-bit layer is unpacked at every token, so a copy that is unpacked once decodes faster. At each `wake_up`
+    the merged weights are computed from the frozen base, so nothing drifts: the copy equals the policy up to float32
+    rounding.
     """
 
     def __init__(self, policy_model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         super().__init__(plain_copy(policy_model), tokenizer, eos_token_ids)
-        self._adapted = [
+        self._layers = [
             (self.model.get_submodule(name).weight, self.model.get_submodule(name).weight.detach().clone(), layer)
             for name, layer in policy_model.get_base_model().named_modules()
             if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None)
         ]
 
-    def refresh(self, *, adapter: bool) -> None:
-        """Make the copy equal to the policy as it is now, or to the base where `adapter` is False."""
+    def wake_up(self, *, adapter: bool) -> None:
+        """Make the copy equal to the current policy, or to its base model."""
         import torch
 
         with torch.no_grad():
-            for weight, base, layer in self._adapted:
+            for weight, base, layer in self._layers:
                 weight.copy_(base)
                 if adapter:
                     weight.add_(layer.get_delta_weight("default").to(weight.dtype))
 
 
-def merges(policy_model: Any) -> bool:
-    """Return whether an adapter is nothing but updates B·A of linear layers, which is what the copy is made of.
+def can_merge(policy_model: Any) -> bool:
+    """Return whether an adapter consists only of updates B·A of linear layers.
 
     Args:
         policy_model: a PEFT model.
     """
     config = policy_model.peft_config["default"]
-    more = (config.use_dora, config.lora_bias, config.modules_to_save, config.bias != "none")
+    more = (config.use_dora, config.lora_bias, config.modules_to_save, config.trainable_token_indices)
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
-    return not any(more) and not embeds and not config.trainable_token_indices
+    return not any(more) and config.bias == "none" and not embeds
 
 
 def plain_copy(model: Any) -> Any:
-    """Return a frozen base as a new, unquantised float32 model.
+    """Return a copy of the base model, unquantized and in float32.
 
     Args:
         model: a 4-bit or 16-bit model, or a PEFT model around one.
@@ -65,18 +65,14 @@ def plain_copy(model: Any) -> Any:
     plain.generation_config = copy.deepcopy(base.generation_config)
     targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
     with torch.no_grad():
-        for name, tensor in {
-            **dict(base.named_parameters(remove_duplicate=False)),
-            **dict(base.named_buffers()),
-        }.items():
-            if ".lora_" in name:
-                continue
-            targets[name.replace(".base_layer.", ".")].copy_(dequantised(tensor))
+        for name, tensor in (*base.named_parameters(remove_duplicate=False), *base.named_buffers()):
+            if ".lora_" not in name:
+                targets[name.replace(".base_layer.", ".")].copy_(_dequantized(tensor))
     return plain.eval().requires_grad_(False)
 
 
-def dequantised(tensor: Any) -> Any:
-    """Return a weight in full precision, unpacked where bitsandbytes packed it."""
+def _dequantized(tensor: Any) -> Any:
+    """Return a weight in full precision, unpacked if it is a 4-bit weight."""
     if getattr(tensor, "quant_state", None) is None:
         return tensor
     from bitsandbytes.functional import dequantize_4bit

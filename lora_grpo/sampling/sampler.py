@@ -1,13 +1,13 @@
-"""Samplers: from prompts to completions, by the policy as it is now.
+"""The sampler: from prompts to completions of the current policy, or of its base model.
 
-One sampler serves training and evaluation. Against `model.generate` it does four things differently: a prompt is read
-once for its whole group, rows that ended leave the batch, with `slots` set the next completions take their places, and
-the random numbers depend on the seed that is passed, not on what ran before, so that a resumed run draws what an
-uninterrupted one would have drawn.
+It differs from `model.generate` in four ways. Each prompt is read once for its whole group. Finished completions leave
+the batch. If `batch_size` is set, waiting completions take their place. And each completion has its own seed, so a
+resumed run samples exactly what an uninterrupted one would have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -17,47 +17,40 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.sampling.decoding_slots import Rows, begin, can_join, to_begin
-from lora_grpo.sampling.slot_memory import ran_out_of_memory, rows_that_fit
+from lora_grpo.sampling.batch_memory import max_batch_size, ran_out_of_memory
+from lora_grpo.sampling.continuous_batching import Batch, can_join, num_to_start, prefill
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """One sampled completion."""
-
-    token_ids: list[int]
-    """Sampled tokens, the end-of-sequence token included where there was one."""
-    text: str
-    """The decoded completion, special tokens left out."""
-    truncated: bool
-    """True when the completion hit its length limit before it ended."""
-    log_probs: list[float] | None = field(default=None, compare=False)
-    """Of each token, in nats, under the distribution it was drawn from: at its temperature, within its nucleus. None
-    where the engine was not asked for them, and for greedy decoding."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How one call of `Sampler.rollouts` samples; see there."""
+class SamplingParams:
+    """How completions are sampled."""
 
     num_samples: int
-    max_tokens: int
+    """Completions of each prompt."""
     temperature: float
+    """Softmax temperature; 0 decodes greedily."""
     top_p: float
-    seed: int | Sequence[int]
+    """Nucleus probability; 1 keeps the whole distribution."""
+    max_tokens: int
+    """Longest completion, in tokens."""
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What `Sampler._decode` returns of R completions."""
+class SampledTokens:
+    """One completion."""
 
-    token_ids: list[list[int]]
-    """(R, T) with each row as long as its completion."""
-    log_probs: list[list[float]] | None = None
-    """(R, T), see `Rollout.log_probs`."""
+    token_ids: list[int]
+    """Sampled tokens, including the end-of-sequence token if there was one."""
+    text: str
+    """The decoded completion without special tokens."""
+    truncated: bool
+    """True if the completion reached its length limit before it ended."""
+    logprobs: list[float] | None = field(default=None, compare=False)
+    """Log-probability of each token in nats, under the distribution it was sampled from (after temperature and top-p).
+    None for greedy decoding, and for engines that do not return them."""
 
 
 class Sampler:
@@ -70,107 +63,108 @@ class Sampler:
     """
 
     serves_training = True
-    """False where the engine draws training rollouts itself and this sampler serves evaluation alone."""
+    """False if the engine's trainer generates its own rollouts and this sampler serves evaluation only."""
     is_other_engine = False
-    """True where the policy has a second implementation here: TRL corrects for it by importance sampling."""
+    """True if the policy runs in a second implementation; TRL then applies an importance-sampling correction."""
     streams = False
-    """True where `stream` yields a prompt's completions as soon as they have ended."""
-    slots: int | None = None
-    """Most completions decoded at once; None decodes all of a call together, as a training step does."""
+    """True if `stream` yields the completions of a prompt as soon as they have ended."""
+    batch_size: int | None = None
+    """Most completions that are decoded at once; None decodes all completions of a call together."""
 
     def __init__(self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
 
-    def refresh(self, *, adapter: bool) -> None:
-        """Sample from the policy as it is now, or from its base where `adapter` is False."""
-        (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
+    def sample(
+        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
+    ) -> list[list[SampledTokens]]:
+        """Sample completions of each prompt from the current policy, or from its base model.
+
+        On a CPU all completions are decoded together, so that their bits do not depend on free memory.
+
+        Args:
+            prompts: B rendered prompts.
+            params: G completions of each prompt, and how to sample them.
+            seeds: B·G seeds; each determines one completion, whatever else is in the call.
+            adapter: False samples from the base model.
+
+        Returns:
+            B lists of G completions.
+
+        Raises:
+            RunError: out of memory with a single completion.
+        """
+        import torch
+
+        with self.awake(adapter=adapter):
+            if not prompts:
+                return []
+            if torch.cuda.is_available():
+                self.fit_batch(prompts, params.max_tokens)
+            groups = dict(self.stream(prompts, params, seeds))
+        return [groups[index] for index in range(len(prompts))]
+
+    @contextlib.contextmanager
+    def awake(self, *, adapter: bool) -> Iterator[None]:
+        """Hold the memory that sampling needs, with the adapter as it is now or without it."""
+        self.wake_up(adapter=adapter)
+        try:
+            yield
+        finally:
+            self.batch_size = None
+            self.sleep()
+
+    def wake_up(self, *, adapter: bool) -> None:
+        """Load the adapter as it is now, or switch it off."""
+        if hasattr(self.model, "enable_adapter_layers"):
+            (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
 
     def sleep(self) -> None:
-        """Lend memory that only sampling needs to training; `refresh` takes it back."""
+        """Release memory that only sampling needs."""
 
     def close(self) -> None:
-        """Free what the sampler holds; nothing can be drawn after it."""
+        """Release everything; the sampler cannot be used afterwards."""
         self.model = None
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of rendered prompts; plain text gets the special tokens that a chat template writes."""
+        """Return the token ids of rendered prompts; special tokens are added only if there is no chat template."""
         plain = not getattr(self.tokenizer, "chat_template", None)
         ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
         return ids
 
-    def find_batch_size(self, longest_prompt: int, max_tokens: int) -> int:
-        """Set `slots` to what the memory that is there holds, and return it; see `rows_that_fit`.
+    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
+        """Set `batch_size` to what the available memory holds; see `max_batch_size`.
 
         Args:
-            longest_prompt: tokens.
+            prompts: rendered; the longest one counts.
             max_tokens: longest completion, in tokens.
         """
-        self.slots = rows_that_fit(self.model, longest_prompt, max_tokens)
-        return self.slots
+        self.batch_size = max_batch_size(self.model, max(map(len, self.encode(prompts))), max_tokens)
 
     def stream(
-        self,
-        prompts: Sequence[str],
-        num_samples: int,
-        *,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int | Sequence[int],
-    ) -> Iterator[tuple[int, list[Rollout]]]:
-        """Yield (place of the prompt, its G rollouts) for each prompt; arguments and errors are those of `rollouts`."""
-        yield from enumerate(
-            self.rollouts(prompts, num_samples, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        )
+        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[SampledTokens]]]:
+        """Yield (index of the prompt, its completions) while the sampler is awake; arguments are those of `sample`.
 
-    def rollouts(
-        self,
-        prompts: Sequence[str],
-        num_samples: int,
-        *,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int | Sequence[int],
-    ) -> list[list[Rollout]]:
-        """Sample `num_samples` completions of each prompt.
-
-        Where memory runs out and `slots` is set, it is halved and the call begins anew.
-
-        Args:
-            prompts: B rendered prompts.
-            num_samples: G completions of each.
-            max_tokens: longest completion.
-            temperature: softmax temperature; 0 decodes greedily.
-            top_p: nucleus probability, 1 keeps the whole distribution.
-            seed: fixes every draw, whatever was drawn before; or B·G seeds, of which each fixes the draws of one
-                completion, whatever else is in the call.
-
-        Returns:
-            B lists of G rollouts.
-
-        Raises:
-            RunError: memory did not suffice for one completion at a time.
+        If memory runs out and `batch_size` is set, it is halved and sampling starts over.
         """
-        total = len(prompts) * num_samples
-        if not isinstance(seed, int) and len(seed) != total:
-            raise ValueError(f"{len(seed)} seeds for {total} completions; pass one each")
-        drawn = self._decode_in_memory(self.encode(prompts), Draw(num_samples, max_tokens, temperature, top_p, seed))
-        flat = self._read(drawn)
-        return [flat[start : start + num_samples] for start in range(0, len(flat), num_samples)]
+        check_seeds(seeds, len(prompts) * params.num_samples)
+        token_ids, logprobs = self._decode_in_memory(self.encode(prompts), params, seeds)
+        samples, size = self._to_samples(token_ids, logprobs), params.num_samples
+        yield from ((index, samples[index * size : (index + 1) * size]) for index in range(len(prompts)))
 
-    def _read(self, drawn: Drawn) -> list[Rollout]:
-        """Return sampled ids as rollouts."""
-        ends = set(self.eos_token_ids)
-        texts = self.tokenizer.batch_decode(drawn.token_ids, skip_special_tokens=True)
-        log_probs: Sequence[list[float] | None] = drawn.log_probs or [None] * len(texts)
+    def _to_samples(self, token_ids: list[list[int]], logprobs: Sequence[list[float]] | None) -> list[SampledTokens]:
+        eos = set(self.eos_token_ids)
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        each_logprobs: Sequence[list[float] | None] = logprobs or [None] * len(texts)
         return [
-            Rollout(ids, text, truncated=not ids or ids[-1] not in ends, log_probs=each)
-            for ids, text, each in zip(drawn.token_ids, texts, log_probs, strict=True)
+            SampledTokens(ids, text, truncated=not ids or ids[-1] not in eos, logprobs=each)
+            for ids, text, each in zip(token_ids, texts, each_logprobs, strict=True)
         ]
 
-    def _decode_in_memory(self, prompts: list[list[int]], draw: Draw) -> Drawn:
-        """Decode, and where memory runs out, anew with half the slots."""
+    def _decode_in_memory(
+        self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Decode; if memory runs out, start over with half the batch size."""
         import torch
 
         was_training = self.model.training
@@ -179,100 +173,99 @@ class Sampler:
             while True:
                 try:
                     with torch.no_grad():
-                        return self._decode(prompts, draw)
+                        return self._decode(prompts, params, seeds)
                 except RuntimeError as error:
-                    if self.slots is None or not ran_out_of_memory(error):
+                    if self.batch_size is None or not ran_out_of_memory(error):
                         raise
-                    at_once = min(self.slots, len(prompts) * draw.num_samples)
-                    if at_once == 1:
+                    tried = min(self.batch_size, len(seeds))
+                    if tried == 1:
                         raise RunError(
-                            "memory did not suffice for one completion at a time; pass a smaller "
-                            f"--max-completion-tokens or --bits 4 ({' '.join(str(error).split())})"
+                            "out of memory with a single completion; pass a smaller --max-completion-tokens or "
+                            f"--bits 4 ({' '.join(str(error).split())})"
                         ) from error
-                # Only here, where the error and the frames that it held are gone, is the batch itself free.
+                # The batch is freed only here, after the error and the frames that it held are gone.
                 gc.collect()
                 torch.cuda.empty_cache()
-                self.slots = at_once // 2
-                print(
-                    f"memory did not suffice for {at_once} completions at once; going on with {self.slots}",
-                    file=sys.stderr,
-                )
+                self.batch_size = tried // 2
+                print(f"out of memory with batch size {tried}; retrying with {self.batch_size}", file=sys.stderr)
         finally:
             self.model.train(was_training)
 
-    def _decode(self, prompts: list[list[int]], draw: Draw) -> Drawn:
-        """Draw R = B·G completions, `slots` of them decoded at once."""
+    def _decode(
+        self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Return the token ids and the logprobs of R = B·G completions, each list as long as its completion."""
         import torch
 
         device = next(self.model.parameters()).device
         pad = self.tokenizer.pad_token_id
-        total = len(prompts) * draw.num_samples
-        slots = min(self.slots or total, total)
-        joining = self.slots is not None and can_join(self.model.config)
-        uniform = uniform_numbers(draw, total, device)
-        ends = torch.tensor(self.eos_token_ids, device=device)
-        drawn = torch.full((total, draw.max_tokens), pad, device=device)
-        log_probs = torch.zeros((total, draw.max_tokens), device=device)
-        lengths = torch.full((total,), draw.max_tokens, device=device)
-        begun = 0
-        rows: Rows | None = None
-        while rows or begun < total:
-            while new := to_begin(slots, running=len(rows or ()), waiting=total - begun, joining=joining):
-                more = begin(self.model, pad, prompts, range(begun, begun + new), draw.num_samples)
-                rows, begun = rows.joined(more) if rows else more, begun + new
-            assert rows  # where none ran, some began
-            tokens, each = pick(rows.logits.float(), draw.temperature, draw.top_p, uniform[rows.places, rows.steps])
-            drawn[rows.places, rows.steps] = tokens
-            log_probs[rows.places, rows.steps] = each
-            rows.steps = rows.steps + 1
-            ended = torch.isin(tokens, ends) | (rows.steps == draw.max_tokens)
-            lengths[rows.places[ended]] = rows.steps[ended]
-            rows.go_on(self.model, tokens, (~ended).nonzero().squeeze(1))
+        total, max_tokens = len(seeds), params.max_tokens
+        batch_size = min(self.batch_size or total, total)
+        joining = self.batch_size is not None and can_join(self.model.config)
+        uniform = uniform_numbers(seeds, max_tokens, device)
+        eos = torch.tensor(self.eos_token_ids, device=device)
+        sampled = torch.full((total, max_tokens), pad, device=device)
+        logprobs = torch.zeros((total, max_tokens), device=device)
+        lengths = torch.full((total,), max_tokens, device=device)
+        started = 0
+        batch: Batch | None = None
+        while batch or started < total:
+            running = len(batch or ())
+            while new := num_to_start(batch_size, running=running, waiting=total - started, joining=joining):
+                more = prefill(self.model, pad, prompts, range(started, started + new), params.num_samples)
+                batch, started = batch.joined(more) if batch else more, started + new
+                running = len(batch)
+            assert batch  # if none was running, some have started
+            numbers = uniform[batch.indices, batch.steps]
+            tokens, each = pick(batch.logits.float(), params.temperature, params.top_p, numbers)
+            sampled[batch.indices, batch.steps] = tokens
+            logprobs[batch.indices, batch.steps] = each
+            batch.steps = batch.steps + 1
+            ended = torch.isin(tokens, eos) | (batch.steps == max_tokens)
+            lengths[batch.indices[ended]] = batch.steps[ended]
+            batch.advance(self.model, tokens, (~ended).nonzero().squeeze(1))
             if joining:
-                rows.trim()
-        ids, each_log_probs = (
+                batch.trim()
+        ids, each_logprobs = (
             [row[:length] for row, length in zip(table.tolist(), lengths.tolist(), strict=True)]
-            for table in (drawn, log_probs)
+            for table in (sampled, logprobs)
         )
-        return Drawn(ids, each_log_probs if draw.temperature else None)
+        return ids, each_logprobs if params.temperature else None
 
 
-def completion_seed(seed: int, drawn_for: str, number: str | int) -> int:
-    """Return the seed of one completion's random numbers, below 2**31.
+def completion_seed(seed: int, name: str, number: str | int) -> int:
+    """Return the seed of one completion, below 2**31.
 
     Args:
         seed: the run's.
-        drawn_for: a held-out row's id, or a training step.
-        number: of the completion among those drawn for it.
+        name: id of the row, or the training step.
+        number: of the completion among those of this name.
     """
-    digest = hashlib.sha256(json.dumps([seed, drawn_for, number]).encode()).digest()
+    digest = hashlib.sha256(json.dumps([seed, name, number]).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def uniform_numbers(draw: Draw, total: int, device: Any) -> torch.Tensor:
-    """Return (R, max_tokens) numbers in [0, 1), one a completion and step: nothing depends on when others end."""
+def uniform_numbers(seeds: Sequence[int], max_tokens: int, device: Any) -> torch.Tensor:
+    """Return (R, max_tokens) numbers in [0, 1), one for each completion and step."""
     import torch
 
-    if isinstance(draw.seed, int):
-        one = torch.Generator(device=device).manual_seed(draw.seed)
-        return torch.stack([torch.rand(total, generator=one, device=device) for _ in range(draw.max_tokens)], dim=1)
-    each = [torch.Generator().manual_seed(seed) for seed in draw.seed]
-    return torch.stack([torch.rand(draw.max_tokens, generator=own) for own in each]).to(device)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return torch.stack([torch.rand(max_tokens, generator=each) for each in generators]).to(device)
 
 
 def pick(
     logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token a row by inverting the cumulative distribution at a given uniform number.
+    """Sample one token per row by inverting the cumulative distribution at a given uniform number.
 
     Args:
         logits: (R, V).
         temperature: 0 takes the most likely token.
-        top_p: the smallest set of most likely tokens with at least this probability is kept.
+        top_p: keeps the smallest set of most likely tokens with at least this probability.
         uniform: (R,) numbers in [0, 1).
 
     Returns:
-        (R,) token ids, and (R,) the logarithm of the probability that each had.
+        (R,) token ids, and (R,) their log-probabilities.
     """
     import torch
 
@@ -287,3 +280,9 @@ def pick(
     threshold = uniform.double()[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
     return tokens.squeeze(1), (probabilities.gather(-1, tokens) / cumulative[:, -1:]).log().float().squeeze(1)
+
+
+def check_seeds(seeds: Sequence[int], total: int) -> None:
+    """Raise unless there is one seed for each completion."""
+    if len(seeds) != total:
+        raise ValueError(f"got {len(seeds)} seeds for {total} completions; pass one for each")

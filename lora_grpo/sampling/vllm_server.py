@@ -1,4 +1,4 @@
-"""A vLLM server on this or another machine in the place of an engine in this process."""
+"""A vLLM server, on this or another machine, in place of an engine in this process."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import contextlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.sampling.sampler import Draw
+from lora_grpo.sampling.sampler import SamplingParams
 
-_AT_ONCE = 256
-"""Requests under way; the server decodes them together as its memory allows."""
+_MAX_REQUESTS = 256
+"""Concurrent requests; the server batches them as its memory allows."""
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank RANK --max-loras 1 "
     "--logprobs-mode processed_logprobs (and --quantization bitsandbytes for a base in 4 bits)"
@@ -25,131 +25,133 @@ _START = (
 
 
 class VllmServer:
-    """Answers as `VllmEngine` does, by HTTP.
+    """Has the interface of `VllmEngine`, over HTTP.
 
-    The adapter travels as a folder that both machines see, never through the base: the server reads it beside a base
-    that it loaded itself. That it is the right base, the logprob_check check finds out.
+    The adapter is passed as a folder that both machines see. The base model is the one that the server has loaded; the
+    logprob check finds out if it is the wrong one.
 
     Args:
-        url: e.g. `http://gpu2:8000`.
-        folder: seen by both machines under this path; each step's adapter lies there while it is used. None takes a
-            temporary one, for a server on this machine.
-        max_sequence_tokens: the most that a prompt and its completion take.
+        url: such as `http://gpu2:8000`.
+        folder: shared by both machines under this path, for each step's adapter; None uses a temporary folder, for a
+            server on this machine.
+        max_sequence_tokens: longest prompt and completion together.
 
     Raises:
-        UserError: nothing answers there, or it is no server for this.
+        UserError: nothing answers at the URL, or it is not a suitable server.
     """
 
     def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
-        import requests
-        from requests.adapters import HTTPAdapter
-        from urllib3.util.retry import Retry
+        import httpx
 
-        self.url, self.longest, self.most_at_once = _address(url), max_sequence_tokens, _AT_ONCE
+        self.url, self.max_sequence_tokens = _address(url), max_sequence_tokens
         self._run, self._number = uuid.uuid4().hex[:8], 0
         self._served: str | None = None
-        self._session = requests.Session()
-        # The same seed gives the same completion, so that a request can be sent again.
-        again = Retry(total=5, backoff_factor=1, status_forcelist=[502, 503], allowed_methods=None)
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=_AT_ONCE))
         self._base = find_base(url, max_sequence_tokens)
+        limits = httpx.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS)
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(retries=5, limits=limits), timeout=httpx.Timeout(3600, connect=10)
+        )
         parent = Path(folder).expanduser() if folder else None
         try:
             if parent:
                 parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))
-            self._folder.chmod(0o755)  # the server may be another user's
+            self._folder.chmod(0o755)  # the server may run as another user
         except OSError as error:
             raise UserError(f"--sampling.server-folder {folder} cannot be written: {error.strerror}") from None
         atexit.register(self.close)
 
-    def hand_over(self, write: Callable[[Path], None]) -> str:
-        """Have the server read an adapter in the place of the one before, and return its name there.
+    def load_adapter(self, adapter: Path) -> str:
+        """Have the server load an adapter in place of the previous one, and return its name there.
 
-        Several ranks have equal adapters, and draw with that of rank 0.
+        All processes have equal adapters; the one of the main process is served.
 
         Args:
-            write: fills a folder with it.
+            adapter: folder of a PEFT adapter.
 
         Raises:
-            UserError: the server does not take adapters, or cannot read this one.
+            UserError: the server does not support adapters, or cannot read this one.
         """
-        return distributed.broadcast_from_main(lambda: self._hand_over(write))
+        return distributed.broadcast_from_main(lambda: self._load_adapter(adapter))
 
-    def _hand_over(self, write: Callable[[Path], None]) -> str:
+    def _load_adapter(self, adapter: Path) -> str:
         self._number += 1
         name = f"{self._run}-{self._number}"
-        adapter = self._folder / name
-        adapter.mkdir()
-        write(adapter)
-        answer = self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(adapter.resolve())})
+        shared = Path(shutil.copytree(adapter, self._folder / name))
+        shared.chmod(0o755)
+        answer = self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(shared.resolve())})
         if answer.status_code == 404 and "No adapter found" in answer.text:
             raise UserError(
-                f"the server at {self.url} does not see {adapter}; give a folder that both machines have under one "
+                f"the server at {self.url} does not see {shared}; pass a folder that both machines have under the same "
                 "path with --sampling.server-folder"
             )
         if answer.status_code in (404, 405):
-            raise UserError(f"the server at {self.url} takes no adapters; start it with `{_START}`")
+            raise UserError(f"the server at {self.url} does not load adapters; start it with `{_START}`")
         if answer.status_code != 200:
             raise UserError(f"the server at {self.url} cannot read the adapter: {_message(answer)}")
         self._unload()
         self._served = name
         return name
 
-    def draw(
-        self, prompts: Sequence[list[int]], draw: Draw, seeds: Sequence[int], ends: list[int], request: str | None, *,
-        log_probs: bool,
-    ) -> Iterator[tuple[int, list[int], list[float] | None]]:  # fmt: skip
-        """Yield as `VllmEngine.draw` does.
+    def stream(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        eos_token_ids: list[int],
+        request: str | None,
+        *,
+        logprobs: bool,
+    ) -> Iterator[tuple[int, list[int], list[float] | None]]:
+        """Yield what `VllmEngine.stream` does.
 
         Raises:
             RunError: the server failed.
         """
-        # All that vLLM would otherwise take from the model's generation_config.json is given.
-        same = {
+        # Everything that vLLM would otherwise take from the model's generation_config.json is set.
+        shared = {
             "model": request or self._base,
-            "max_tokens": draw.max_tokens,
-            "temperature": draw.temperature,
-            "top_p": draw.top_p,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
             "top_k": 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
-            "stop_token_ids": ends,
-            "logprobs": 0 if log_probs else None,
+            "stop_token_ids": eos_token_ids,
+            "logprobs": 0 if logprobs else None,
             "return_token_ids": True,
         }
 
-        def ask(place: int) -> tuple[int, list[int], list[float] | None]:
-            answer = self._post("/v1/completions", {**same, "prompt": prompts[place], "seed": seeds[place] % 2**63})
+        def complete(index: int) -> tuple[int, list[int], list[float] | None]:
+            body = {**shared, "prompt": prompts[index], "seed": seeds[index] % 2**63}
+            answer = self._post("/v1/completions", body)
             if answer.status_code != 200:
                 raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
             [choice] = answer.json()["choices"]
             if choice["finish_reason"] not in ("stop", "length"):
-                raise RunError(f"the server at {self.url} gave up on a completion ({choice['finish_reason']})")
-            told = choice["logprobs"]["token_logprobs"] if log_probs else None
-            return place, choice["token_ids"], told
+                raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
+            return index, choice["token_ids"], choice["logprobs"]["token_logprobs"] if logprobs else None
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            waiting = [pool.submit(ask, place) for place in range(len(prompts))]
+        with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
+            pending = [pool.submit(complete, index) for index in range(len(prompts))]
             try:
-                for done in as_completed(waiting):
+                for done in as_completed(pending):
                     yield done.result()
             finally:
-                for each in waiting:
+                for each in pending:
                     each.cancel()
 
     def sleep(self) -> None:
-        """The server's memory is its own."""
+        """Do nothing: the server's memory is its own."""
 
-    wake = sleep
+    wake_up = sleep
 
     def close(self) -> None:
-        """Have the server forget this run's adapter."""
-        with contextlib.suppress(RunError):  # it may be gone already
+        """Have the server unload this run's adapter."""
+        with contextlib.suppress(RunError):  # the server may be gone
             self._unload()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._session.close()
+        self._client.close()
         atexit.unregister(self.close)
 
     def _unload(self) -> None:
@@ -159,35 +161,37 @@ class VllmServer:
             self._served = None
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
+        import httpx
+
         try:
-            return self._session.post(self.url + path, json=body, timeout=(10, 3600))
-        except OSError as error:
+            return self._client.post(self.url + path, json=body)
+        except httpx.HTTPError as error:
             raise RunError(
-                f"the server at {self.url} no longer answers ({_reason(error)}); start it again and go on with --resume"
+                f"the server at {self.url} no longer answers ({first_line(error)}); start it again and continue with "
+                "--resume"
             ) from error
 
 
 def find_base(url: str, max_sequence_tokens: int) -> str:
-    """Return what a server calls its base; nothing else has to be loaded for it.
+    """Return the server's name for its base model, without loading anything.
 
     Args:
-        url: e.g. `http://gpu2:8000`.
-        max_sequence_tokens: the most that a prompt and its completion take.
+        url: such as `http://gpu2:8000`.
+        max_sequence_tokens: longest prompt and completion together.
 
     Raises:
-        UserError: nothing answers there, it is no vLLM server, or its context is shorter.
+        UserError: nothing answers, it is not a vLLM server, or its context is too short.
     """
-    import requests
+    import httpx
 
     try:
-        # Once, without a retry: a server that is not there is told at once.
-        answer = requests.get(f"{_address(url)}/v1/models", timeout=10)
+        answer = httpx.get(f"{_address(url)}/v1/models", timeout=10, trust_env=False)
         answer.raise_for_status()
         base = next(model for model in answer.json()["data"] if not model.get("parent"))
         name, context = str(base["id"]), base["max_model_len"]
-    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
-            f"--sampling.server-url {url} is no vLLM server ({_reason(error)}); start one there with `{_START}`"
+            f"--sampling.server-url {url} is not a vLLM server ({first_line(error)}); start one there with `{_START}`"
         ) from None
     if context < max_sequence_tokens:
         raise UserError(
@@ -198,22 +202,13 @@ def find_base(url: str, max_sequence_tokens: int) -> str:
 
 
 def _address(url: str) -> str:
-    """Return where the server's paths begin; OpenAI's clients are given it with `/v1`."""
+    """Return the root of the server's paths; OpenAI clients are configured with `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def _message(answer: Any) -> str:
-    """Return what the server says went wrong."""
+    """Return the server's error message."""
     try:
         return first_line(ValueError(answer.json()["error"]["message"]))
     except (ValueError, KeyError, TypeError):
         return f"HTTP {answer.status_code}"
-
-
-def _reason(error: Exception) -> str:
-    """Return the innermost cause: requests wraps a refused connection four times."""
-    said = str(error)
-    for words in ("Connection refused", "Name or service not known", "timed out", "No route to host"):
-        if words in said:
-            return words.lower()
-    return first_line(error)

@@ -42,7 +42,6 @@ def filter_by_difficulty(run: Run, sampler: Sampler, trainer: Any, rows: Sequenc
     order = prompt_order(len(rows), len(rows), config.seed)
     kept: list[Row] = []
     asked = always = never = 0
-    sampler.refresh(adapter=False)
     run.filter.mkdir(exist_ok=True)
     for start in range(0, len(rows), _CHUNK):
         if len(kept) >= wanted:
@@ -50,13 +49,12 @@ def filter_by_difficulty(run: Run, sampler: Sampler, trainer: Any, rows: Sequenc
         chunk = [rows[place] for place in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        samples = draw_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title)
+        samples = draw_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title, adapter=False)
         solved = {name: passed for name, (_, passed) in counts_by_task(samples, greedy=False).items()}
         kept += [row for row in chunk if 0 < solved[task_id(row)] < size]
         asked += len(chunk)
         always += sum(passed == size for passed in solved.values())
         never += sum(passed == 0 for passed in solved.values())
-    sampler.sleep()
     run.update(filter={"rows": asked, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
     said = f"of {asked} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
     if len(kept) < config.train.prompts_per_step:

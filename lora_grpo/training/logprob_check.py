@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.sampling import Sampler, completion_seed
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 
 if TYPE_CHECKING:
     import torch
@@ -87,19 +87,13 @@ def check_logprobs(
         too_little, too_much, noise = 0.0, math.inf, _FIRST_NOISE
         for _ in range(_TRIALS):
             disturb(noise)
-            sampler.refresh(adapter=True)
-            groups = sampler.rollouts(
-                asked,
-                1,
-                max_tokens=min(_MAX_TOKENS, max_tokens),
-                temperature=temperature,
-                top_p=1.0,
-                seed=[completion_seed(0, "logprob_check", place) for place in range(len(asked))],
-            )
-            sampled = [rollout.log_probs for [rollout] in groups if rollout.log_probs is not None]
+            params = SamplingParams(1, temperature, top_p=1.0, max_tokens=min(_MAX_TOKENS, max_tokens))
+            seeds = [completion_seed(0, "logprob_check", index) for index in range(len(asked))]
+            groups = sampler.sample(asked, params, seeds)
+            sampled = [each.logprobs for [each] in groups if each.logprobs is not None]
             if not sampled:
                 return None
-            completions = [rollout.token_ids for [rollout] in groups]
+            completions = [each.token_ids for [each] in groups]
             after = trainer_log_probs(trainer, prompt_ids, completions, temperature)
             disturb(0)
             before = trainer_log_probs(trainer, prompt_ids, completions, temperature)
@@ -114,7 +108,6 @@ def check_logprobs(
                 f"{moved:.2g} nats a token, expected {MOVED * allowed:g} or more; does the adapter reach the model "
                 "(--lora.targets)?"
             )
-    sampler.sleep()
     found = LogprobCheck(_difference(sampled, after), moved, allowed, sum(map(len, completions)))
     if found.difference > allowed:
         if _difference(sampled, before) <= allowed:

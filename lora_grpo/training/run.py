@@ -21,7 +21,7 @@ from lora_grpo.models import Policy, compute_dtype, load_adapter, save_adapter
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run, newest_complete
-from lora_grpo.sampling import Sampler, SharedVllmSampler, completion_seed
+from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, completion_seed
 from lora_grpo.tasks import Row, chat, prompt_order
 from lora_grpo.training import monitor
 from lora_grpo.training.alarms import Alarms
@@ -251,9 +251,8 @@ def make_trainer(
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
-    """Return TRL's `rollout_func`: one call draws all completions of a step from the adapter as it is now."""
-
-    import torch
+    """Return TRL's `rollout_func`: one call samples all completions of a step from the current policy."""
+    settings = config.sampling
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rendered = [prompt if isinstance(prompt, str) else chat.render(policy.tokenizer, prompt) for prompt in prompts]
@@ -261,29 +260,15 @@ def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Ca
         heads = rendered[::group]
         if [head for head in heads for _ in range(group)] != rendered:  # a process that holds parts of groups
             heads, group = rendered, 1
-        sampler.refresh(adapter=True)
-        prompt_ids = sampler.encode(heads)
-        if torch.cuda.is_available():  # on a CPU a step is decoded together, so that its bits do not depend on memory
-            sampler.find_batch_size(max(map(len, prompt_ids)), config.sampling.max_completion_tokens)
-        # Numbered through all processes, so that two of them draw what one would.
-        first = trainer.accelerator.process_index * len(rendered)
-        drawn = sampler.rollouts(
-            heads,
-            group,
-            max_tokens=config.sampling.max_completion_tokens,
-            temperature=config.sampling.temperature,
-            top_p=config.sampling.top_p,
-            seed=[
-                completion_seed(config.seed, f"step {trainer.state.global_step}", first + place)
-                for place in range(len(rendered))
-            ],
-        )
-        sampler.sleep()
-        completions = [*itertools.chain(*drawn)]
+        # Numbered across all processes, so that two of them sample what one would.
+        first, step = trainer.accelerator.process_index * len(rendered), f"step {trainer.state.global_step}"
+        seeds = [completion_seed(config.seed, step, first + index) for index in range(len(rendered))]
+        params = SamplingParams(group, settings.temperature, settings.top_p, settings.max_completion_tokens)
+        completions = [*itertools.chain(*sampler.sample(heads, params, seeds))]
         return {
-            "prompt_ids": [ids for ids in prompt_ids for _ in range(group)],
-            "completion_ids": [rollout.token_ids for rollout in completions],
-            "logprobs": [rollout.log_probs for rollout in completions],
+            "prompt_ids": [ids for ids in sampler.encode(heads) for _ in range(group)],
+            "completion_ids": [each.token_ids for each in completions],
+            "logprobs": [each.logprobs for each in completions],
         }
 
     return rollout

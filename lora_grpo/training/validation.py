@@ -14,7 +14,7 @@ from lora_grpo import distributed
 from lora_grpo.config import RunConfig
 from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import Reward, score
-from lora_grpo.sampling import Sampler, completion_seed
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat
 from lora_grpo.training.completion_log import completion_lines
 
@@ -64,24 +64,14 @@ class Validation:
         lines = []
         # Some engines draw from torch's own generator, whose numbers belong to training.
         with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
-            self.sampler.refresh(adapter=True)
+            params = SamplingParams(1, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
+            seeds = [completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in mine]
+            groups = self.sampler.sample(prompts, params, seeds)  # without prompts, too: processes wake up together
             if prompts:
-                if on_gpu:
-                    longest = max(map(len, self.sampler.encode(prompts)))
-                    self.sampler.find_batch_size(longest, sampling.max_completion_tokens)
-                drawn = self.sampler.rollouts(
-                    prompts,
-                    1,
-                    max_tokens=sampling.max_completion_tokens,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    seed=[completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in mine],
-                )
-                texts, ids = [each[0].text for each in drawn], [each[0].token_ids for each in drawn]
+                texts, ids = [each.text for [each] in groups], [each.token_ids for [each] in groups]
                 earned = score(self.rewards, asked, texts, ids, trainer_state)
                 weights = {reward.name: reward.weight for reward in self.rewards}
                 lines = completion_lines(mine, texts, ids, earned, weights, self.sampler.eos_token_ids)
-            self.sampler.sleep()
         shares = distributed.gather(lines)
         places = {row["id"]: place for place, row in enumerate(self.rows)}
         lines = sorted((line for share in shares for line in share), key=lambda line: places[line["id"]])

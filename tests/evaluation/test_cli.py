@@ -17,7 +17,7 @@ from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import Options
 from lora_grpo.models import base_model
 from lora_grpo.sampling import build
-from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.sampler import SampledTokens, Sampler
 
 
 def read(path):
@@ -55,14 +55,14 @@ def options(run_folder, tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """How many completions each call of a sampler drew, and how many programs ran."""
-    counts, rollouts = [], Sampler.rollouts
+    """How many completions each call of the sampler samples."""
+    counts, stream = [], Sampler.stream
 
-    def counted(self, prompts, num_samples, **options):
-        counts.append(len(prompts) * num_samples)
-        return rollouts(self, prompts, num_samples, **options)
+    def counted(self, prompts, params, seeds):
+        counts.append(len(seeds))
+        return stream(self, prompts, params, seeds)
 
-    monkeypatch.setattr(Sampler, "rollouts", counted)
+    monkeypatch.setattr(Sampler, "stream", counted)
     return counts
 
 
@@ -73,7 +73,7 @@ def test_a_run_is_asked_as_it_was_trained_and_compared_with_its_base(options, dr
     assert (protocol["task"], protocol["rows"], protocol["prompt_style"]) == ("starter", 12, "xml")
     assert (protocol["num_samples"], protocol["temperature"], protocol["max_completion_tokens"]) == (2, 1.0, 40)
     trained, base = protocol["models"]["trained"], protocol["models"]["base"]
-    assert (trained["quantisation"], trained["served"]) == ("nf4", "merged afresh into a copy")
+    assert (trained["quantization"], trained["served"]) == ("nf4", "merged into a copy")
     assert trained["adapter_sha256"] and base["adapter_sha256"] is None and base["served"] == "no adapter"
     assert trained["prompts_sha256"] == base["prompts_sha256"]
     assert [row["metric"] for row in report["table"]] == ["pass@1", "pass@2"]
@@ -191,7 +191,7 @@ def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_
     from lora_grpo.models.target import Overrides, resolve
 
     loaded = []
-    sampler = type("Loaded", (), {"close": lambda self: None, "refresh": lambda self, adapter: None})
+    sampler = type("Loaded", (), {"close": lambda self: None})
     monkeypatch.setattr(build, "load_sampler", lambda target, *_: loaded.append(target.label) or sampler())
     trained = resolve(str(run_folder), Overrides())
     samplers = cli._Samplers()
@@ -237,12 +237,12 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         rows[3]["task_id"]: rows[3]["canonical_solution"],
     }
 
-    def says(self, prompts, num_samples, **options):
-        said = [next(text for name, text in answers.items() if prompt_of[name] in prompt) for prompt in prompts]
-        return [[subject_samplers_rollout(text)] * num_samples for text in said]
+    def says(self, prompts, params, seeds):
+        texts = [next(text for name, text in answers.items() if prompt_of[name] in prompt) for prompt in prompts]
+        return enumerate([[SampledTokens([1], text, truncated=False)] * params.num_samples for text in texts])
 
     prompt_of = {row["task_id"]: row["prompt"].strip() for row in rows}
-    monkeypatch.setattr(Sampler, "rollouts", says)
+    monkeypatch.setattr(Sampler, "stream", says)
     report = evaluate_and_report(
         Options("starter", "humaneval", data=str(few), output_dir=tmp_path / "out", max_completion_tokens=8)
     )
@@ -259,12 +259,6 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
     for row in rows:
         verdict = check_correctness(row, samples[row["task_id"]]["completion"], timeout=3.0)
         assert verdict["passed"] == samples[row["task_id"]]["passed"], row["task_id"]
-
-
-def subject_samplers_rollout(text):
-    from lora_grpo.sampling.sampler import Rollout
-
-    return Rollout([1], text, truncated=False)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +324,7 @@ def test_an_adapter_that_cannot_be_put_on_its_base_leaves_the_evaluation_before(
     broken = shutil.copytree(run_folder, tmp_path / "broken")
     settings = json.loads((broken / "adapter" / "adapter_config.json").read_text())
     (broken / "adapter" / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": ["absent"]}))
-    with pytest.raises(UserError, match="cannot be put on its base"):
+    with pytest.raises(UserError, match="does not load onto its base"):
         evaluate_and_report(replace(options, what=str(broken), compare=None))
     assert {path.name: path.read_bytes() for path in options.output_dir.iterdir()} == before
     assert evaluate_and_report(replace(options, compare=None)) == report

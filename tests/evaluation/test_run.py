@@ -35,19 +35,19 @@ class Counting:
 
     def __init__(self, sampler, streams=False):
         self.sampler, self.tokenizer, self.completions, self.calls = sampler, sampler.tokenizer, 0, 0
-        self.streams, self.slots = streams, None
+        self.streams, self.batch_size = streams, None
 
     def __getattr__(self, name):
         return getattr(self.sampler, name)
 
-    def stream(self, prompts, num_samples, *, seed, **options):
+    def stream(self, prompts, params, seeds):
         self.calls += 1
-        places = range(len(prompts))
-        for place in reversed(places) if self.streams else places:
-            seeds = seed[place * num_samples : (place + 1) * num_samples]
-            (rollouts,) = self.sampler.rollouts([prompts[place]], num_samples, seed=seeds, **options)
-            self.completions += num_samples
-            yield place, rollouts
+        group, indices = params.num_samples, range(len(prompts))
+        for index in reversed(indices) if self.streams else indices:
+            own = seeds[index * group : (index + 1) * group]
+            ((_, samples),) = self.sampler.stream([prompts[index]], params, own)
+            self.completions += group
+            yield index, samples
 
 
 def test_every_row_is_sampled_and_decoded_greedily(parts):

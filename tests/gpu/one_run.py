@@ -14,6 +14,7 @@ from lora_grpo.models.policy import load_policy
 from lora_grpo.planning.plan import make_plan
 from lora_grpo.runs.record import open_run
 from lora_grpo.sampling.build import build_sampler
+from lora_grpo.sampling.sampler import SamplingParams
 from lora_grpo.tasks.chat import render_row
 from lora_grpo.tasks.loading import fit_to_context, load_data
 from lora_grpo.training.logprob_check import trainer_log_probs
@@ -56,9 +57,7 @@ def compared_log_probs(trainer, sampler, prompts, max_tokens):
     """Return the trainer's log-probabilities as it trains on them, and from logits of the whole vocabulary."""
     import torch
 
-    sampler.refresh(adapter=True)
-    drawn = sampler.rollouts(prompts, 1, max_tokens=max_tokens, temperature=1.0, top_p=1.0, seed=0)
-    sampler.sleep()
+    drawn = sampler.sample(prompts, SamplingParams(1, 1.0, 1.0, max_tokens), range(len(prompts)))
     prompt_ids, completions = sampler.encode(prompts), [rollout.token_ids for [rollout] in drawn]
     full = trainer_log_probs(trainer, prompt_ids, completions, 1.0)
     device = next(trainer.model.parameters()).device
@@ -91,7 +90,7 @@ def main():
     before = frozen_bytes(policy.model)
     train(run, policy, trainer)
     found = {"frozen_before": before, "frozen_after": frozen_bytes(policy.model)}
-    sampler.refresh(adapter=True)
+    sampler.wake_up(adapter=True)
     found["free_awake_gib"] = free_gib()
     sampler.sleep()
     found["free_asleep_gib"] = free_gib()

@@ -14,14 +14,14 @@ from lora_grpo.sampling.sampler import Sampler
 
 notes = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 evaluate._UNIT = int(sys.argv[2])
-draw, run = Sampler.rollouts, sandbox.run
+stream, run = Sampler.stream, sandbox.run
 
 
-def noted_rollouts(self, prompts, num_samples, **options):
-    drawn = draw(self, prompts, num_samples, **options)
-    tokens = sum(len(rollout.token_ids) for rollouts in drawn for rollout in rollouts)
-    os.write(notes, f"completions {len(prompts) * num_samples} tokens {tokens}\n".encode())
-    return drawn
+def noted_stream(self, prompts, params, seeds):
+    groups = list(stream(self, prompts, params, seeds))
+    tokens = sum(len(each.token_ids) for _, group in groups for each in group)
+    os.write(notes, f"completions {len(seeds)} tokens {tokens}\n".encode())
+    return groups
 
 
 def noted_run(programs):
@@ -30,6 +30,6 @@ def noted_run(programs):
     return verdicts
 
 
-Sampler.rollouts, sandbox.run = noted_rollouts, noted_run
+Sampler.stream, sandbox.run = noted_stream, noted_run
 sys.argv = [str(Path(__file__).parents[2] / "scripts" / "evaluate.py"), *sys.argv[3:]]
 runpy.run_path(sys.argv[0], run_name="__main__")

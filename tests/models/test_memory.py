@@ -16,8 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.models import memory
-from lora_grpo.models.memory import Step, kv_bytes_a_token, optimizer_bytes, parts, peak, phases, weight_bytes
+from lora_grpo.models.memory import Step, kv_bytes_per_token, optimizer_bytes, parts, peak, phases, weight_bytes
 from lora_grpo.models.shape import Shape
 
 QWEN3_HALF = {
@@ -157,7 +156,7 @@ def test_the_cache_is_that_of_transformers(config, width):
     cache = DynamicCache(config=model.config)
     model(torch.zeros(4, 50, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert 4 * 50 * kv_bytes_a_token(Shape.of(config), width) == held
+    assert 4 * 50 * kv_bytes_per_token(3, Shape.of(config).keys, width) == held
 
 
 class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
@@ -337,9 +336,3 @@ def test_a_model_that_is_not_counted_is_refused(config, told):
     with pytest.raises(UserError) as error:
         Shape.of(config)
     assert told in str(error.value)
-
-
-def test_the_kits_sampler_is_planned_as_it_measures_itself():
-    from lora_grpo.sampling import slot_memory
-
-    assert memory.PICK_BYTES == slot_memory.PICK_BYTES

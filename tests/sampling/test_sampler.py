@@ -1,5 +1,6 @@
 import pytest
 import torch
+from helpers.sampling import sample
 
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.models.policy import load_policy
@@ -32,7 +33,7 @@ def prompts(policy):
 @pytest.fixture(scope="module")
 def sampler(policy):
     sampler = MergedCopySampler(policy.model, policy.tokenizer, policy.eos_token_ids)
-    sampler.refresh(adapter=True)
+    sampler.wake_up(adapter=True)
     return sampler
 
 
@@ -40,7 +41,7 @@ def test_greedy_rollouts_are_what_generate_gives(policy, prompts):
     live = Sampler(policy.model, policy.tokenizer, policy.eos_token_ids)
     inputs = policy.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
     expected = policy.model.generate(**inputs, do_sample=False, max_new_tokens=40)[:, inputs["input_ids"].shape[1] :]
-    for reference, [rollout] in zip(expected.tolist(), live.rollouts(prompts, 1, **GREEDY), strict=True):
+    for reference, [rollout] in zip(expected.tolist(), sample(live, prompts, 1, **GREEDY), strict=True):
         assert rollout.token_ids == reference[: len(rollout.token_ids)]
         assert rollout.token_ids[-1] in policy.eos_token_ids and not rollout.truncated
 
@@ -56,11 +57,11 @@ def test_refresh_follows_the_adapter_and_leaves_it_out(policy, prompts, sampler)
     ids = policy.tokenizer(prompts[:1], return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         adapted = sampler.model(ids).logits
-        sampler.refresh(adapter=False)
+        sampler.wake_up(adapter=False)
         base = sampler.model(ids).logits
         with policy.model.disable_adapter():
             expected = policy.model(ids).logits
-        sampler.refresh(adapter=True)
+        sampler.wake_up(adapter=True)
         again = sampler.model(ids).logits
     assert torch.allclose(base, expected, atol=1e-3)
     assert not torch.allclose(base, adapted, atol=1e-2)
@@ -71,20 +72,20 @@ def test_refresh_follows_the_adapter_and_leaves_it_out(policy, prompts, sampler)
 def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts, sampler, kind):
     live = kind(policy.model, policy.tokenizer, policy.eos_token_ids)
     for adapter in (True, False):
-        live.refresh(adapter=adapter)
-        sampler.refresh(adapter=adapter)
-        assert live.rollouts(prompts, 1, **GREEDY) == sampler.rollouts(prompts, 1, **GREEDY)
-    sampler.refresh(adapter=True)
-    live.refresh(adapter=True)
-    first = live.rollouts(prompts, 4, **SAMPLED)
-    assert first == live.rollouts(prompts, 4, **SAMPLED)
+        live.wake_up(adapter=adapter)
+        sampler.wake_up(adapter=adapter)
+        assert sample(live, prompts, 1, **GREEDY) == sample(sampler, prompts, 1, **GREEDY)
+    sampler.wake_up(adapter=True)
+    live.wake_up(adapter=True)
+    first = sample(live, prompts, 4, **SAMPLED)
+    assert first == sample(live, prompts, 4, **SAMPLED)
     assert [len(group) for group in first] == [4, 4] and len({rollout.text for rollout in first[0]}) > 1
 
 
 def test_sampling_leaves_the_4_bit_base_as_it_was(policy, prompts):
     packed = {n: p.detach().clone() for n, p in policy.model.named_parameters() if p.dtype == torch.uint8}
     states = {n: policy.model.get_parameter(n).quant_state.absmax.clone() for n in packed}
-    Sampler(policy.model, policy.tokenizer, policy.eos_token_ids).rollouts(prompts, 2, **SAMPLED)
+    sample(Sampler(policy.model, policy.tokenizer, policy.eos_token_ids), prompts, 2, **SAMPLED)
     policy.model.eval()
     with torch.no_grad():
         policy.model(torch.tensor([[5, 6, 7]]))
@@ -95,16 +96,16 @@ def test_sampling_leaves_the_4_bit_base_as_it_was(policy, prompts):
 
 
 def test_a_seed_fixes_the_draw_whatever_was_drawn_before(prompts, sampler):
-    first = sampler.rollouts(prompts, 4, **SAMPLED)
+    first = sample(sampler, prompts, 4, **SAMPLED)
     torch.rand(17)
-    assert sampler.rollouts(prompts, 4, **SAMPLED) == first
-    assert sampler.rollouts(prompts, 4, **{**SAMPLED, "seed": 4}) != first
+    assert sample(sampler, prompts, 4, **SAMPLED) == first
+    assert sample(sampler, prompts, 4, **{**SAMPLED, "seed": 4}) != first
     assert len({tuple(rollout.token_ids) for rollout in first[0]}) > 1
 
 
 def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
     """The first token of 4,000 samples against the softmax; total variation below 0.05 (expected about 0.02)."""
-    drawn = sampler.rollouts(prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
+    drawn = sample(sampler, prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
     counts = torch.bincount(torch.tensor([r.token_ids[0] for r in drawn]), minlength=sampler.model.config.vocab_size)
     ids = policy.tokenizer(prompts[0], return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
@@ -115,8 +116,8 @@ def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
 
 def test_rows_that_end_do_not_disturb_the_others(prompts, sampler):
     """A prompt's samples are the same alone and beside a prompt whose rows end sooner or later."""
-    together = sampler.rollouts(prompts, 3, **GREEDY)
-    assert [sampler.rollouts([prompt], 3, **GREEDY)[0] for prompt in prompts] == together
+    together = sample(sampler, prompts, 3, **GREEDY)
+    assert [sample(sampler, [prompt], 3, **GREEDY)[0] for prompt in prompts] == together
 
 
 CASES = [(0.0, 1.0, 0), (0.49, 1.0, 0), (0.51, 1.0, 1), (0.79, 1.0, 1), (0.81, 1.0, 2), (0.999, 1.0, 2)]

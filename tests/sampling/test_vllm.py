@@ -5,14 +5,16 @@ import os
 
 import pytest
 import torch
+from helpers.sampling import sample
 
 from lora_grpo.config import vllm_available
 from lora_grpo.config.schema import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler
-from lora_grpo.sampling.vllm_engine import served_rank
+from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.vllm_adapter import served_rank
+from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_sampler import VllmSampler
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.registry import get_task
@@ -64,6 +66,11 @@ def adapter(tmp_path_factory):
     return folder
 
 
+def engine(settings, rank):
+    options = {"max_sequence_tokens": TOKENS, "gpu_memory_share": 0.85, "seed": 0, "flag": "--backend"}
+    return VllmEngine(settings, rank=rank, **options)
+
+
 PLAIN = pytest.mark.parametrize("pair", [16], indirect=True)
 """One engine at a time: each starts when all tests of the one before are done and it is closed."""
 
@@ -78,20 +85,20 @@ def pair(request, adapter):
     model = PeftModel.from_pretrained(base_model.load_base(settings), adapter).eval()
     ends = [TOKENIZER.eos_token_id]
     reference = (Sampler if bits == 16 else MergedCopySampler)(model, TOKENIZER, ends)
-    sampler = VllmSampler(settings, TOKENIZER, ends, adapter=folder, max_sequence_tokens=TOKENS)
+    sampler = VllmSampler(engine(settings, served_rank(folder) if folder else None), TOKENIZER, ends, adapter=folder)
     yield sampler, reference
     sampler.close()
 
 
 @pytest.fixture
 def sampler(pair):
-    pair[0].refresh(adapter=True)
+    pair[0].wake_up(adapter=True)
     return pair[0]
 
 
 def greedy(sampler, prompts, *, adapter):
-    sampler.refresh(adapter=adapter)
-    return [group[0] for group in sampler.rollouts(prompts, 1, **GREEDY)]
+    sampler.wake_up(adapter=adapter)
+    return [group[0] for group in sample(sampler, prompts, 1, **GREEDY)]
 
 
 def gap(reference, prompt, one, other):
@@ -127,33 +134,33 @@ def test_base_and_adapter_differ(sampler, prompts):
 def test_a_seed_a_completion_fixes_its_draws(sampler, prompts):
     twice = [prompts[0], prompts[1], prompts[0]]
     seeds = [5, 6, 7, 8, 9, 10]
-    first = sampler.rollouts(twice, 2, **{**SAMPLED, "seed": seeds})
-    assert sampler.rollouts(twice, 2, **{**SAMPLED, "seed": seeds}) == first
+    first = sample(sampler, twice, 2, **{**SAMPLED, "seed": seeds})
+    assert sample(sampler, twice, 2, **{**SAMPLED, "seed": seeds}) == first
     # Alone, in another order and beside others: the same seed is the same completion.
-    assert sampler.rollouts(twice[1:2], 2, **{**SAMPLED, "seed": [8, 7]}) == [first[1][::-1]]
+    assert sample(sampler, twice[1:2], 2, **{**SAMPLED, "seed": [8, 7]}) == [first[1][::-1]]
     texts = {rollout.text for group in (first[0], first[2]) for rollout in group}
     assert len(texts) == 4
-    assert sampler.rollouts(twice, 2, **{**SAMPLED, "seed": [seed + 100 for seed in seeds]}) != first
+    assert sample(sampler, twice, 2, **{**SAMPLED, "seed": [seed + 100 for seed in seeds]}) != first
 
 
 @PLAIN
 def test_one_seed_fixes_all_draws_and_keeps_equal_prompts_apart(sampler, prompts):
-    first = sampler.rollouts([prompts[0]] * 2, 4, **SAMPLED)
-    assert first == sampler.rollouts([prompts[0]] * 2, 4, **SAMPLED)
-    assert first != sampler.rollouts([prompts[0]] * 2, 4, **{**SAMPLED, "seed": 4})
+    first = sample(sampler, [prompts[0]] * 2, 4, **SAMPLED)
+    assert first == sample(sampler, [prompts[0]] * 2, 4, **SAMPLED)
+    assert first != sample(sampler, [prompts[0]] * 2, 4, **{**SAMPLED, "seed": 4})
     assert len({rollout.text for group in first for rollout in group}) > 6
     with pytest.raises(ValueError, match="3 seeds for 8 completions"):
-        sampler.rollouts([prompts[0]] * 2, 4, **{**SAMPLED, "seed": [1, 2, 3]})
+        sample(sampler, [prompts[0]] * 2, 4, **{**SAMPLED, "seed": [1, 2, 3]})
 
 
 @PLAIN
 def test_sampled_tokens_follow_the_model_distribution(pair, prompts):
     """One token of 1,000 samples against the softmax; total variation below 0.07."""
     for each in pair:
-        each.refresh(adapter=False)
+        each.wake_up(adapter=False)
     sampler, reference = pair
     start = prompts[0] + "<reasoning>\n"
-    drawn = sampler.rollouts([start], 1000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
+    drawn = sample(sampler, [start], 1000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
     ids = torch.tensor(reference.encode([start]))
     with torch.no_grad():
         expected = torch.softmax(reference.model(ids).logits[0, -1] / 0.7, dim=-1)
@@ -164,30 +171,31 @@ def test_sampled_tokens_follow_the_model_distribution(pair, prompts):
 
 @PLAIN
 def test_a_stream_closed_early_keeps_what_it_yielded_and_drops_the_rest(sampler, prompts):
-    expected = sampler.rollouts(prompts[:20], 2, **SAMPLED)
-    stream = sampler.stream(prompts[:20], 2, **SAMPLED)
+    expected = sample(sampler, prompts[:20], 2, **SAMPLED)
+    seeds = [completion_seed(3, "test", number) for number in range(40)]  # those of SAMPLED
+    stream = sampler.stream(prompts[:20], SamplingParams(2, 1.0, 0.95, 48), seeds)
     kept = dict(next(stream) for _ in range(3))
     with pytest.raises(RuntimeError, match="under way"):
-        next(sampler.stream(prompts[:1], 1, **SAMPLED))
+        sample(sampler, prompts[:1], 1, **SAMPLED)
     stream.close()
     assert len(kept) == 3 and kept == {place: expected[place] for place in kept}
     assert not sampler.engine._engine.has_unfinished_requests()
-    assert sampler.rollouts(prompts[:20], 2, **SAMPLED) == expected
+    assert sample(sampler, prompts[:20], 2, **SAMPLED) == expected
 
 
 @PLAIN
 def test_prompts_are_yielded_as_they_end(sampler, prompts):
-    order = [place for place, _ in sampler.stream(prompts[:50], 1, **GREEDY)]
+    order = [index for index, _ in sampler.stream(prompts[:50], SamplingParams(1, 0.0, 1.0, 48), range(50))]
     assert sorted(order) == list(range(50)) != order
 
 
 @PLAIN
 def test_a_completion_is_truncated_at_its_length_and_nowhere_else(sampler, prompts):
-    short = sampler.rollouts(prompts[:3], 1, **{**GREEDY, "max_tokens": 4})
+    short = sample(sampler, prompts[:3], 1, **{**GREEDY, "max_tokens": 4})
     assert all(rollout.truncated and len(rollout.token_ids) == 4 for [rollout] in short)
     with pytest.raises(UserError, match=f"exceed the {TOKENS} .* smaller --max-completion-tokens"):
-        sampler.rollouts(prompts[:3], 1, **{**GREEDY, "max_tokens": TOKENS})
-    assert sampler.rollouts([], 4, **GREEDY) == []
+        sample(sampler, prompts[:3], 1, **{**GREEDY, "max_tokens": TOKENS})
+    assert sample(sampler, [], 4, **GREEDY) == []
 
 
 @PLAIN
@@ -200,11 +208,10 @@ def test_nothing_of_the_engine_is_left_to_other_processes(sampler):
 def test_an_adapter_that_is_left_out_is_noticed(pair, monkeypatch, adapter):
     sampler = pair[0]
     add = sampler.engine._engine.add_request
-    assert sampler._load(sampler.engine, adapter)
+    assert sampler._load_saved(adapter)
     monkeypatch.setattr(sampler.engine._engine, "add_request", lambda *asked, lora_request: add(*asked))
-    monkeypatch.setattr(sampler, "close", lambda: None)
-    with pytest.raises(RunError, match=r"leaves the adapter in .* out"):
-        sampler._load(sampler.engine, adapter)
+    with pytest.raises(RunError, match=r"ignores the adapter in"):
+        sampler._load_saved(adapter)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +223,7 @@ def test_an_adapter_that_is_left_out_is_noticed(pair, monkeypatch, adapter):
         ({"lora_bias": True}, "lora_bias"),
         ({"r": 513}, "rank 513"),
         ({"trainable_token_indices": [5]}, "trainable tokens"),
-        ({"rank_pattern": {"q_proj": 4}}, "ranks of its own"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"peft_type": "IA3"}, "of type IA3"),
     ],
 )
@@ -229,7 +236,7 @@ def test_an_adapter_that_vllm_cannot_serve_is_refused_before_anything_is_loaded(
     assert served_rank(tmp_path) == 32
     path.write_text(json.dumps({**config, **changed}))
     with pytest.raises(UserError, match=f"{says}.*use --backend transformers"):
-        VllmSampler(ModelConfig(name="./absent"), None, [1], adapter=tmp_path, max_sequence_tokens=8)
+        served_rank(tmp_path)
     path.write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         served_rank(tmp_path)

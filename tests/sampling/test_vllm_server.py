@@ -18,9 +18,9 @@ from lora_grpo.config import vllm_available
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model
-from lora_grpo.models.policy import load_policy
+from lora_grpo.sampling.build import check_server
 from lora_grpo.sampling.merged_copy import plain_copy
-from lora_grpo.sampling.sampler import Draw
+from lora_grpo.sampling.sampler import SamplingParams
 from lora_grpo.sampling.vllm_server import VllmServer
 
 
@@ -30,7 +30,7 @@ def with_vllm(test):
     return pytest.mark.engines(here(test))
 
 
-GREEDY = Draw(num_samples=1, max_tokens=8, temperature=0.0, top_p=1.0, seed=0)
+GREEDY = SamplingParams(num_samples=1, temperature=0.0, top_p=1.0, max_tokens=8)
 
 
 def free_port():
@@ -109,14 +109,14 @@ def test_a_server_with_another_base_is_refused_before_a_run_begins(server, tmp_p
 
 
 @with_vllm
-def test_a_server_that_cannot_serve_the_run_is_refused(server):
+def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
     with pytest.raises(UserError, match=r"takes 256 tokens.*--max-model-len 512"):
         VllmServer(server, None, max_sequence_tokens=512)
     engine = VllmServer(server, None, max_sequence_tokens=128)
     with pytest.raises(UserError, match=r"cannot read the adapter|does not see"):
-        engine.hand_over(lambda folder: None)
-    [(place, ids, told)] = engine.draw([[5, 6, 7]], GREEDY, [0], [1], None, log_probs=False)
-    assert place == 0 and 1 <= len(ids) <= 8 and told is None
+        engine.load_adapter(tmp_path)
+    [(index, ids, logprobs)] = engine.stream([[5, 6, 7]], GREEDY, [0], [1], None, logprobs=False)
+    assert index == 0 and 1 <= len(ids) <= 8 and logprobs is None
     engine.close()
 
 
@@ -154,20 +154,20 @@ def stand_in():
 
 def test_a_server_without_adapters_is_told_how_to_start(stand_in, tmp_path):
     engine = VllmServer(stand_in, str(tmp_path / "shared"), max_sequence_tokens=512)
-    with pytest.raises(UserError, match=r"takes no adapters.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve"):
-        engine.hand_over(lambda folder: None)
+    (tmp_path / "adapter").mkdir()
+    with pytest.raises(UserError, match=r"does not load adapters.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve"):
+        engine.load_adapter(tmp_path / "adapter")
     with pytest.raises(RunError, match="failed on a completion: HTTP 500"):
-        list(engine.draw([[5]], GREEDY, [0], [1], None, log_probs=False))
+        list(engine.stream([[5]], GREEDY, [0], [1], None, logprobs=False))
     engine.close()
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def test_nothing_listening_is_one_line_before_a_model_is_loaded(monkeypatch):
+def test_nothing_listening_is_one_line():
     url = f"http://127.0.0.1:{free_port()}"
     config = replace(RunConfig(), {"sampling": {"server_url": url}})
-    monkeypatch.setattr(base_model, "prepare_torch", lambda seed: pytest.fail("torch was prepared first"))
-    with pytest.raises(UserError, match=r"is no vLLM server \(connection refused\); start one there with"):
-        load_policy(config)
+    with pytest.raises(UserError, match=r"is not a vLLM server \(.*[Cc]onnection refused\); start one there with"):
+        check_server(config)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_cannot_go_together_is_told_from_the_settings_alone(sampling, more,
 def test_a_server_that_goes_away_is_told_with_what_to_do(stand_in, monkeypatch):
     engine = VllmServer(stand_in, None, max_sequence_tokens=512)
     engine.url = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *given: None)
-    with pytest.raises(RunError, match=r"no longer answers \(connection refused\); start it again.*--resume"):
-        list(engine.draw([[5]], GREEDY, [0], [1], None, log_probs=False))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(RunError, match=r"no longer answers \(.*[Cc]onnection refused\); start it again.*--resume"):
+        list(engine.stream([[5]], GREEDY, [0], [1], None, logprobs=False))
     engine.close()

@@ -37,14 +37,14 @@ class Counting:
     """A real sampler that counts the completions it was asked for."""
 
     def __init__(self, sampler):
-        self.sampler, self.completions, self.slots = sampler, 0, None
+        self.sampler, self.completions, self.batch_size = sampler, 0, None
 
     def __getattr__(self, name):
         return getattr(self.sampler, name)
 
-    def stream(self, prompts, num_samples, **options):
-        self.completions += len(prompts) * num_samples
-        return self.sampler.stream(prompts, num_samples, **options)
+    def stream(self, prompts, params, seeds):
+        self.completions += len(seeds)
+        return self.sampler.stream(prompts, params, seeds)
 
 
 @pytest.fixture(scope="module")

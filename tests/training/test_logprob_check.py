@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from helpers.sampling import sample
 
 from lora_grpo.cli.arguments import replace
 from lora_grpo.config import vllm_available
@@ -91,38 +92,38 @@ def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
 def test_log_probs_of_a_training_step_are_the_trainers(parts, prompts):
     """128 completions; the mean absolute difference is bounded by a tenth of what stops a run."""
     _, _, trainer, sampler, _, _ = parts
-    sampler.refresh(adapter=True)
-    groups = sampler.rollouts(prompts[:8], 16, max_tokens=48, temperature=1.0, top_p=1.0, seed=1)
+    sampler.wake_up(adapter=True)
+    groups = sample(sampler, prompts[:8], 16, max_tokens=48, temperature=1.0, top_p=1.0, seed=1)
     drawn = [rollout for group in groups for rollout in group]
     ids = [prompt for prompt in sampler.encode(prompts[:8]) for _ in range(16)]
     trainers = trainer_log_probs(trainer, ids, [rollout.token_ids for rollout in drawn], 1.0)
     apart = [
         abs(a - b) for rollout, each in zip(drawn, trainers, strict=True)
-        for a, b in zip(rollout.log_probs, each, strict=True)
+        for a, b in zip(rollout.logprobs, each, strict=True)
     ]  # fmt: skip
     assert len(apart) > 1000
     assert sum(apart) / len(apart) < tolerance(torch.float32) / 10
-    assert min(min(rollout.log_probs) for rollout in drawn) < -1  # not all of them certain
+    assert min(min(rollout.logprobs) for rollout in drawn) < -1  # not all of them certain
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_log_probs_are_of_the_tempered_distribution(parts, prompts, temperature):
     _, policy, _, sampler, _, _ = parts
-    sampler.refresh(adapter=True)
-    [[rollout]] = sampler.rollouts(prompts[:1], 1, max_tokens=24, temperature=temperature, top_p=1.0, seed=3)
+    sampler.wake_up(adapter=True)
+    [[rollout]] = sample(sampler, prompts[:1], 1, max_tokens=24, temperature=temperature, top_p=1.0, seed=3)
     ids = sampler.encode(prompts[:1])[0]
     with torch.no_grad():
         logits = policy.model(torch.tensor([ids + rollout.token_ids])).logits[0, len(ids) - 1 : -1]
     expected = torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(rollout.token_ids)[:, None])
-    assert rollout.log_probs == pytest.approx(expected.squeeze(1).tolist(), abs=1e-4)
+    assert rollout.logprobs == pytest.approx(expected.squeeze(1).tolist(), abs=1e-4)
 
 
 def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
     _, policy, trainer, sampler, _, _ = parts
-    sampler.refresh(adapter=True)
+    sampler.wake_up(adapter=True)
     before = weights(policy.model, trainable=True)
     with monkeypatch.context() as patched:
-        patched.setattr(sampler, "refresh", lambda *, adapter: None)
+        patched.setattr(sampler, "wake_up", lambda *, adapter: None)
         with pytest.raises(RunError, match="as it was before the adapter changed"):
             check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
     after = weights(policy.model, trainable=True)
@@ -131,8 +132,8 @@ def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
 
 def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
     _, _, trainer, sampler, _, _ = parts
-    refresh = sampler.refresh
-    monkeypatch.setattr(sampler, "refresh", lambda *, adapter: refresh(adapter=False))
+    wake_up = sampler.wake_up
+    monkeypatch.setattr(sampler, "wake_up", lambda *, adapter: wake_up(adapter=False))
     with pytest.raises(RunError, match="as it was before the adapter changed"):
         check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
 
@@ -171,14 +172,14 @@ def test_the_disturbance_is_held_between_its_bounds(parts, prompts, monkeypatch)
 def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):
     """The last test of this run: it trains. Steps 1 and 2 are right, step 3 draws with the adapter of step 2."""
     run, policy, trainer, sampler, _, base = parts
-    refresh, asked = sampler.refresh, []
+    wake_up, asked = sampler.wake_up, []
 
     def forgetful(*, adapter):
         asked.append(adapter)
         if len(asked) != 3:
-            refresh(adapter=adapter)
+            wake_up(adapter=adapter)
 
-    monkeypatch.setattr(sampler, "refresh", forgetful)
+    monkeypatch.setattr(sampler, "wake_up", forgetful)
     with pytest.raises(RunError, match=r"step 3: the log-probabilities .* nats a token apart"):
         train(run, policy, trainer)
     steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]

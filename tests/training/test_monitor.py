@@ -234,8 +234,8 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
 def test_a_sampler_that_is_not_refreshed_ends_the_run(tmp_path):
     def stale(trainer):
         sampler = trainer.monitor.validation.sampler
-        refresh = sampler.refresh
-        sampler.refresh = lambda *, adapter: refresh(adapter=adapter) if trainer.state.global_step < 2 else None
+        wake_up = sampler.wake_up
+        sampler.wake_up = lambda *, adapter: wake_up(adapter=adapter) if trainer.state.global_step < 2 else None
 
     said, record = fails(tmp_path / "run", "logprob_mismatch", before=stale)
     assert "rollouts come from another policy" in said

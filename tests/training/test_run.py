@@ -129,7 +129,7 @@ def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     train(run, policy, trainer)
     saved = load_file(run.adapter / "adapter_model.safetensors")
     assert all(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
-    sampler.refresh(adapter=False)
+    sampler.wake_up(adapter=False)
     (run.evaluation / "base.samples.jsonl").unlink()
     assert evaluate(run, sampler, data.eval, "base") == before
 

@@ -1,4 +1,4 @@
-"""Completions that take the places of those that ended, against a decoder that begins all of them together."""
+"""Continuous batching, against a decoder that starts all completions together."""
 
 import random
 import sys
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.sampling import sample
 from starter_model.corpus import chat_prompt
 from transformers import (
     AutoModelForCausalLM,
@@ -20,11 +21,11 @@ from transformers import (
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
-from lora_grpo.sampling import sampler as rollouts
-from lora_grpo.sampling import slot_memory
-from lora_grpo.sampling.decoding_slots import can_join, to_begin
+from lora_grpo.sampling import batch_memory
+from lora_grpo.sampling import sampler as sampler_module
+from lora_grpo.sampling.continuous_batching import can_join, num_to_start
 from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
-from lora_grpo.sampling.sampler import Sampler, pick
+from lora_grpo.sampling.sampler import Sampler, SamplingParams, pick, uniform_numbers
 from lora_grpo.starter.problems import pool
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
@@ -60,7 +61,7 @@ def sampler(model, tokenizer):
 def together(model, tokenizer, prompts):
     """What comes of 30 prompts x 3 that are decoded all together, greedily and sampled."""
     sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
-    greedy, sampled = (sampler.rollouts(prompts, 3, **how, seed=SEEDS) for how in (GREEDY, SAMPLED))
+    greedy, sampled = (sample(sampler, prompts, 3, **how, seed=SEEDS) for how in (GREEDY, SAMPLED))
     assert len({rollout.truncated for group in greedy + sampled for rollout in group}) == 2
     return {"greedy": greedy, "sampled": sampled}
 
@@ -93,7 +94,7 @@ def small_memory(model):
 
 
 def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, pick):
-    """The decoding loop of a training step as it was before there were slots; its tokens must stay the same bits."""
+    """A plain decoding loop without continuous batching; a training step must sample the same bits."""
     pad, ends = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
     longest = max(map(len, prompts))
     input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
@@ -107,13 +108,13 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
     logits = output.logits[:, -1].repeat_interleave(samples, dim=0)
     mask = mask.repeat_interleave(samples, dim=0)
     position = positions[:, -1].repeat_interleave(samples) + 1
-    generator = torch.Generator().manual_seed(seed)
+    uniform = uniform_numbers(seed, max_tokens, "cpu")
     rows = torch.arange(len(prompts) * samples)
     total = rows.numel()
     drawn = torch.full((total, max_tokens), pad)
     lengths = torch.full((total,), max_tokens)
     for step in range(max_tokens):
-        token, _ = pick(logits.float(), temperature, top_p, torch.rand(total, generator=generator)[rows])
+        token, _ = pick(logits.float(), temperature, top_p, uniform[rows, step])
         drawn[rows, step] = token
         ended = torch.isin(token, ends)
         lengths[rows[ended]] = step + 1
@@ -135,7 +136,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
 
 
 @pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_without_slots_every_step_is_the_same_bits_as_before_there_were_any(
+def test_without_a_batch_size_every_step_has_the_bits_of_a_plain_loop(
     model, tokenizer, prompts, sampler, how, monkeypatch
 ):
     seen = {"now": [], "then": []}
@@ -147,11 +148,11 @@ def test_without_slots_every_step_is_the_same_bits_as_before_there_were_any(
 
         return record
 
-    monkeypatch.setattr(rollouts, "pick", recording("now"))
-    drawn = sampler.rollouts(prompts[:12], 4, **how, seed=5)
+    monkeypatch.setattr(sampler_module, "pick", recording("now"))
+    drawn = sample(sampler, prompts[:12], 4, **how, seed=SEEDS[:48])
     with torch.no_grad():
         ids = sampler.encode(prompts[:12])
-        expected = reference(model, tokenizer, ids, 4, **how, seed=5, pick=recording("then"))
+        expected = reference(model, tokenizer, ids, 4, **how, seed=SEEDS[:48], pick=recording("then"))
     assert [rollout.token_ids for group in drawn for rollout in group] == expected
     assert len(seen["now"]) == len(seen["then"]) > 20
     for now, then in zip(seen["now"], seen["then"], strict=True):
@@ -161,45 +162,34 @@ def test_without_slots_every_step_is_the_same_bits_as_before_there_were_any(
 # Continuous
 
 
-@pytest.mark.parametrize("slots", [7, 16, 64])
-@pytest.mark.parametrize("how", ["greedy", "sampled"])
-def test_completions_are_the_same_whatever_the_slots(prompts, sampler, together, passes, how, slots):
-    sampler.slots = slots
-    drawn = sampler.rollouts(prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
+@pytest.mark.parametrize(("how", "size"), [("sampled", 7), ("greedy", 16), ("sampled", 64)])
+def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together, passes, how, size):
+    sampler.batch_size = size
+    drawn = sample(sampler, prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
     assert drawn == together[how]
     refills = [rows for rows, columns in passes if columns > 1]
-    # Each reads the prompts of a quarter of the slots.
-    assert len(refills) == -(-90 // (slots // 4)) and max(refills) <= slots // 4 // 3 + 2
-    assert max(rows for rows, columns in passes if columns == 1) <= slots
-    # Places are taken again while others go on, until none wait any more.
-    begun_last = max(n for n, (_, columns) in enumerate(passes) if columns > 1)
-    running = [rows for rows, columns in passes[:begun_last] if columns == 1]
-    assert sum(running) > 0.7 * slots * len(running)
-
-
-def test_a_seed_for_the_call_gives_the_same_whatever_the_slots(prompts, sampler):
-    expected = sampler.rollouts(prompts[:20], 2, **SAMPLED, seed=3)
-    sampler.slots = 9
-    assert sampler.rollouts(prompts[:20], 2, **SAMPLED, seed=3) == expected
+    # Each reads the prompts of a quarter of the batch.
+    assert len(refills) == -(-90 // (size // 4)) and max(refills) <= size // 4 // 3 + 2
+    assert max(rows for rows, columns in passes if columns == 1) <= size
+    # The batch stays full until no completion is waiting.
+    started_last = max(n for n, (_, columns) in enumerate(passes) if columns > 1)
+    running = [rows for rows, columns in passes[:started_last] if columns == 1]
+    assert sum(running) > 0.7 * size * len(running)
 
 
 def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
-    sampler.slots = 5
+    sampler.batch_size = 5
     places = [29, 4, 17]
-    alone = sampler.rollouts(
+    alone = sample(
+        sampler,
         [prompts[place] for place in places],
         2,
         **SAMPLED,
         seed=[SEEDS[3 * place + n] for place in places for n in (2, 0)],
     )
     assert alone == [[together["sampled"][place][n] for n in (2, 0)] for place in places]
-    assert len({rollout.text for rollout in sampler.rollouts(prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
-    assert len({rollout.text for rollout in sampler.rollouts(prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
-
-
-def test_seeds_of_another_number_are_refused(prompts, sampler):
-    with pytest.raises(ValueError, match="5 seeds for 6 completions"):
-        sampler.rollouts(prompts[:2], 3, **SAMPLED, seed=range(5))
+    assert len({rollout.text for rollout in sample(sampler, prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
+    assert len({rollout.text for rollout in sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
 
 
 def test_columns_that_no_row_needs_any_more_are_cut_off(prompts, sampler, model):
@@ -208,18 +198,33 @@ def test_columns_that_no_row_needs_any_more_are_cut_off(prompts, sampler, model)
     hook = model.register_forward_pre_hook(
         lambda module, args, inputs: widths.append(inputs["attention_mask"].shape[1]), with_kwargs=True
     )
-    sampler.slots = 8
+    sampler.batch_size = 8
     longest = max(map(len, sampler.encode(prompts)))
-    drawn = sampler.rollouts(prompts, 2, **{**SAMPLED, "max_tokens": 20}, seed=range(60))
+    drawn = sample(sampler, prompts, 2, **{**SAMPLED, "max_tokens": 20}, seed=range(60))
     hook.remove()
     assert max(len(rollout.token_ids) for group in drawn for rollout in group) == 20
     assert max(widths) <= longest + 20 and len(widths) > 90
 
 
-def test_stream_yields_each_prompt_with_its_rollouts(prompts, sampler):
-    expected = sampler.rollouts(prompts[:3], 2, **SAMPLED, seed=1)
-    assert list(sampler.stream(prompts[:3], 2, **SAMPLED, seed=1)) == list(enumerate(expected))
-    assert not Sampler.streams
+def test_sample_wakes_up_the_sampler_and_lets_it_sleep(prompts, tokenizer, model, together):
+    calls = []
+
+    class Recorded(Sampler):
+        def wake_up(self, *, adapter):
+            calls.append(("wake_up", adapter))
+
+        def sleep(self):
+            calls.append("sleep")
+
+    sampler = Recorded(model, tokenizer, [tokenizer.eos_token_id])
+    groups = sampler.sample(prompts[:5], SamplingParams(3, 1.0, 0.95, 40), SEEDS[:15], adapter=False)
+    assert groups == together["sampled"][:5]
+    assert sampler.sample([], SamplingParams(3, 1.0, 0.95, 40), []) == []
+    with pytest.raises(ValueError, match="seeds"), sampler.awake(adapter=True):
+        sampler.batch_size = 4
+        list(sampler.stream(prompts[:1], SamplingParams(3, 1.0, 0.95, 40), [1]))
+    assert calls == [("wake_up", False), "sleep", ("wake_up", True), "sleep", ("wake_up", True), "sleep"]
+    assert sampler.batch_size is None
 
 
 def test_a_sliding_window_is_decoded_in_groups_that_end_together(tokenizer, prompts):
@@ -235,71 +240,63 @@ def test_a_sliding_window_is_decoded_in_groups_that_end_together(tokenizer, prom
         lambda module, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
     )
     sampler = Sampler(model, tokenizer, list(range(0, 768, 20)))  # many tokens end a completion, so that some do
-    expected = sampler.rollouts(prompts[:10], 3, **SAMPLED, seed=range(30))
+    expected = sample(sampler, prompts[:10], 3, **SAMPLED, seed=range(30))
     assert len({len(rollout.token_ids) for group in expected for rollout in group}) > 5
-    sampler.slots = 8
+    sampler.batch_size = 8
     shapes.clear()
-    assert sampler.rollouts(prompts[:10], 3, **SAMPLED, seed=range(30)) == expected
+    assert sample(sampler, prompts[:10], 3, **SAMPLED, seed=range(30)) == expected
     assert len([rows for rows, columns in shapes if columns > 1]) == 4
     assert max(rows for rows, _ in shapes) == 8
 
 
 @pytest.mark.parametrize(
-    ("slots", "running", "waiting", "joining", "begun"),
+    ("batch_size", "running", "waiting", "joining", "started"),
     [
         (64, 0, 100, True, 16), (64, 48, 100, True, 16), (64, 49, 100, True, 0), (64, 60, 3, True, 3),
         (64, 62, 3, True, 0), (64, 0, 0, True, 0), (3, 2, 9, True, 1), (1, 0, 2, True, 1), (1, 1, 2, True, 0),
         (64, 0, 100, False, 64), (64, 1, 100, False, 0), (64, 0, 9, False, 9), (64, 1, 9, False, 0),
     ],
 )  # fmt: skip
-def test_places_are_filled_a_quarter_at_a_time_or_all_together(slots, running, waiting, joining, begun):
-    assert to_begin(slots, running=running, waiting=waiting, joining=joining) == begun
+def test_a_batch_is_filled_by_quarters_or_all_at_once(batch_size, running, waiting, joining, started):
+    assert num_to_start(batch_size, running=running, waiting=waiting, joining=joining) == started
 
 
 # Memory that runs out
 
 
-@pytest.mark.parametrize(
-    ("how", "error"),
-    [("greedy", RuntimeError(CPU_MESSAGE)), ("sampled", torch.OutOfMemoryError("CUDA out of memory."))],
-)
-def test_where_memory_runs_out_the_call_goes_on_with_half(prompts, sampler, together, small_memory, how, error, capsys):
-    small_memory.most, small_memory.error, sampler.slots = 20, error, 64
-    drawn = sampler.rollouts(prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
-    assert drawn == together[how] and sampler.slots == 16
-    assert capsys.readouterr().err == (
-        "memory did not suffice for 64 completions at once; going on with 32\n"
-        "memory did not suffice for 32 completions at once; going on with 16\n"
-    )
+def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, sampler, together, small_memory, capsys):
+    small_memory.most, small_memory.error, sampler.batch_size = 20, RuntimeError(CPU_MESSAGE), 64
+    assert sample(sampler, prompts, 3, **SAMPLED, seed=SEEDS) == together["sampled"] and sampler.batch_size == 16
+    assert "64; retrying with 32" in (said := capsys.readouterr().err) and "32; retrying with 16" in said
     # What the failed passes held was free before the next began.
     assert len(small_memory.failed) == 2 and not any(held for each in small_memory.held for held in each)
 
 
 @pytest.mark.parametrize(("asked", "most", "left"), [(6, 4, 3), (4, 1, 1)])
 def test_half_is_half_of_what_was_decoded(prompts, sampler, small_memory, asked, most, left):
-    small_memory.most, sampler.slots = most, 256
-    sampler.rollouts(prompts[:asked], 1, **{**GREEDY, "max_tokens": 4}, seed=0)
-    assert sampler.slots == left
+    small_memory.most, sampler.batch_size = most, 256
+    sample(sampler, prompts[:asked], 1, **{**GREEDY, "max_tokens": 4}, seed=0)
+    assert sampler.batch_size == left
 
 
 def test_one_completion_that_does_not_fit_ends_the_run_in_one_line(prompts, sampler, small_memory):
-    small_memory.most, sampler.slots = 0, 4
-    with pytest.raises(RunError, match=r"^memory did not .* --max-completion-tokens or --bits 4 \(.*\)$"):
-        sampler.rollouts(prompts[:2], 2, **GREEDY, seed=0)
+    small_memory.most, sampler.batch_size = 0, 4
+    with pytest.raises(RunError, match=r"^out of memory .* --max-completion-tokens or --bits 4 \(.*\)$"):
+        sample(sampler, prompts[:2], 2, **GREEDY, seed=0)
 
 
 def test_a_training_step_is_never_cut_up_in_silence(prompts, sampler, small_memory):
     small_memory.most = 4
     with pytest.raises(torch.OutOfMemoryError):
-        sampler.rollouts(prompts[:6], 1, **GREEDY, seed=0)
-    assert sampler.slots is None
+        sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
+    assert sampler.batch_size is None
 
 
 def test_another_error_passes(prompts, sampler, small_memory):
-    small_memory.most, small_memory.error, sampler.slots = 2, RuntimeError("shapes do not fit"), 8
+    small_memory.most, small_memory.error, sampler.batch_size = 2, RuntimeError("shapes do not fit"), 8
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        sampler.rollouts(prompts[:6], 1, **GREEDY, seed=0)
-    assert sampler.slots == 8
+        sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
+    assert sampler.batch_size == 8
 
 
 # How many fit
@@ -320,9 +317,9 @@ def test_a_row_takes_its_cache_and_the_greater_of_reading_and_picking():
     qwen = on_meta(QWEN)
     token = 30 * 2 * 2 * 128 * 2  # 28 layers and two more; keys and values; 2 heads of 128; 2 bytes
     picking = 151936 * 64
-    assert slot_memory.bytes_a_row(qwen, 100, 400) == 500 * token + picking
-    assert slot_memory.bytes_a_row(qwen, 100, 500) == 600 * token + picking
-    long = slot_memory.bytes_a_row(qwen, 2000, 400) - 2400 * token
+    assert batch_memory.bytes_per_completion(qwen, 100, 400) == 500 * token + picking
+    assert batch_memory.bytes_per_completion(qwen, 100, 500) == 600 * token + picking
+    long = batch_memory.bytes_per_completion(qwen, 2000, 400) - 2400 * token
     assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > picking
 
 
@@ -340,47 +337,48 @@ def test_a_row_takes_its_cache_and_the_greater_of_reading_and_picking():
 def test_configurations_differ(config, cached):
     embeddings = SimpleNamespace(weight=torch.zeros(1))
     model = SimpleNamespace(config=config, get_input_embeddings=lambda: embeddings)
-    more, less = slot_memory.bytes_a_row(model, 10, 110), slot_memory.bytes_a_row(model, 10, 10)
+    more, less = batch_memory.bytes_per_completion(model, 10, 110), batch_memory.bytes_per_completion(model, 10, 10)
     assert more - less == 100 * cached
 
 
-def test_slots_on_a_cpu_depend_on_the_machine_alone(sampler, monkeypatch):
-    assert sampler.find_batch_size(100, 100) == sampler.slots == slot_memory.MOST_ON_CPU
-    each = slot_memory.bytes_a_row(sampler.model, 100, 100)
-    for rows, slots in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
-        monkeypatch.setattr(slot_memory, "_total_memory", lambda rows=rows: 4 * each * rows)
-        assert sampler.find_batch_size(100, 100) == sampler.slots == slots
+def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):
+    sampler.fit_batch(prompts[:1], 100)
+    assert sampler.batch_size == batch_memory.MAX_BATCH_SIZE
+    each = batch_memory.bytes_per_completion(sampler.model, len(sampler.encode(prompts[:1])[0]), 100)
+    for rows, size in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
+        monkeypatch.setattr(batch_memory, "_total_memory", lambda rows=rows: 4 * each * rows)
+        sampler.fit_batch(prompts[:1], 100)
+        assert sampler.batch_size == size
     monkeypatch.undo()
-    assert 2**28 < slot_memory._total_memory() < 2**45
+    assert 2**28 < batch_memory._total_memory() < 2**45
 
 
-def test_slots_on_a_gpu_depend_on_what_is_free(monkeypatch):
+def test_the_batch_size_on_a_gpu_depends_on_free_memory(monkeypatch):
     qwen = on_meta(QWEN)
     model = SimpleNamespace(
         config=QWEN,
         get_input_embeddings=qwen.get_input_embeddings,
         parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]),
     )
-    each = slot_memory.bytes_a_row(model, 200, 300)
-    for free, unused, slots in ((100, 0, 64), (100, 100, 128), (10**6, 0, slot_memory.MOST_ON_GPU)):
+    each = batch_memory.bytes_per_completion(model, 200, 300)
+    for free, unused, size in ((100, 0, 64), (100, 100, 128), (10**6, 0, batch_memory.MAX_BATCH_SIZE)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * each, 0))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: (unused + 100) * each)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * each)
-        assert slot_memory.rows_that_fit(model, 200, 300) == slots
+        assert batch_memory.max_batch_size(model, 200, 300) == size
 
 
 # Other engines
 
 
-def test_generate_is_asked_for_no_more_than_the_slots(model, tokenizer, prompts, together, passes):
+def test_generate_gets_no_more_than_the_batch_size(model, tokenizer, prompts, together, passes):
     sampler = GenerateSampler(model, tokenizer, [tokenizer.eos_token_id])
-    sampler.slots = 7
-    drawn = sampler.rollouts(prompts[:5], 3, **GREEDY, seed=SEEDS[:15])
+    sampler.batch_size = 7
+    drawn = sample(sampler, prompts[:5], 3, **GREEDY, seed=SEEDS[:15])
     assert drawn == together["greedy"][:5]
     assert max(rows for rows, _ in passes) == 7
-    assert sampler.rollouts(prompts[:2], 1, **SAMPLED, seed=[4, 5]) == sampler.rollouts(
-        prompts[:2], 1, **SAMPLED, seed=4
-    )
+    first = sample(sampler, prompts[:2], 1, **SAMPLED, seed=[4, 5])
+    assert first == sample(sampler, prompts[:2], 1, **SAMPLED, seed=[4, 6])
 
 
 def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
@@ -389,23 +387,22 @@ def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
 
     def fast_generate(requests, each, **options):
         asked.append(
-            [(len(request["prompt_token_ids"]), how.n, how.seed) for request, how in zip(requests, each, strict=True)]
+            [(len(request["prompt_token_ids"]), how.seed) for request, how in zip(requests, each, strict=True)]
         )
         ids = [(7, how.seed % 9) for how in each]
-        told = [[{token: SimpleNamespace(logprob=-token / 2)} for token in drawn] for drawn in ids]
+        logprobs = [[{token: SimpleNamespace(logprob=-token / 2)} for token in sampled] for sampled in ids]
         return [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn, logprobs=each_told)] * how.n)
-            for how, drawn, each_told in zip(each, ids, told, strict=True)
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=sampled, logprobs=each)])
+            for sampled, each in zip(ids, logprobs, strict=True)
         ]
 
     model = SimpleNamespace(fast_generate=fast_generate, training=False, eval=lambda: None, train=lambda mode: None)
     sampler = SharedVllmSampler(model, tokenizer, [tokenizer.eos_token_id])
     sampler._request = None
     first, second = (len(ids) for ids in sampler.encode(prompts[:2]))
-    drawn = sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 2**31 + 4])
-    assert asked == [[(first, 1, 1), (first, 1, 2), (second, 1, 3), (second, 1, 4)]]
+    drawn = sample(sampler, prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 2**31 + 4])
+    assert asked == [[(first, 1), (first, 2), (second, 3), (second, 4)]]
     assert [rollout.token_ids for group in drawn for rollout in group] == [[7, 1], [7, 2], [7, 3], [7, 4]]
-    assert [rollout.log_probs for rollout in drawn[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
-    assert len(sampler.rollouts(prompts[:2], 2, **SAMPLED, seed=5)[1]) == 2
-    assert asked[1] == [(first, 2, 5), (second, 2, 5 + 7919)]
-    assert sampler.find_batch_size(100, 100) == 256 and sampler.slots is None
+    assert [rollout.logprobs for rollout in drawn[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
+    sampler.fit_batch(prompts, 100)
+    assert sampler.batch_size is None

@@ -1,0 +1,83 @@
+"""The adapters that vLLM can serve, and how a policy's adapter is written for it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM (0.27) reserves memory for; an adapter takes the next one."""
+_NOT_SERVED = {
+    "use_dora": "DoRA",
+    "modules_to_save": "modules_to_save",
+    "lora_bias": "lora_bias",
+    "trainable_token_indices": "trainable tokens",
+    "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
+    "layer_replication": "replicated layers",
+    "target_parameters": "target_parameters",
+    "alora_invocation_tokens": "aLoRA",
+    "arrow_config": "Arrow",
+    "use_bdlora": "BD-LoRA",
+    "use_qalora": "QALoRA",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
+}
+"""Fields of adapter_config.json that change the model and that vLLM rejects or, worse, silently ignores."""
+
+
+def served_rank(adapter: Path, flag: str = "--backend") -> int:
+    """Return the rank that vLLM must reserve memory for, from adapter_config.json alone.
+
+    Args:
+        adapter: folder of a PEFT adapter.
+        flag: the flag that chooses between vLLM and transformers, for the message.
+
+    Raises:
+        UserError: vLLM cannot serve this adapter.
+    """
+    path = adapter / "adapter_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        rank, kind, bias = config["r"], config["peft_type"], config.get("bias", "none")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} cannot be read as a LoRA adapter's: {first_line(error)}") from None
+    reasons = [words for name, words in _NOT_SERVED.items() if config.get(name)]
+    if kind != "LORA":
+        reasons.append(f"of type {kind}")
+    if bias != "none":
+        reasons.append(f"bias={bias}")
+    if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
+        reasons.append(f"rank {rank}")
+    if reasons:
+        raise UserError(f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); use {flag} transformers")
+    return min(served for served in _RANKS if served >= rank)
+
+
+def policy_rank(model: Any, flag: str) -> int:
+    """Return `served_rank` of a PEFT model's adapter.
+
+    Raises:
+        UserError: vLLM cannot serve this adapter.
+    """
+    with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
+        model.peft_config["default"].save_pretrained(folder)
+        return served_rank(Path(folder), flag)
+
+
+def write_adapter(model: Any, folder: Path) -> None:
+    """Write the adapter of a PEFT model into an existing folder."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    # Without save_embedding_layers=False PEFT queries the Hub whether the vocabulary was resized.
+    state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    weights = folder / "adapter_model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights)
+    weights.chmod(0o644)  # safetensors makes it private, and a server may run as another user
+    model.peft_config["default"].save_pretrained(folder)
