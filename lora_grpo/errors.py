@@ -1,5 +1,8 @@
 """The ways a command ends early: the user can fix it (exit 2), the run failed (exit 1), or it was told to stop."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A mistake in flags, files or data. The message is one line: what, got, expected, and the fix."""
@@ -24,3 +27,16 @@ class Interrupted(BaseException):
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or its type's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the fix for a misspelled name: "did you mean 'gsm8k'?", or the list of known names.
+
+    Args:
+        name: what the user wrote.
+        known: the names that exist.
+        otherwise: text to return if no known name is close; "" lists all of them.
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"expected one of {', '.join(known)}"

@@ -1,14 +1,14 @@
-"""From a row to chat messages, and the answer styles: what the model is asked for, written out, and read back."""
+"""Chat messages and prompt styles: write the prompt of a row, render it for a tokenizer, write and read completions."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 
 Message = dict[str, str]
+"""A chat message: `role` ("system", "user" or "assistant") and `content`."""
 
 SYSTEM_PROMPTS: dict[str, str] = {
     "xml": "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>",
@@ -16,22 +16,20 @@ SYSTEM_PROMPTS: dict[str, str] = {
     "think": "Think first, then answer, in this format:\n<think>...</think>\n<answer>...</answer>",
     "code": "Answer with one Python code block:\n```python\n...\n```",
 }
-"""`prompt_style` -> system prompt. The style decides what GSM8K's strict rule looks for."""
+"""The system prompt of each prompt style. The style also decides what GSM8K's strict rule accepts."""
 
 DEFAULT_STYLE = "xml"
-"""The style of a row that names none."""
+"""The style of a row without `prompt_style`."""
 
 
 def check_style(style: str) -> None:
-    """Refuse an answer style that does not exist.
+    """Check a prompt style.
 
     Raises:
-        UserError: no such style; the nearest name is offered.
+        UserError: there is no such style.
     """
     if style not in SYSTEM_PROMPTS:
-        near = difflib.get_close_matches(style, SYSTEM_PROMPTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(SYSTEM_PROMPTS)}"
-        raise UserError(f"unknown prompt style {style!r}; {hint}")
+        raise UserError(f"unknown prompt style {style!r}; {suggestion(style, SYSTEM_PROMPTS)}")
 
 
 def add_prompts(
@@ -40,52 +38,50 @@ def add_prompts(
     few_shot_rows: Sequence[Mapping[str, Any]] = (),
     *,
     gold_completion: Callable[[Mapping[str, Any]], str] | None = None,
-    system_prompt: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return copies of `rows` with the chat messages that ask them.
+    """Return copies of rows with their prompts.
 
     Args:
-        rows: task rows; each has `question`.
-        style: the answer style to ask for, a key of `SYSTEM_PROMPTS`.
-        few_shot_rows: solved rows shown first as user and assistant turns. A row is never shown its own solution.
-        gold_completion: the task's function that writes a row's solution; needed with `few_shot_rows`.
-        system_prompt: text to use instead of the style's own; "" sends no system message.
+        rows: task rows.
+        style: the prompt style, a key of `SYSTEM_PROMPTS`.
+        few_shot_rows: rows to show first as solved examples. A row is never shown its own solution.
+        gold_completion: the task's `gold_completion`; required with `few_shot_rows`.
 
     Returns:
-        New rows with `prompt`, a list of `{"role", "content"}` messages, and `prompt_style`.
+        Rows with `prompt`, a list of `{"role", "content"}` messages, and `prompt_style`.
 
     Raises:
         UserError: there is no such style.
     """
     check_style(style)
-    system = SYSTEM_PROMPTS[style] if system_prompt is None else system_prompt
-    opening: list[Message] = [{"role": "system", "content": system}] if system else []
-    shots: list[tuple[str, str]] = []
+    examples: list[tuple[str, str]] = []
     for row in few_shot_rows:
         if gold_completion is None:
-            raise ValueError("few_shot_rows need gold_completion, the task's function that writes a solution")
-        shots.append((row["question"], gold_completion({**row, "prompt_style": style})))
-
-    asked = []
+            raise ValueError("few_shot_rows require gold_completion")
+        examples.append((row["question"], gold_completion({**row, "prompt_style": style})))
+    prompted = []
     for row in rows:
-        prompt = [dict(message) for message in opening]
-        for question, completion in shots:
+        prompt: list[Message] = [{"role": "system", "content": SYSTEM_PROMPTS[style]}]
+        for question, completion in examples:
             if question != row["question"]:
                 prompt += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
         prompt.append({"role": "user", "content": row["question"]})
-        asked.append({**row, "prompt": prompt, "prompt_style": style})
-    return asked
+        prompted.append({**row, "prompt": prompt, "prompt_style": style})
+    return prompted
 
 
 def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     """Return the text that the model continues.
 
-    A tokenizer without a chat template, as base models have, gets plain text:
-    `{system}`, then `Question: ...` and `Answer: ...` turns, ending in `Answer:`.
+    A tokenizer without a chat template, as base models have, gets plain text: the system prompt, then `Question: ...`
+    and `Answer: ...` turns, ending in `Answer:`.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        prompt: chat messages that end with a user turn.
+        prompt: chat messages ending with a user message.
+
+    Raises:
+        UserError: the chat template rejects the messages.
     """
     if getattr(tokenizer, "chat_template", None):
         from jinja2 import TemplateError
@@ -94,8 +90,8 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
             return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
         except TemplateError as error:
             raise UserError(
-                f"the model's chat template refuses the messages ({error}); a template without a system role needs "
-                "another model or an edited template"
+                f"the model's chat template rejects the messages ({error}); use a template with a system role, or "
+                "another model"
             ) from None
     plain = {"system": "{}\n\n", "user": "Question: {}\nAnswer:", "assistant": " {}\n\n"}
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
@@ -104,11 +100,11 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
 def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
     """Return the text that the model continues for a row.
 
-    It is the row's `prompt`, rendered; but a base model is given the start of the program where there is one.
+    This is the row's rendered `prompt`; a base model gets the row's `completion_prefix` instead if there is one.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        row: a task row with `prompt`, and `completion_prefix` where the task asks for a program to be continued.
+        row: a task row with `prompt`.
     """
     if row.get("completion_prefix") and not getattr(tokenizer, "chat_template", None):
         return str(row["completion_prefix"])
@@ -128,13 +124,12 @@ def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) ->
 
 
 def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
-    """Split a completion that keeps to the style into reasoning and answer; None where it does not.
+    """Split a completion that follows the style into reasoning and answer; return None if it does not follow it.
 
-    Nothing but white space may stand before, between or after the sections. `xml` and `think` hold each of their four
-    tags exactly once; `hashes` has a single `####`, which opens the last line; `code` ends with its one fenced block.
-
-    String methods rather than one pattern: `<a>.*?</a>.*?` takes quadratic time on a completion made of tags.
+    Only white space may come before, between and after the sections. `xml` and `think` have each of their four tags
+    exactly once; `hashes` has a single `####`, at the start of the last line; `code` ends with its only fenced block.
     """
+    # String methods, because a pattern such as `<a>.*?</a>.*?` is quadratic on a completion made of tags.
     check_style(style)
     text = text.strip()
     if style == "hashes":
@@ -155,7 +150,7 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     reasoning, _, rest = rest.partition(f"</{thought}>")
     between, _, rest = rest.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
-    # A tag out of order leaves the later partitions empty-handed, so `closed` also proves the order.
+    # A tag out of order leaves the later partitions empty, so `closed` also implies the order.
     if not closed or (before + between + after).strip():
         return None
     return reasoning.strip(), answer.strip()

@@ -1,21 +1,19 @@
-"""From a completion to the program it means: out of fences and prose, under the prompt's signature, without examples.
+"""Extract the program from a completion.
 
-What is decided, and why:
-
-- Thinking before `</think>` is not the answer; an unclosed `<think>` leaves no answer.
-- Of several fenced blocks the last that defines the entry point counts, so that a model may correct itself. Names that
-  it uses and does not define come from the blocks before it.
-- A block or text that only holds a function's body goes under the prompt's signature, at its indentation.
-- A text without fences that starts indented continues the prompt, as base models do: it is cut at the usual stop
-  sequences. Another one begins at its first line of code and ends where it stops being Python.
+- Text before `</think>` is ignored; an unclosed `<think>` leaves no answer.
+- The last fenced block that defines the entry point counts, so a model may correct itself. Names that it uses but does
+  not define are taken from earlier blocks.
+- A block or text with only a function body is placed under the prompt's signature.
+- A text without fences that starts indented continues the prompt, as base models do, and is cut at the usual stop
+  sequences. Any other text without fences starts at its first line of code and ends where it stops being Python.
 - The prompt's imports and helper functions come first, whether the model repeats them or not.
-- After the entry point only imports, definitions and the values they read are kept: example calls, asserts and
-  `if __name__ == "__main__":` are the model's own tests, not its answer.
-- What cannot be parsed is returned as it stands, for the sandbox to refuse; None means that there is no code at all.
+- After the entry point only imports, definitions and the values they read are kept. Example calls, asserts and
+  `if __name__ == "__main__":` are dropped.
+- Code that cannot be parsed is returned unchanged and the sandbox refuses it.
 
 Takes time linear in the completion's length: each part is parsed a fixed number of times.
 
-Source: the stop sequences are those of Chen et al. 2021 (arXiv:2107.03374) with `\\n@`, `\\nassert` and the fence of
+Source: the stop sequences are those of Chen et al. 2021 (arXiv:2107.03374) plus `\\n@`, `\\nassert` and the fence of
 https://github.com/bigcode-project/bigcode-evaluation-harness; dropping examples follows EvalPlus's `sanitize`.
 """
 
@@ -27,7 +25,7 @@ import textwrap
 from lora_grpo.tasks.program_text import assemble, context, defines, parse_start, under_signature
 
 STOP_SEQUENCES = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\nassert", "\n```")
-"""Where a base model's continuation of a function has gone past its end."""
+"""Text that follows the end of a function in a base model's continuation."""
 
 _STOP = re.compile("|".join(map(re.escape, STOP_SEQUENCES)))
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
@@ -39,26 +37,24 @@ _RETURN = re.compile(r"(?:^|[:;])[ \t]*(?:return|yield)\b", re.M)
 
 
 def extract_program(completion: str, entry_point: str, prefix: str = "") -> str | None:
-    """Return the program that a completion means, or None where it holds no code.
-
-    Never raises, and what it returns can be encoded as UTF-8.
+    """Return the program in a completion, or None if there is no code. Never raises; the result is valid UTF-8.
 
     Args:
         completion: the assistant's text, or a base model's continuation of `prefix`.
-        entry_point: the name of the function that is asked for.
-        prefix: the start of the program, ending in the function's signature and docstring; "" where there is none.
+        entry_point: the name of the function to write.
+        prefix: the start of the program, ending in the function's signature and docstring; may be empty.
     """
     before, blocks = _split(_answer(completion))
     continued = _continue(before, entry_point, prefix)
     if continued is not None:
         return continued
-    for place in reversed(range(len(blocks))):
-        code = parse_start(blocks[place]) if entry_point in blocks[place] else None
+    for index, block in reversed([*enumerate(blocks)]):
+        code = parse_start(block) if entry_point in block else None
         if code and defines(code, entry_point):
-            return assemble(code, entry_point, prefix, blocks[:place])
-    found = _unfenced(before.strip("\n").rstrip(), entry_point, prefix)
-    if found is not None or not blocks:
-        return found
+            return assemble(code, entry_point, prefix, blocks[:index])
+    program = _unfenced(before.strip("\n").rstrip(), entry_point, prefix)
+    if program is not None or not blocks:
+        return program
     broken = [block for block in blocks if _definition(block, entry_point)]
     if not broken:
         returning = [block for block in blocks if _RETURN.search(block)] or blocks
@@ -69,36 +65,36 @@ def extract_program(completion: str, entry_point: str, prefix: str = "") -> str 
 
 
 def cut_at_stop(completion: str) -> str:
-    """Return a base model's continuation up to the first of the usual stop sequences."""
+    """Return a base model's continuation up to the first stop sequence."""
     stop = _STOP.search(completion)
     return completion[: stop.start()] if stop else completion
 
 
 def _answer(completion: str) -> str:
-    """Return the text after the thinking, with plain spaces and line ends."""
+    """Return the text after the thinking, with normalized spaces and line endings."""
     text = completion.encode("utf-8", "replace").decode("utf-8")
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
     text = text.replace("\ufeff", "").replace("\u200b", "")
     _, closed, answer = text.rpartition("</think>")
     if not closed and text.lstrip().startswith("<think>"):
         return ""
-    # What follows the end of a turn is another one.
+    # Text after an end-of-turn token is another turn.
     return next((part for part in _SPECIAL_TOKEN.split(answer) if part.strip()), "")
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """Return the text before the first fence, and the blocks that may be Python, dedented, without empty ones.
+    """Return the text before the first fence, and the non-empty blocks that may be Python, dedented.
 
-    A fence that is never closed holds the rest. One with a language opens a block also where another is still open.
+    An unclosed block extends to the end. A fence with a language opens a new block even if another is still open.
     """
     before: list[str] = []
     blocks: list[list[str]] = []
-    skipped: list[str] = []  # Takes what is no Python, and what stands between blocks.
+    skipped: list[str] = []  # Blocks in other languages, and text between blocks.
     into, is_open, depth = before, False, 0
     for line in text.split("\n"):
         fence = _fence(line)
         indentation = len(line) - len(line.lstrip())
-        # Four spaces in, a fence is part of the code: an example in a docstring.
+        # A fence indented by four more spaces is part of the code, e.g. in a docstring.
         if fence is None or (is_open and not fence[0].strip() and indentation > depth + 3):
             into.append(line)
             continue
@@ -123,18 +119,14 @@ def _split(text: str) -> tuple[str, list[str]]:
 
 
 def _fence(line: str) -> tuple[str, str, str] | None:
-    """Take a line with a fence apart; None where it has none.
-
-    Returns:
-        What stands before the marks, between two of them, and the language after the first.
-    """
+    """Return the text before a line's fence, the text between two fences, and the language; None without a fence."""
     mark = "```" if "```" in line else "~~~"
-    head, found, rest = line.partition(mark)
+    head, fence, rest = line.partition(mark)
     rest = rest.lstrip(mark[0])
     inline, second, tail = rest.partition(mark)
-    if not found:
+    if not fence:
         return None
-    if second:  # A block on one line, or words in a sentence.
+    if second:  # A block on one line, or inline code in a sentence.
         inline = re.sub(r"^(?:python3?|py)\s+", "", inline).strip()
         return None if head.strip() or tail.strip() or not inline else ("", inline, "")
     language = "python" if re.match(r"python3?\s", rest) else rest.strip()
@@ -142,23 +134,23 @@ def _fence(line: str) -> tuple[str, str, str] | None:
 
 
 def _continue(text: str, entry_point: str, prefix: str) -> str | None:
-    """Put a text that begins indented under the prompt, as a base model means it; None where it is something else."""
+    """Return the prompt continued by text that starts indented; None if the text is not a continuation."""
     body = cut_at_stop(text.strip("\n"))
     if not prefix or not body.startswith(("  ", "\t")):
         return None
-    whole = under_signature(body, entry_point, prefix)
-    if whole is not None or _CODE_LINE.search(text) or not _RETURN.search(body):
-        return whole
+    program = under_signature(body, entry_point, prefix)
+    if program is not None or _CODE_LINE.search(text) or not _RETURN.search(body):
+        return program
     return f"{prefix.rstrip()}\n{body}"
 
 
 def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
-    """Find the program in a text without fences, or return None."""
+    """Return the program in text without fences, or None."""
     if re.match(rf"[ \t]+(?:async )?def {re.escape(entry_point)}\b", text):
-        text = text.lstrip()  # Some tokenizers begin every text with a space.
+        text = text.lstrip()  # Some tokenizers start every text with a space.
     code_line = _CODE_LINE.search(text)
     definition = _definition(text, entry_point)
-    for start in sorted({0} | {found.start() for found in (code_line, definition) if found}):
+    for start in sorted({0} | {match.start() for match in (code_line, definition) if match}):
         code = parse_start(text[start:])
         if code and defines(code, entry_point):
             return assemble(code, entry_point, prefix)
@@ -171,5 +163,5 @@ def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _definition(text: str, entry_point: str) -> re.Match[str] | None:
-    """Find where the function is defined in a text that need not be Python."""
+    """Find the function's definition in text that may not be valid Python."""
     return re.search(rf"^(?:async )?def {re.escape(entry_point)}\b", text, re.M)

@@ -1,23 +1,24 @@
-"""GSM8K: grade-school word problems whose answer is one number, or any JSON-lines file of the same shape.
+"""GSM8K: grade-school word problems with one number as the answer, or any JSON-lines file of the same shape.
 
-One completion is graded by three rules, reported side by side because a single rule misleads: a model that answers
-well in the wrong format looks bad under a strict rule, and a lucky last number looks good under a loose one.
+Three rules grade a completion. They are reported together because a single rule misleads: a correct answer in the
+wrong format fails a strict rule, and a lucky last number passes a loose one.
 
-- `strict`: the completion keeps to the row's `prompt_style` and the answer is a bare, equal number.
-- `flexible`: lm-evaluation-harness's flexible-extract; the last number of the text, equal as a string.
-- `robust`: the last answer marker (`#### `, `\\boxed{}` or `<answer>`) holds exactly one number, equal in value.
+- `strict`: the completion follows the row's `prompt_style` and its answer is a bare number of equal value.
+- `flexible`: flexible-extract of lm-evaluation-harness; the last number in the text, equal as a string.
+- `robust`: the last answer marker (`#### `, `\\boxed{}` or `<answer>`) has exactly one number, of equal value.
   This is the headline rule: `Verdict.passed`.
 
-What `robust` decides, and why:
+Details of `robust`:
 
-- No marker is no answer. The prompt asks for one, and the last number of free text is often a step of the sum.
-- An unclosed `<answer>` or `\\boxed{` is no answer: a truncated `<answer>18` may have been on its way to 180.
-- Every marker on the last marker's line counts, so hedging (`#### 18 #### 19`) earns nothing; earlier lines do not
-  count, so a model may correct itself. The end of a `<think>` or `<reasoning>` section ends a line too.
-- Words, units, currency and percent signs around the number are ignored; a dash before it is a minus.
+- Without a marker there is no answer. The prompt asks for one, and the last number in a text is often an intermediate
+  result.
+- An unclosed `<answer>` or `\\boxed{` is no answer: a truncated `<answer>18` could have become 180.
+- Every marker on the last marker's line counts, so hedging (`#### 18 #### 19`) fails. Earlier lines do not count, so a
+  model may correct itself. The end of a `<think>` or `<reasoning>` section also ends a line.
+- Words, units, currency and percent signs around the number are ignored; a dash before it is a minus sign.
 - Commas must group by three, so `1,8` is not 18. Two numbers, equal or not, are not one number.
 - Numbers are ASCII or full-width digits, compared as `Decimal`: 18 = 18.00 = 018, while 17.99 and 18.0001 are wrong.
-  Formulas (`\\sqrt{18}`, `2^3`), exponents, superscripts, nan and inf are not read.
+  Formulas (`\\sqrt{18}`, `2^3`), exponents, superscripts, nan and inf are not numbers.
 
 Source: the `#### N` answer is OpenAI's, https://github.com/openai/grade-school-math (`dataset.py`); `flexible` follows
 https://github.com/EleutherAI/lm-evaluation-harness (`lm_eval/tasks/gsm8k/gsm8k.yaml`, version 3).
@@ -41,7 +42,7 @@ from lora_grpo.tasks.registry import Row, Verdict
 HUB_DATASET = "openai/gsm8k"
 _HUB_SPLITS = {"train": "train", "eval": "test"}
 
-# Columns that the kit or TRL's reward call adds: a data set's own column of that name would collide.
+# Columns that the kit or TRL's reward call adds; dataset columns with these names are dropped.
 _RESERVED_COLUMNS = {"id", "task", "prompt", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
 _RESERVED_COLUMNS |= {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 
@@ -52,53 +53,40 @@ _BRACE = re.compile(r"[{}]")
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
-# Minus signs and full-width characters that mean the ASCII one.
+# Minus signs and full-width characters, and their ASCII equivalents.
 _ASCII = str.maketrans("−–－＋．，０１２３４５６７８９", "---+.,0123456789")
-# LaTeX that dresses a number without changing it. Any other backslash, or one of these symbols, makes it a formula.
-_LATEX_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$%,!;]|\{,\}")
+# LaTeX that does not change a number's value. Any other backslash, or a symbol of _FORMULA, makes it a formula.
+_LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$%,!;]|\{,\}")
 _FORMULA = re.compile(r"[\\^√±π∞]")
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return the rows of `split`.
+    """Return the rows of a split; see `Task.load`.
 
-    Args:
-        split: "train" or "eval"; on the Hub, "eval" is the data set's "test" split. A file is read whole for either.
-        source: a JSON-lines file with `question` and `answer` (a worked solution that ends in `#### N`, or a number);
-            a data set's name on the Hub; or None for `openai/gsm8k` there.
-        limit: keep this many rows, drawn with `seed` without replacement and kept in file order; None keeps all.
-        seed: seed of that draw.
+    On the Hub, "eval" is the dataset's "test" split; a file is read whole for either split. Each record has `question`
+    and `answer`, a number or a worked solution that ends in `#### N`.
 
     Returns:
-        Rows with `id` ("gsm8k/test/17", or "<file stem>/17", counted from 0), `question`, `answer`, and the source's
-        other columns except those that the kit itself adds.
-
-    Raises:
-        UserError: the source is missing, unreadable or empty, or a row is malformed.
+        Rows with `id` ("gsm8k/test/17" or "<file stem>/17", counted from 0), `question`, `answer`, and the source's
+        other columns.
     """
     sources.check_request(split, limit)
     if sources.is_on_hub(source):
         name, hub_split = source or HUB_DATASET, _HUB_SPLITS[split]
-        found = sources.read_hub(name, "main" if name in (HUB_DATASET, "gsm8k") else None, hub_split)
-        label = f"{'gsm8k' if name == HUB_DATASET else name}/{hub_split}"
+        records = sources.read_hub(name, "main" if name in (HUB_DATASET, "gsm8k") else None, hub_split)
+        prefix = f"{'gsm8k' if name == HUB_DATASET else name}/{hub_split}"
     else:
-        found = list(sources.read_file(str(source), "'question' and 'answer'"))
-        label = json_files.stem(Path(str(source)))
-    rows = [_row(record, f"{label}/{i}", where) for i, (where, record) in enumerate(found)]
-    return sources.draw(rows, limit, seed)
+        records = sources.read_file(str(source), "'question' and 'answer'")
+        prefix = json_files.stem(Path(str(source)))
+    rows = [_row(record, f"{prefix}/{i}", where) for i, (where, record) in enumerate(records)]
+    return sources.sample(rows, limit, seed)
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Grade a completion by the three rules of this module.
-
-    Takes time linear in the completion's length, whatever it holds.
-
-    Args:
-        completion: the assistant's text.
-        row: has `answer`, and `prompt_style` where it is not "xml".
+    """Grade a completion by the three rules of this module, in time linear in its length.
 
     Raises:
-        UserError: the row's own answer holds no readable number (`load` refuses such rows).
+        UserError: the row's answer is not a number (`load` refuses such rows).
     """
     gold_text = _gold_number(row)
     gold = _value(gold_text)
@@ -127,7 +115,7 @@ def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
 
 
 def gold_completion(row: Mapping[str, Any]) -> str:
-    """Return the row's own solution in its `prompt_style`, without the data set's `<<48/2=24>>` calculator notes."""
+    """Return the row's solution in its `prompt_style`, without the dataset's `<<48/2=24>>` calculator annotations."""
     number = _gold_number(row)
     solution, marked, _ = row["answer"].rpartition("####")
     reasoning = _CALCULATOR.sub("", solution).strip() if marked else f"The answer is {number}."
@@ -135,12 +123,12 @@ def gold_completion(row: Mapping[str, Any]) -> str:
 
 
 def find_answers(completion: str) -> list[str] | None:
-    """Return what stands in the answer markers of the line that holds the last one.
+    """Return the contents of the answer markers on the last marker's line.
 
     Returns:
-        The contents, stripped, first to last; an empty list where there is no marker; None where one is not closed.
+        The stripped contents in order; an empty list if there is no marker; None if a marker is not closed.
     """
-    # Reasoning is not part of the answer's line, even where all was written on one.
+    # Reasoning is not part of the answer's line, even if both are on one line.
     text = completion.replace("</reasoning>", "\n").replace("</think>", "\n")
     markers = list(_MARKER.finditer(text))
     if not markers:
@@ -149,7 +137,7 @@ def find_answers(completion: str) -> list[str] | None:
     contents: list[str] = []
     end = line_start
     for marker in markers:
-        if marker.start() < end:  # On an earlier line, or inside the marker before it, whose content includes it.
+        if marker.start() < end:  # On an earlier line, or nested in the previous marker.
             continue
         close = _closing(text, marker)
         if close is None:
@@ -160,7 +148,7 @@ def find_answers(completion: str) -> list[str] | None:
 
 
 def _closing(text: str, marker: re.Match[str]) -> int | None:
-    """Return where the marker's content ends, or None where it is left open."""
+    """Return the index where the marker's content ends; None if it is not closed."""
     start = marker.end()
     if marker.group() == "####":
         newline = text.find("\n", start)
@@ -177,11 +165,11 @@ def _closing(text: str, marker: re.Match[str]) -> int | None:
 
 
 def _numbers(content: str) -> list[str]:
-    """Return up to two of the numbers in an answer, signs included; two are enough to know that it is not one.
+    """Return up to two signed numbers of an answer: more than one means that the answer is ambiguous.
 
-    A number is returned as it stands, so it may be malformed (`1,8`); a formula is returned whole, as one such.
+    A number may be malformed (`1,8`). A formula is returned whole, as one malformed number.
     """
-    text = _LATEX_DRESS.sub(lambda dress: "," if dress.group() == "{,}" else " ", content.translate(_ASCII))
+    text = _LATEX_FORMATTING.sub(lambda match: "," if match.group() == "{,}" else " ", content.translate(_ASCII))
     if _FORMULA.search(text) or any(not c.isascii() and unicodedata.category(c)[0] == "N" for c in text):
         return [content]
     found: list[str] = []
@@ -210,19 +198,19 @@ def _passes_flexible(completion: str, gold: str) -> bool:
     last = None
     for last in _FLEXIBLE.finditer(completion):  # noqa: B007 - only the last one counts
         pass
-    return last is not None and _normalise(last.group()) == _normalise(gold)
+    return last is not None and _normalize(last.group()) == _normalize(gold)
 
 
-def _normalise(number: str) -> str:
-    """lm-eval's `regexes_to_ignore`, without the `.*#### ` that the regex has already left behind."""
+def _normalize(number: str) -> str:
+    """Remove what lm-eval's `regexes_to_ignore` removes; its `.*#### ` cannot occur in a number."""
     return number.replace(",", "").replace("$", "").removesuffix(".")
 
 
 def _gold_number(row: Mapping[str, Any]) -> str:
-    """Return the number of the row's own answer, e.g. "109,200,000".
+    """Return the number in the row's answer, e.g. "109,200,000".
 
     Raises:
-        UserError: there is not exactly one readable number.
+        UserError: there is not exactly one well-formed number.
     """
     answer = row["answer"].rpartition("####")[2].strip()
     found = _numbers(answer)
@@ -235,10 +223,10 @@ def _gold_number(row: Mapping[str, Any]) -> str:
 
 
 def _row(record: Any, row_id: str, where: str) -> Row:
-    """Check one record and give it its id.
+    """Validate a record and add its id.
 
     Raises:
-        UserError: it is not an object, a key is missing, empty or not text, or its answer is not a number.
+        UserError: it is not an object, a value is missing or not a string, or the answer is not a number.
     """
     answer = record.get("answer") if isinstance(record, dict) else None
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):

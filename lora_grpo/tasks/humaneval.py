@@ -1,10 +1,10 @@
-"""HumanEval: 164 Python functions to complete, each decided by unit tests; or a file of the same shape.
+"""HumanEval: 164 Python functions to complete, graded by unit tests; or a file of the same shape.
 
-All rows are one split upstream, so "train" and "eval" read the same ones; `data.load_data` leaves out of the evaluation
-what was trained on, and says so.
+Upstream has a single split, so "train" and "eval" return the same rows; `loading.load_data` removes the training rows
+from the evaluation set.
 
-Source: Chen et al. 2021 (arXiv:2107.03374), https://github.com/openai/human-eval. The question's wording is that of
-https://github.com/deepseek-ai/DeepSeek-Coder (`Evaluation/HumanEval/eval_instruct.py`), which other reports use too.
+Source: Chen et al. 2021 (arXiv:2107.03374), https://github.com/openai/human-eval. The question's wording follows
+https://github.com/deepseek-ai/DeepSeek-Coder (`Evaluation/HumanEval/eval_instruct.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["gold_completion", "grade", "grade_many", "load"]
 
 HUB_DATASET = "openai/openai_humaneval"
 ONE_SPLIT = True
-"""There is no training split: whoever trains on these rows takes them from the evaluation."""
+"""There is no training split: rows used for training are removed from the evaluation set."""
 
 _KEYS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 _QUESTION = (
@@ -32,36 +32,27 @@ _QUESTION = (
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return the rows.
-
-    Args:
-        split: "train" or "eval"; both are all rows.
-        source: a `.jsonl` or `.jsonl.gz` file, a data set's name on the Hub, or None for `openai/openai_humaneval`.
-        limit: keep this many rows, drawn with `seed` without replacement and kept in order; None keeps all.
-        seed: seed of that draw.
+    """Return all rows, for either split; see `Task.load`.
 
     Returns:
         Rows with upstream's `id` ("HumanEval/17"), `question`, `answer` (prompt and reference solution), `entry_point`,
-        `test` (with its call), `prelude` and `completion_prefix` (both the prompt, as it stands).
-
-    Raises:
-        UserError: the source is missing, unreadable or empty, or a row is malformed.
+        `test` (with the call of `check`), `prelude` and `completion_prefix` (both are upstream's prompt).
     """
     sources.check_request(split, limit)
     if sources.is_on_hub(source):
-        found = sources.read_hub(source or HUB_DATASET, None, "test")
+        records = sources.read_hub(source or HUB_DATASET, None, "test")
     else:
-        found = list(sources.read_file(str(source), ", ".join(map(repr, _KEYS))))
-    rows = [_row(record, where) for where, record in found]
+        records = sources.read_file(str(source), ", ".join(map(repr, _KEYS)))
+    rows = [_row(record, where) for where, record in records]
     sources.check_ids(rows, source or HUB_DATASET)
-    return sources.draw(rows, limit, seed)
+    return sources.sample(rows, limit, seed)
 
 
 def _row(record: Any, where: str) -> Row:
     task_id, prompt, entry_point, solution, test = sources.texts(record, _KEYS, where)
     tree = sources.check_python(prompt, "prompt", where)
     if entry_point not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
-        raise UserError(f"{where}: 'prompt' defines no function {entry_point!r}, its 'entry_point'; mend the row")
+        raise UserError(f"{where}: 'prompt' defines no function {entry_point!r}, its 'entry_point'; fix the row")
     sources.check_python(prompt + solution, "canonical_solution", where)
     sources.check_python(test, "test", where)
     return {
@@ -70,7 +61,7 @@ def _row(record: Any, where: str) -> Row:
         "answer": prompt + solution,
         "entry_point": entry_point,
         "test": f"{test}\n\ncheck({entry_point})\n",
-        # The tests of 32, 38 and 50 lean on the prompt's helper functions.
+        # The tests of 32, 38 and 50 use the prompt's helper functions.
         "prelude": prompt,
         "completion_prefix": prompt,
     }

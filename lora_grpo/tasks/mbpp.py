@@ -1,10 +1,10 @@
 """MBPP: short Python problems, each stated in a sentence and three asserts; or a file of the same shape.
 
-The split goes by upstream's ids: 601 to 974 are for training, 11 to 510 for evaluation. A file that holds ids of both
-kinds and none outside 1 to 974 is taken for upstream's and split so; any other file is read whole for either split.
+Upstream's ids define the splits: 601 to 974 for training, 11 to 510 for evaluation. A file with ids from both ranges
+and none outside 1 to 974 is split the same way; any other file is read whole for either split.
 
 Source: Austin et al. 2021 (arXiv:2108.07732), https://github.com/google-research/google-research/tree/master/mbpp. The
-question is the prompt of that README without its `[BEGIN]`, which was for a model that had not learnt to chat.
+question is that README's prompt without `[BEGIN]`, which is for models that are not tuned for chat.
 """
 
 from __future__ import annotations
@@ -28,23 +28,13 @@ _QUESTION = (
     "You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n{tests}"
 )
 
-BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its own program takes 5 s, and a program has 3"}
-"""Rows whose own program does not pass its tests in the sandbox, by id and entry point (a file of your own may use the
-same numbers), with the reason; neither trained on nor evaluated. All 974 were run."""
+BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its reference program takes 5 s; the limit is 3"}
+"""Rows whose reference program fails its tests in the sandbox, and why; excluded from both splits. All 974 were run.
+The key has the entry point too, because another file may use the same ids."""
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return the rows of `split`, those of `BROKEN_UPSTREAM` left out and their number printed.
-
-    Args:
-        split: "train" or "eval"; see this module's docstring.
-        source: a `.jsonl` or `.jsonl.gz` file, a data set's name on the Hub, or None for MBPP there.
-        limit: keep this many rows, drawn with `seed` without replacement and kept in order; None keeps all.
-        seed: seed of that draw.
-
-    Raises:
-        UserError: the source is missing, unreadable or empty, or a row is malformed.
-    """
+    """Return the rows of a split without those of `BROKEN_UPSTREAM`; see `Task.load`."""
     sources.check_request(split, limit)
     if sources.is_on_hub(source):
         rows = _read_hub(source or HUB_DATASET, _HUB_SPLITS[split])
@@ -53,40 +43,36 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
         ids = {_number(row) for row in rows}
         if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
             rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
-    whole = [row for row in rows if (row["id"], row["entry_point"]) not in BROKEN_UPSTREAM]
-    if len(whole) < len(rows):
-        count = len(rows) - len(whole)
-        print(f"left {count} MBPP row{'s' * (count > 1)} out, whose own program fails its tests", file=sys.stderr)
-    return sources.draw(whole, limit, seed)
+    kept = [row for row in rows if (row["id"], row["entry_point"]) not in BROKEN_UPSTREAM]
+    if len(kept) < len(rows):
+        print(f"dropped {len(rows) - len(kept)} MBPP rows whose reference program fails its tests", file=sys.stderr)
+    return sources.sample(kept, limit, seed)
 
 
 def read(source: str | None) -> list[Row]:
-    """Return every row of a source, whatever its split, broken ones too.
+    """Return the rows of all splits, including those of `BROKEN_UPSTREAM`.
 
     Returns:
-        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all of
-        the program's names that the tests use), `test` (set-up and asserts) and `prelude` (the modules they use).
-
-    Raises:
-        UserError: as `load`.
+        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all names
+        of the program that the tests use), `test` (setup and asserts) and `prelude` (the imports that the tests use).
     """
     if sources.is_on_hub(source):
         return _read_hub(source or HUB_DATASET, "train+validation+test+prompt" if source is None else "test")
-    return _rows(list(sources.read_file(str(source), "'text', 'code', 'task_id' and 'test_list'")), str(source))
+    return _rows(sources.read_file(str(source), "'text', 'code', 'task_id' and 'test_list'"), str(source))
 
 
 def _read_hub(name: str, split: str) -> list[Row]:
     return _rows(sources.read_hub(name, "full" if name == HUB_DATASET else None, split), name)
 
 
-def _rows(found: list[tuple[str, Any]], source: str) -> list[Row]:
-    rows = [_row(record, where) for where, record in found]
+def _rows(records: list[tuple[str, Any]], source: str) -> list[Row]:
+    rows = [_row(record, where) for where, record in records]
     sources.check_ids(rows, source)
     return rows
 
 
 def _number(row: Row) -> int:
-    """Return upstream's number of a row, or 0 where its id is no number."""
+    """Return upstream's task number, or 0 if the id is not a number."""
     number = row["id"].removeprefix("mbpp/")
     return int(number) if number.isdecimal() and len(number) < 9 else 0
 
@@ -95,11 +81,11 @@ def _row(record: Any, where: str) -> Row:
     text, code = (part.replace("\r\n", "\n") for part in sources.texts(record, ("text", "code"), where))
     task_id, tests, setup = record.get("task_id"), record.get("test_list"), record.get("test_setup_code") or ""
     if isinstance(task_id, bool) or not isinstance(task_id, (int, str)) or not str(task_id).strip():
-        raise UserError(f"{where}: 'task_id' is {task_id!r:.60}; expected a number or a name")
+        raise UserError(f"{where}: 'task_id' is {task_id!r:.60}; expected a number or a string")
     if not isinstance(tests, list) or not tests or not all(isinstance(t, str) and t.strip() for t in tests):
         raise UserError(f"{where}: 'test_list' is {tests!r:.60}; expected a list of assert statements")
     if not isinstance(setup, str):
-        raise UserError(f"{where}: 'test_setup_code' is {setup!r:.60}; expected Python text")
+        raise UserError(f"{where}: 'test_setup_code' is {setup!r:.60}; expected Python code")
     asserts = "\n".join(test.replace("\r\n", "\n").strip() for test in tests)
     test = f"{setup.replace(chr(13), '')}\n{asserts}\n".lstrip("\n")
     body = sources.check_python(code, "code", where).body
@@ -113,24 +99,24 @@ def _row(record: Any, where: str) -> Row:
         "question": _QUESTION.format(text=text.strip(), tests=asserts),
         "answer": code,
         "entry_point": entry_point,
-        # The classes that some tests build their arguments with.
+        # Some tests construct their arguments with classes of the program.
         "functions": [entry_point, *sorted(helpers)],
         "test": test,
-        # A module that the tests use is the real one, not what the candidate calls so.
+        # Tests use the real modules, not what the candidate binds to their names.
         "prelude": "\n".join(map(ast.unparse, imports)),
     }
 
 
 def _bound(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Return the names that an import defines."""
+    """Return the names that an import binds."""
     return {alias.asname or alias.name.split(".")[0] for alias in node.names}
 
 
 def _entry_point(body: list[ast.stmt], tree: ast.Module, where: str) -> str:
-    """Return the function that the tests call and the reference program defines; the first where there are several."""
+    """Return the first function that the tests call and the reference program defines."""
     defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     for name in calls:
         if name in defined:
             return name
-    raise UserError(f"{where}: 'test_list' calls no function that 'code' defines; mend the row or leave it out")
+    raise UserError(f"{where}: 'test_list' calls no function that 'code' defines; fix the row or remove it")

@@ -1,4 +1,4 @@
-"""Python as text and tree: what a piece of code defines and uses, and how pieces become one program."""
+"""Python text and its syntax tree: find what code defines and uses, and assemble programs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _PARSE_ATTEMPTS = 6
 
 
 class Code(NamedTuple):
-    """Python text and the statements that it parses to."""
+    """Python text and its parsed statements."""
 
     text: str
     body: list[ast.stmt]
 
 
 def parse(text: str) -> Code | None:
-    """Parse a text; None where it is not Python."""
+    """Parse text; return None if it is not Python."""
     code = _try(text)
     return code if isinstance(code, Code) else None
 
 
 def parse_start(text: str) -> Code | None:
-    """Parse a text, or what comes before a truncated statement or prose; None where nothing does."""
+    """Parse text up to a truncated statement or prose; return None if no Python comes before it."""
     for _ in range(_PARSE_ATTEMPTS):
         code = _try(text)
         if code is None or isinstance(code, Code):
@@ -45,7 +45,7 @@ def parse_start(text: str) -> Code | None:
 
 
 def defines(code: Code, name: str) -> bool:
-    """Tell whether the code gives the name a value at the top level; an import of it elsewhere does not count."""
+    """Return whether the code defines or assigns the name at the top level; an import does not count."""
     return any(name in _bound(node) for node in code.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
 
 
@@ -53,15 +53,15 @@ def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[s
     """Return the program around a definition of the entry point, without the examples that follow it.
 
     Args:
-        code: defines `entry_point`.
-        entry_point: the function asked for.
+        code: code that defines `entry_point`.
+        entry_point: the name of the function to write.
         prefix: the prompt; its imports and helper functions come first.
-        earlier: pieces of Python from which names are taken that the code uses and does not define.
+        earlier: Python texts that supply names that the code uses but does not define.
     """
     parts = [*_borrowed(code, prefix, earlier), _without_examples(code, entry_point)]
     opening, texts = "", []
     for part in parts:
-        # These must open the program, whatever comes before the code now.
+        # Future imports must come first in the program.
         future = {node for node in part.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"}
         opening += "".join(f"{ast.unparse(node)}\n" for node in part.body if node in future)
         texts.append(_without(part, future).text.strip("\n"))
@@ -69,7 +69,7 @@ def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[s
 
 
 def context(prefix: str, entry_point: str) -> str:
-    """Return the prompt without the function that it asks for: its imports and helpers."""
+    """Return the prompt's imports and helper functions, without the entry point."""
     code = parse(prefix)
     function = code and _function(code, entry_point)
     if not code or not function or len(code.body) == 1:
@@ -78,46 +78,46 @@ def context(prefix: str, entry_point: str) -> str:
 
 
 def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
-    """Put a function's body under the prompt's signature; None where the prompt has none, or this is no body.
+    """Return a program with `body` under the prompt's signature; None if there is no signature or this is not a body.
 
     Args:
-        body: Python, at any indentation; also where its first line alone has lost it.
-        entry_point: the function that `prefix` begins.
+        body: Python at any indentation; its first line may have lost its indentation.
+        entry_point: the function that `prefix` starts.
         prefix: the prompt, up to the function's docstring.
     """
     start = parse(prefix)
-    promised = start and _function(start, entry_point)
-    if not promised:
+    stub = start and _function(start, entry_point)
+    if not stub:
         return None
-    depth = " " * promised.body[0].col_offset
+    indent = " " * stub.body[0].col_offset
     body = body.strip("\n")
     first, _, rest = body.partition("\n")
-    ways = [body] if body[:1] in (" ", "\t") else []
-    ways += [textwrap.indent(textwrap.dedent(body), depth), f"{depth}{first.lstrip()}\n{rest}"]
-    if "\t" in body:  # Tabs for some lines and spaces for others.
-        ways.append(textwrap.indent(textwrap.dedent(body.expandtabs(4)), depth))
-    for way in ways:
-        code = parse_start(f"{prefix.rstrip()}\n{way}")
+    candidates = [body] if body[:1] in (" ", "\t") else []
+    candidates += [textwrap.indent(textwrap.dedent(body), indent), f"{indent}{first.lstrip()}\n{rest}"]
+    if "\t" in body:  # Some lines may use tabs and others spaces.
+        candidates.append(textwrap.indent(textwrap.dedent(body.expandtabs(4)), indent))
+    for candidate in candidates:
+        code = parse_start(f"{prefix.rstrip()}\n{candidate}")
         function = code and _function(code, entry_point)
-        if code and function and len(function.body) > len(promised.body):
+        if code and function and len(function.body) > len(stub.body):
             return assemble(code, entry_point)
     return None
 
 
 def _try(text: str) -> Code | int | None:
-    """Parse a text; where it is wrong return the line, counted from 1, and None where no line is to blame."""
+    """Parse text; return the line number of a syntax error, or None for an error without a line."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a string is the model's own affair.
+            warnings.simplefilter("ignore")  # Such as "\d" in a string.
             return Code(text, ast.parse(text).body)
     except SyntaxError as error:
         return error.lineno or 1
-    except (ValueError, MemoryError, RecursionError):  # NUL, and code nested too deeply.
+    except (ValueError, MemoryError, RecursionError):  # NUL characters and deep nesting.
         return None
 
 
 def _function(code: Code, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the last function of this name at the top level."""
+    """Return the last top-level function with this name."""
     for node in reversed(code.body):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             return node
@@ -125,7 +125,7 @@ def _function(code: Code, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef |
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    """Return the names that a definition, an import or an assignment gives a value."""
+    """Return the names that a definition, import or assignment binds."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {statement.name}
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -137,7 +137,7 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _used(statements: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that statements read and do not bind inside themselves."""
+    """Return the names that statements read but do not bind themselves."""
     used: set[str] = set()
     for statement in statements:
         nodes = list(ast.walk(statement))
@@ -150,11 +150,11 @@ def _used(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _without_examples(code: Code, entry_point: str) -> Code:
-    """Leave out what follows the entry point and is neither a definition nor a value that a definition reads."""
-    first = next(place for place, node in enumerate(code.body) if entry_point in _bound(node))
+    """Drop statements after the entry point that neither define anything nor set a value that a definition reads."""
+    first = next(index for index, node in enumerate(code.body) if entry_point in _bound(node))
     wanted = _used(node for node in code.body if isinstance(node, _DEFINITIONS)) | {entry_point}
     after = code.body[first + 1 :]
-    # A table that a definition reads may be filled by statements that bind nothing: `table.append(1)`, `table[2] = 3`.
+    # Statements that bind nothing may fill a table that a definition reads: `table.append(1)`, `table[2] = 3`.
     tables = wanted & set().union(*map(_bound, (node for node in after if not isinstance(node, _DEFINITIONS))))
     tables -= {entry_point}
     filling = {node for node in after if not tables.isdisjoint(_names(node)) and entry_point not in _names(node)}
@@ -170,25 +170,25 @@ def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:
 
 
 def _borrowed(code: Code, prefix: str, earlier: Sequence[str]) -> list[Code]:
-    """Return the definitions of earlier pieces that the code needs and lacks, in their order."""
+    """Return the definitions from earlier texts that the code uses but lacks, in order."""
     start = parse(prefix)
     known = set(dir(builtins)).union(*(_bound(node) for part in (code, start) if part for node in part.body))
     missing = _used(code.body) - known
-    found: list[Code] = []
+    borrowed: list[Code] = []
     for text in reversed(earlier):
         part = parse(text) if missing else None
         if part is None or missing.isdisjoint(set().union(*map(_bound, part.body))):
             continue
         wanted = missing | _used(node for node in part.body if isinstance(node, _DEFINITIONS))
         kept = _without(part, {node for node in part.body if _is_idle(node, wanted)})
-        found.append(kept)
+        borrowed.append(kept)
         known = known.union(*map(_bound, kept.body))
         missing = (missing | _used(kept.body)) - known
-    return found[::-1]
+    return borrowed[::-1]
 
 
 def _without(code: Code, statements: Collection[ast.stmt]) -> Code:
-    """Return the code less the lines of these statements, save those that they share with others."""
+    """Return the code without the lines of these statements, except lines shared with other statements."""
     if not statements:
         return code
     body = [node for node in code.body if node not in statements]

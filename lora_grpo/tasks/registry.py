@@ -1,81 +1,75 @@
-"""What a task is: rows to ask, and one grader that training and evaluation share.
-
-A task is a module of this package with the functions of `Task`. A row is a flat, JSON-serialisable dict; every row has
-`id`, `question` and `answer`, and `prompts.add_prompts` adds `prompt` (chat messages) and `prompt_style`. Rows of the
-`CODE_TASKS` have besides what `code_grading` needs to run their tests.
-"""
+"""What a task is, and how to find one by name."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from lora_grpo.config import DataConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 
 Row = dict[str, Any]
+"""A flat, JSON-serializable dictionary with at least `id`, `question` and `answer`."""
 
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
-"""The tasks whose answers are programs, decided by running their tests; their prompt style is `code`."""
+"""Tasks whose completions are programs, graded by running unit tests; their rows have the columns of `code_grading`."""
 
 UNGRADED_TASKS = ("prompts",)
-"""The tasks without right answers: what passes says only that something was said."""
+"""Tasks without correct answers: every completion that is not empty passes."""
 
 TASK_NAMES = ("gsm8k", "prompts", "starter", *CODE_TASKS)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the grader found in one completion."""
+    """The grade of one completion."""
 
     passed: bool
-    """The task's headline rule: is this sample correct?"""
+    """Whether the completion is correct by the task's headline rule."""
     reason: str
-    """A short slug, e.g. `correct`, `wrong_answer`, `no_answer`, `conflicting_answers`, `empty`; for programs the
-    sandbox's `passed`, `failed`, `timeout`, `memory`, `crashed`, `blocked` or `invalid`, or `no_code`."""
+    """A short slug: `correct`, `wrong_answer`, `no_answer`, `conflicting_answers`, `empty`, ...; for programs `no_code`
+    or the sandbox's status."""
     extracted: str | None = None
-    """The answer that the headline rule read, as it stands in the completion, or the program that ran; None where there
-    is none."""
+    """The answer or program that was graded, as it appears in the completion; None if there is none."""
     rules: Mapping[str, bool] = field(default_factory=dict)
-    """Every rule the task reports side by side, e.g. `{"strict": False, "flexible": True, "robust": True}`."""
+    """The result of every rule that the task reports, e.g. `{"strict": False, "flexible": True, "robust": True}`."""
     detail: str | None = None
-    """One line more, e.g. the assertion that failed."""
+    """One more line, e.g. the assertion that failed."""
 
 
 class Task(Protocol):
-    """The protocol that a task's module implements with plain functions.
+    """The functions of a task's module.
 
-    A task that grades many completions faster than one by one has `grade_many(completions, rows) -> list[Verdict]` too.
+    A task that grades a batch faster than one completion at a time also has `grade_many(completions, rows)`.
     """
 
     def load(self, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
-        """Return the rows of `split` ("train" or "eval").
+        """Return the rows of a split.
 
         Args:
             split: "train" or "eval".
-            source: path of a `.jsonl` file, a Hub dataset id, or None for the task's default source.
-            limit: keep this many rows, drawn with `seed` without replacement and kept in file order; None keeps all.
-            seed: seed of that draw (and of generated rows, for tasks that generate).
+            source: path of a JSON-lines file, a Hub dataset id, or None for the task's default.
+            limit: number of rows to sample without replacement, kept in file order; None keeps all.
+            seed: seed of that sample.
 
         Raises:
-            UserError: the file is missing, empty, or a row is malformed (the message gives file and line number).
+            UserError: the source is missing or empty, or a row is malformed; the message names file and line.
         """
         ...
 
     def grade(self, completion: str, row: Mapping[str, Any]) -> Verdict:
-        """Grade one completion (the assistant's text alone) against one row. Pure; never raises on a completion."""
+        """Grade one completion (the assistant's text only) against its row; any text is gradable."""
         ...
 
     def gold_completion(self, row: Mapping[str, Any]) -> str:
-        """Return a completion in the row's `prompt_style` that `grade` must accept."""
+        """Return a completion in the row's `prompt_style` that `grade` accepts."""
         ...
 
 
 def runs_programs(data: DataConfig) -> bool:
-    """Whether grading these tasks runs what the model wrote."""
+    """Return whether grading these tasks runs programs that the model wrote."""
     return bool({data.task, data.evaluation_task} & {*CODE_TASKS})
 
 
@@ -83,31 +77,28 @@ def get_task(name: str) -> Task:
     """Return the task module called `name`.
 
     Raises:
-        UserError: there is no such task; the nearest name is offered.
+        UserError: there is no such task.
     """
     if name not in TASK_NAMES:
-        near = difflib.get_close_matches(name, TASK_NAMES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(TASK_NAMES)}"
-        raise UserError(f"unknown task {name!r}; {hint}")
+        raise UserError(f"unknown task {name!r}; {suggestion(name, TASK_NAMES)}")
     return cast(Task, importlib.import_module(f"lora_grpo.tasks.{name.replace('-', '_')}"))
 
 
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade completions of one task, all at once where the task can.
+    """Grade a batch of completions of one task.
 
     Args:
         task_name: one of `TASK_NAMES`.
-        completions: B texts.
-        rows: B rows, the one that each completion answers.
+        completions: B completions.
+        rows: B rows, one per completion.
 
     Raises:
         UserError: there is no such task, or a row cannot be graded.
-        RunError: the sandbox cannot run, or a row's tests cannot.
+        RunError: the sandbox or a row's tests cannot run.
     """
     task = get_task(task_name)
     if len(completions) != len(rows):
         raise ValueError(f"got {len(completions)} completions for {len(rows)} rows")
-    grade_many = getattr(task, "grade_many", None)
-    if grade_many is not None:
+    if grade_many := getattr(task, "grade_many", None):
         return list(grade_many(completions, rows))
     return [task.grade(completion, row) for completion, row in zip(completions, rows, strict=True)]

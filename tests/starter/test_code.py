@@ -3,15 +3,11 @@ import builtins
 import contextlib
 import io
 import itertools
-import json
 import random
-import subprocess
-import sys
 
 import pytest
 from starter_model import code_slips, code_styles, corpus
 
-from lora_grpo.errors import UserError
 from lora_grpo.starter import code_families, code_problems
 from lora_grpo.tasks.registry import get_task
 
@@ -19,13 +15,13 @@ starter_code = get_task("starter-code")
 
 
 def passes(code, tests):
-    """Whether code of our own passes; candidates of a model go through the sandbox instead."""
+    """Return whether trusted code passes its tests; model-written code goes through the sandbox instead."""
     scope = {}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             exec(code, scope)
             exec(tests, scope)
-    except Exception:  # noqa: BLE001 - a slip may fail in any way
+    except Exception:  # noqa: BLE001 - a slip may raise anything
         return False
     return True
 
@@ -61,12 +57,12 @@ def test_pools_are_full_and_no_question_comes_twice():
 
 
 def test_solutions_pass_their_tests():
-    for problem in code_problems.pool("train", 1000) + code_problems.pool("eval", 500):
+    for problem in code_problems.pool("train", 400) + code_problems.pool("eval", 200):
         assert passes(problem.solution, problem.tests), problem.solution
 
 
 def test_every_common_slip_fails_in_every_family():
-    for problem in code_problems.pool("train", 800) + code_problems.pool("eval", 400):
+    for problem in code_problems.pool("train", 240) + code_problems.pool("eval", 120):
         wrong = code_slips.slips(problem.solution)
         assert len(wrong) >= 2, problem.solution
         for slip in [*wrong, code_slips.printed(problem.solution), code_slips.without_return(problem.solution)]:
@@ -125,7 +121,7 @@ def test_a_question_names_the_function_and_what_it_returns():
     assert "{" not in problem.question + problem.solution
 
 
-def test_the_three_manners():
+def test_the_three_styles():
     problem = next(p for p in code_problems.pool("train", 16) if p.family == "shift")
     rng = random.Random(0)
     careless = {code_styles.careless(problem, rng) for _ in range(200)}
@@ -156,63 +152,9 @@ def test_pretraining_documents_ask_no_eval_problem():
         assert question.partition(" that returns ")[2].partition(".<|im_end|>")[0] not in whats
 
 
-def test_rows_are_numbered_and_flat():
-    rows = starter_code.load("eval", None, None, 0)
-    assert len(rows) == 1000
-    assert rows[12]["id"] == "starter-code/eval/00012"
-    assert list(rows[0]) == ["id", "question", "answer", "entry_point", "test", "prelude", "family"]
-    assert json.loads(json.dumps(rows)) == rows
-    assert all(isinstance(value, str) for row in rows for value in row.values())
-
-
-def test_train_and_eval_rows_are_disjoint():
-    train = {row["question"] for row in starter_code.load("train", None, None, 0)}
-    assert len(train) == 4000
-    assert not train & {row["question"] for row in starter_code.load("eval", None, None, 0)}
-
-
-def test_limit_draws_by_seed_and_keeps_order_and_ids():
-    rows = starter_code.load("eval", None, 5, 1)
-    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
-    assert rows == starter_code.load("eval", None, 5, 1)
-    assert rows != starter_code.load("eval", None, 5, 2)
-    everything = {row["id"]: row for row in starter_code.load("eval", None, None, 7)}
-    assert all(everything[row["id"]] == row for row in rows)
-    assert len(starter_code.load("eval", None, 5000, 0)) == 1000
-
-
-@pytest.mark.parametrize(
-    ("split", "source", "limit", "message"),
-    [
-        ("eval", "x.jsonl", None, "leave the source out"),
-        ("test", None, None, "expected one of train, eval"),
-        ("eval", None, 0, "at least 1"),
-    ],
-)
-def test_mistakes_are_named(split, source, limit, message):
-    with pytest.raises(UserError, match=message):
-        starter_code.load(split, source, limit, 0)
-
-
-def test_gold_completion_is_the_solution_in_a_block_and_passes():
-    rows = starter_code.load("eval", None, 60, 0)
-    golds = [starter_code.gold_completion(row) for row in rows]
-    assert golds == [f"```python\n{row['answer']}\n```" for row in rows]
-    assert all(row["entry_point"] in row["question"] for row in rows)
-    assert all(verdict.passed for verdict in starter_code.grade_many(golds, rows))
-
-
 def test_careless_and_unformatted_completions_do_not_pass():
     rng, rows = random.Random(0), starter_code.load("train", None, 120, 0)
     problems = {problem.question: problem for problem in code_problems.pool("train", 4000)}
-    for manner in (code_styles.careless, code_styles.unformatted):
-        texts = [manner(problems[row["question"]], rng) for row in rows]
+    for write in (code_styles.careless, code_styles.unformatted):
+        texts = [write(problems[row["question"]], rng) for row in rows]
         assert not any(verdict.passed for verdict in starter_code.grade_many(texts, rows))
-
-
-def test_loading_needs_no_torch():
-    program = (
-        "import sys; from lora_grpo.tasks import starter_code; starter_code.load('train', None, None, 0); "
-        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -45,13 +45,6 @@ def test_few_shot_rows_without_a_way_to_solve_them():
         add_prompts([ROW], "xml", [SOLVED])
 
 
-@pytest.mark.parametrize(("override", "roles"), [("Be brief.", ["system", "user"]), ("", ["user"])])
-def test_the_system_prompt_can_be_replaced_or_left_out(override, roles):
-    (row,) = add_prompts([ROW], "xml", system_prompt=override)
-    assert [message["role"] for message in row["prompt"]] == roles
-    assert row["prompt"][0]["content"] == (override or "1 + 1?")
-
-
 def test_rows_do_not_share_messages():
     first, second = add_prompts([ROW, SOLVED], "xml")
     first["prompt"][0]["content"] = "changed"

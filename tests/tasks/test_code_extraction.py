@@ -198,10 +198,10 @@ HOSTILE = [
 @pytest.mark.parametrize("unit", HOSTILE)
 @pytest.mark.parametrize("opening", ["", "```python\ndef f(x):\n    return 1\n", "    return 1\n"])
 def test_hostile_texts_take_linear_time(unit, opening):
-    text = opening + unit * (100_000 // len(unit))
+    text = opening + unit * (30_000 // len(unit))
     started = time.process_time()
     extract_program(text, "f", PREFIX)
-    assert time.process_time() - started < 6
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("filling", ["T.append(7)", "T[:] = [7]", "for _ in range(1):\n    T.append(7)"])

@@ -382,7 +382,7 @@ def test_another_data_set_on_the_hub(hub):
 def test_an_unreachable_hub_says_what_to_pass_instead(hub, error):
     hub.records = error
     with pytest.raises(
-        UserError, match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON-lines file by --data\.train)"
+        UserError, match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON-lines file with --data\.train)"
     ):
         gsm8k.load("eval", None, None, 0)
 

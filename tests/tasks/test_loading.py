@@ -11,7 +11,7 @@ from lora_grpo.tasks.loading import fingerprint, fit_to_context, load_data, prom
 
 
 class Words:
-    """A tokenizer without a chat template: one token a word."""
+    """A tokenizer without a chat template: one token per word."""
 
     chat_template = None
 
@@ -25,8 +25,8 @@ def row(question, answer="#### 5"):
 
 
 @pytest.fixture
-def asked(tmp_path):
-    """Return a function that writes both splits and asks for them, two prompts a step."""
+def configure(tmp_path):
+    """Return a function that writes both splits and returns a configuration with two prompts per step."""
 
     def write(train, validation, **data):
         for name, rows in (("train", train), ("eval", validation)):
@@ -44,8 +44,8 @@ def questions(rows):
     return [entry["question"] for entry in rows]
 
 
-def test_rows_are_asked_as_prompts(asked):
-    data = load_data(asked([row("a"), row("b")], [row("c")], prompt_style="hashes"))
+def test_rows_get_prompts(configure):
+    data = load_data(configure([row("a"), row("b")], [row("c")], prompt_style="hashes"))
     assert questions(data.train) == ["a", "b"]
     assert questions(data.eval) == ["c"]
     first = data.train[0]
@@ -54,20 +54,20 @@ def test_rows_are_asked_as_prompts(asked):
     assert (first["prompt_style"], first["task"], first["answer"]) == ("hashes", "gsm8k", "#### 5")
 
 
-def test_a_question_that_is_held_out_is_not_trained_on(asked, capsys):
-    data = load_data(asked([row("a"), row("b"), row("c"), row("a")], [row("a"), row("d")]))
+def test_an_evaluation_question_is_not_trained_on(configure, capsys):
+    data = load_data(configure([row("a"), row("b"), row("c"), row("a")], [row("a"), row("d")]))
     assert questions(data.train) == ["b", "c"]
     assert questions(data.eval) == ["a", "d"]
-    assert capsys.readouterr().err == "left 2 training rows out: their questions are held out too\n"
+    assert capsys.readouterr().err == "dropped 2 training rows whose questions are in the evaluation set\n"
 
 
-def test_splits_that_are_apart_are_not_worth_a_word(asked, capsys):
-    load_data(asked([row("a"), row("b")], [row("c")]))
+def test_nothing_is_printed_for_disjoint_splits(configure, capsys):
+    load_data(configure([row("a"), row("b")], [row("c")]))
     assert capsys.readouterr().err == ""
 
 
-def test_worked_examples_are_shown_and_not_trained_on(asked):
-    data = load_data(asked([row("a", "2+3\n#### 5"), row("b"), row("c")], [row("d")], few_shot=1))
+def test_few_shot_examples_are_shown_and_not_trained_on(configure):
+    data = load_data(configure([row("a", "2+3\n#### 5"), row("b"), row("c")], [row("d")], few_shot=1))
     assert questions(data.train) == ["b", "c"]
     for entry in (*data.train, *data.eval):
         shown = [message["content"] for message in entry["prompt"] if message["role"] == "user"]
@@ -76,8 +76,8 @@ def test_worked_examples_are_shown_and_not_trained_on(asked):
         assert "2+3" in solved[0]
 
 
-def test_worked_examples_are_none_that_are_held_out(asked):
-    data = load_data(asked([row("a"), row("b"), row("c"), row("d")], [row("a")], few_shot=1))
+def test_few_shot_examples_are_not_evaluation_rows(configure):
+    data = load_data(configure([row("a"), row("b"), row("c"), row("d")], [row("a")], few_shot=1))
     assert questions(data.train) == ["c", "d"]
     assert "a" not in [message["content"] for message in data.train[0]["prompt"]]
 
@@ -86,15 +86,15 @@ def test_worked_examples_are_none_that_are_held_out(asked):
     ("train", "validation", "few_shot", "left"),
     [("a", "b", 0, 1), ("abc", "bc", 0, 1), ("abc", "d", 2, 1), ("abc", "d", 9, 0)],
 )
-def test_too_few_rows_for_one_step(asked, train, validation, few_shot, left):
-    config = asked([row(name) for name in train], [row(name) for name in validation], few_shot=few_shot)
+def test_too_few_rows_for_one_step(configure, train, validation, few_shot, left):
+    config = configure([row(name) for name in train], [row(name) for name in validation], few_shot=few_shot)
     with pytest.raises(UserError) as error:
         load_data(config)
     assert f"{left} training rows are left, fewer than --train.prompts-per-step 2" in str(error.value)
 
 
-def test_the_record_says_which_rows(asked):
-    config = asked([row("a"), row("b"), row("c")], [row("d")])
+def test_the_record_says_which_rows(configure):
+    config = configure([row("a"), row("b"), row("c")], [row("d")])
     record = load_data(config).record
     assert record["task"] == "gsm8k"
     assert (record["train"]["rows"], record["eval"]["rows"]) == (3, 1)
@@ -112,9 +112,9 @@ def test_the_record_says_which_rows(asked):
         ([row("a"), row("b"), row("c")], [row("d", "#### 6")], "eval"),
     ],
 )
-def test_the_fingerprint_is_the_contents(asked, train, validation, changed):
-    before = load_data(asked([row("a"), row("b"), row("c")], [row("d")])).record
-    after = load_data(asked(train, validation)).record
+def test_the_fingerprint_is_the_contents(configure, train, validation, changed):
+    before = load_data(configure([row("a"), row("b"), row("c")], [row("d")])).record
+    after = load_data(configure(train, validation)).record
     assert before[changed]["sha256"] != after[changed]["sha256"]
     other = "eval" if changed == "train" else "train"
     assert before[other]["sha256"] == after[other]["sha256"]
@@ -138,7 +138,7 @@ def context(longest, completion, prompts_per_step=1):
 
 
 def rows_of_words(*lengths):
-    """Rows whose rendered prompt has so many words."""
+    """Return rows whose rendered prompts have these numbers of words."""
     from lora_grpo.tasks.chat import render
 
     extra = len(render(Words(), [{"role": "user", "content": ""}]).split())
@@ -148,8 +148,8 @@ def rows_of_words(*lengths):
 def test_a_prompt_fits_where_it_leaves_room_for_the_completion(capsys):
     rows = rows_of_words(10, 11, 12)
     assert fit_to_context(rows, Words(), context(21, 10), "train") == rows[:2]
-    said = capsys.readouterr().err
-    assert said.startswith("left 1 of 3 train rows out: their prompts have more than 11 tokens")
+    message = capsys.readouterr().err
+    assert message.startswith("dropped 1 of 3 train rows: their prompts have more than 11 tokens")
     assert fit_to_context(rows, Words(), context(22, 10), "train") == rows
     assert capsys.readouterr().err == ""
 
@@ -161,7 +161,7 @@ def test_too_few_rows_fit():
     assert "raise --model.max-sequence-tokens" in str(error.value)
 
 
-def test_one_held_out_row_is_enough():
+def test_one_evaluation_row_is_enough():
     rows = rows_of_words(10, 12)
     assert fit_to_context(rows, Words(), context(20, 10, 2), "eval") == rows[:1]
     with pytest.raises(UserError, match="0 of 1 eval rows"):
@@ -171,7 +171,7 @@ def test_one_held_out_row_is_enough():
 # The order
 
 
-def test_each_pass_asks_every_row_once():
+def test_each_epoch_has_every_row_once():
     order = prompt_order(5, 15, seed=0)
     passes = [order[start : start + 5] for start in (0, 5, 10)]
     assert [sorted(one) for one in passes] == [list(range(5))] * 3
@@ -179,20 +179,20 @@ def test_each_pass_asks_every_row_once():
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 12])
-def test_a_longer_run_begins_like_a_shorter_one(length):
+def test_a_longer_order_starts_with_the_shorter_one(length):
     order = prompt_order(5, length, seed=3)
     assert len(order) == length
     assert prompt_order(5, 23, seed=3)[:length] == order
 
 
-def test_the_order_is_the_seeds():
+def test_the_seed_determines_the_order():
     assert prompt_order(50, 50, seed=0) == prompt_order(50, 50, seed=0)
     assert prompt_order(50, 50, seed=0) != prompt_order(50, 50, seed=1)
 
 
-def test_a_limit_is_drawn_with_the_seed(asked):
+def test_a_limit_samples_with_the_seed(configure):
     rows = [row(name) for name in "abcdefgh"]
-    config = asked(rows, [row("z")], train_limit=4)
+    config = configure(rows, [row("z")], train_limit=4)
     first = questions(load_data(config).train)
     assert len(first) == 4
     draws = [questions(load_data(dataclasses.replace(config, seed=seed)).train) for seed in range(8)]
@@ -202,7 +202,7 @@ def test_a_limit_is_drawn_with_the_seed(asked):
 
 @pytest.fixture
 def humaneval(tmp_path):
-    """Return a function that asks for six problems in HumanEval's shape, trained on and evaluated alike."""
+    """Return a function that configures training and evaluation on six problems in HumanEval's shape."""
     rows = [
         {
             "task_id": f"HumanEval/{i}",
@@ -216,37 +216,37 @@ def humaneval(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
 
-    def ask(task="humaneval", **data):
+    def config(task="humaneval", **data):
         source = {"train": str(path), "eval": str(path)} if task == "humaneval" else {"eval": str(path)}
         return RunConfig(
             data=DataConfig(task, **source, **data), train=TrainConfig(prompts_per_step=2), sandbox=Settings(workers=1)
         )
 
-    yield ask
+    yield config
     sandbox.stop()
 
 
-def test_what_is_trained_on_of_a_benchmark_with_one_split_is_not_evaluated(humaneval, capsys):
+def test_training_rows_of_a_benchmark_with_one_split_are_not_evaluated(humaneval, capsys):
     data = load_data(humaneval(train_limit=2, prompt_style="code"))
-    said = capsys.readouterr().err
-    assert "CONTAMINATED: training on 2 humaneval problems" in said and "the 2 of them are left out" in said
+    message = capsys.readouterr().err
+    assert "CONTAMINATED: training on 2 humaneval problems" in message and "dropped 2 of them" in message
     assert data.record["trained_on_benchmark"] == "humaneval"
     assert (len(data.train), len(data.eval), data.record["left_out_as_trained_on"]) == (2, 4, 2)
     assert not {row["id"] for row in data.train} & {row["id"] for row in data.eval}
 
 
-def test_the_evaluation_is_drawn_from_what_training_leaves(humaneval):
+def test_evaluation_rows_are_sampled_from_those_that_training_leaves(humaneval):
     data = load_data(humaneval(train_limit=3, eval_limit=2, prompt_style="code"))
     assert (len(data.train), len(data.eval)) == (3, 2)
     assert not {row["id"] for row in data.train} & {row["id"] for row in data.eval}
 
 
-def test_a_benchmark_trained_on_whole_leaves_nothing_to_evaluate(humaneval):
+def test_training_on_a_whole_benchmark_leaves_nothing_to_evaluate(humaneval):
     with pytest.raises(UserError, match=r"none is left to evaluate; pass --data\.train-limit 10"):
         load_data(humaneval())
 
 
-def test_another_task_may_be_held_out(humaneval, capsys):
+def test_evaluation_may_use_another_task(humaneval, capsys):
     data = load_data(humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code"))
     assert {row["task"] for row in data.train} == {"starter-code"}
     assert {row["task"] for row in data.eval} == {"humaneval"} and len(data.eval) == 6
@@ -254,9 +254,9 @@ def test_another_task_may_be_held_out(humaneval, capsys):
     assert data.record["left_out_as_trained_on"] == 0
 
 
-def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, asked, capsys):
+def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, configure, capsys):
     config = humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code")
     start_sandbox(config.data, config.sandbox)
     line = load_data(config).record["sandbox"]
     assert "seccomp" in line and "1 workers" in line and f"sandbox: {line}\n" in capsys.readouterr().err
-    assert load_data(asked([row("a"), row("b")], [row("c")])).record["sandbox"] is None
+    assert load_data(configure([row("a"), row("b")], [row("c")])).record["sandbox"] is None

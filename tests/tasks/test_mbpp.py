@@ -85,19 +85,19 @@ def test_broken_rows_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(mbpp.BROKEN_UPSTREAM, ("mbpp/601", "twice"), "a test")
     monkeypatch.setitem(mbpp.BROKEN_UPSTREAM, ("mbpp/602", "thrice"), "of another file")
     assert ids(mbpp.load("train", path)) == ["mbpp/602"]
-    assert capsys.readouterr().err == "left 1 MBPP row out, whose own program fails its tests\n"
+    assert capsys.readouterr().err == "dropped 1 MBPP rows whose reference program fails its tests\n"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task_id": None}, "'task_id' is None; expected a number or a name"),
+        ({"task_id": None}, "'task_id' is None; expected a number or a string"),
         ({"text": " "}, "'text' is ' '; expected a non-empty string"),
         ({"code": "def twice(x)\n"}, "'code' is not Python"),
         ({"test_list": []}, r"'test_list' is \[\]; expected a list of assert statements"),
         ({"test_list": ["assert twice(1) =="]}, "'test_list' is not Python"),
         ({"test_list": ["assert thrice(1) == 3"]}, "calls no function that 'code' defines"),
-        ({"test_setup_code": 3}, "'test_setup_code' is 3; expected Python text"),
+        ({"test_setup_code": 3}, "'test_setup_code' is 3; expected Python code"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
@@ -108,7 +108,7 @@ def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
 
 
 def test_no_object_and_two_rows_of_one_id(tmp_path):
-    with pytest.raises(UserError, match="got list; expected an object with 'text' and 'code'"):
+    with pytest.raises(UserError, match="got list; expected an object with 'text', 'code'"):
         mbpp.load("eval", write(tmp_path / "m.jsonl", [1]))
     with pytest.raises(UserError, match="two rows have the id 'mbpp/601'"):
         mbpp.load("eval", write(tmp_path / "m.jsonl", RECORD, RECORD))
@@ -140,7 +140,7 @@ def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys)
 def test_the_real_splits(source, capsys):
     assert len(mbpp.load("train", source)) == 374
     assert len(mbpp.load("eval", source)) == 499
-    assert "left 1 MBPP row out" in capsys.readouterr().err
+    assert "dropped 1 MBPP rows" in capsys.readouterr().err
 
 
 def test_the_module_is_a_task():

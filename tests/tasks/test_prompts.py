@@ -18,7 +18,7 @@ def source(tmp_path):
     return write
 
 
-def asked(path, limit=None, seed=0):
+def load(path, limit=None, seed=0):
     return [row["question"] for row in prompts.load("train", path, limit, seed)]
 
 
@@ -34,72 +34,72 @@ def test_a_text_file_has_one_prompt_a_line(source):
 @pytest.mark.parametrize("key", ["prompt", "question", "text"])
 def test_json_lines_have_one_of_three_keys(source, key):
     path = source("mine.jsonl", json.dumps({key: "Hi\nthere", "other": 3}) + "\n\n" + json.dumps({key: "2"}) + "\n")
-    assert asked(path) == ["Hi\nthere", "2"]
+    assert load(path) == ["Hi\nthere", "2"]
 
 
 def test_an_empty_key_gives_way_to_the_next(source):
-    assert asked(source("mine.jsonl", '{"prompt": " ", "text": "Hi"}')) == ["Hi"]
+    assert load(source("mine.jsonl", '{"prompt": " ", "text": "Hi"}')) == ["Hi"]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x0c"])
 def test_only_a_newline_ends_a_line(source, separator):
     line = json.dumps({"prompt": f"a{separator}b"}, ensure_ascii=False)
-    assert asked(source("mine.jsonl", f"{line}\n{line}\n")) == [f"a{separator}b"] * 2
-    assert asked(source("mine.txt", f"a{separator}b\n")) == [f"a{separator}b"]
+    assert load(source("mine.jsonl", f"{line}\n{line}\n")) == [f"a{separator}b"] * 2
+    assert load(source("mine.txt", f"a{separator}b\n")) == [f"a{separator}b"]
 
 
 @pytest.mark.parametrize(("name", "line"), [("mine.jsonl", '{"prompt": "Hi"}'), ("mine.txt", "Hi")])
 def test_a_byte_order_mark_is_not_part_of_the_prompt(source, name, line):
-    assert asked(source(name, "\ufeff" + line)) == ["Hi"]
+    assert load(source(name, "\ufeff" + line)) == ["Hi"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("mine.jsonl", '{"prompt": "a"}\nnot json\n', "mine.jsonl:2: not JSON; expected an object with one of prompt"),
+        ("mine.jsonl", '{"prompt": "a"}\nnot json\n', "mine.jsonl:2: not JSON; expected one object"),
         (
             "mine.jsonl",
             '{"prompt": "a"}\n\n{"promt": "b"}\n',
-            "mine.jsonl:3: none of prompt, question, text holds text",
+            "mine.jsonl:3: none of prompt, question, text is",
         ),
         ("mine.jsonl", '{"prompt": 5}\n', "mine.jsonl:1: none of"),
         ("mine.jsonl", '["a"]\n', "mine.jsonl:1: none of"),
         ("mine.jsonl", "null\n", "mine.jsonl:1: none of"),
         ("mine.json", '[\n{"prompt": "a"}\n]\n', "mine.json:1: not JSON"),
-        ("mine.txt", "", "holds no prompts; expected one a line"),
-        ("mine.jsonl", "\n \n", "holds no prompts"),
+        ("mine.txt", "", "no prompts; expected one per line"),
+        ("mine.jsonl", "\n \n", "no rows"),
         ("mine.txt", b"\xff\xfe", "cannot be read: it is not UTF-8 text"),
     ],
 )
-def test_a_wrong_file_says_where(source, name, content, message):
+def test_an_error_names_the_file_and_line(source, name, content, message):
     with pytest.raises(UserError) as error:
-        asked(source(name, content))
+        load(source(name, content))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="cannot be read: No such file or directory"):
-        asked(str(tmp_path / "missing.txt"))
+        load(str(tmp_path / "missing.txt"))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        asked(str(tmp_path))
+        load(str(tmp_path))
 
 
-def test_a_limit_is_drawn_with_the_seed_and_kept_in_order(source):
+def test_a_limit_samples_by_seed_and_keeps_order(source):
     path = source("mine.txt", "".join(f"{number:02d}\n" for number in range(20)))
-    few = asked(path, 5, seed=1)
+    few = load(path, 5, seed=1)
     assert len(set(few)) == 5
-    assert few == sorted(few) == asked(path, 5, seed=1)
-    assert few != asked(path, 5, seed=2)
-    assert asked(path, 20) == asked(path, 50) == asked(path)
+    assert few == sorted(few) == load(path, 5, seed=1)
+    assert few != load(path, 5, seed=2)
+    assert load(path, 20) == load(path, 50) == load(path)
 
 
-def test_without_a_source_the_starters_problems_are_asked():
+def test_without_a_source_the_starters_problems_are_load():
     rows = prompts.load("eval", None, 3, 0)
     assert rows == get_task("starter").load("eval", None, 3, 0)
 
 
-def test_nothing_is_wrong_but_silence():
+def test_only_an_empty_completion_fails():
     row = {"id": "mine/1", "question": "Hi", "answer": ""}
     assert prompts.grade("Hello", row).passed
     empty = prompts.grade(" \n", row)

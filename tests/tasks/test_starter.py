@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -6,61 +7,80 @@ import pytest
 from lora_grpo.errors import UserError
 from lora_grpo.tasks.registry import get_task
 
-starter = get_task("starter")
+starter, starter_code = get_task("starter"), get_task("starter-code")
+TASKS = pytest.mark.parametrize("name", ["starter", "starter-code"])
+COLUMNS = {
+    "starter": ["id", "question", "answer", "family", "difficulty"],
+    "starter-code": ["id", "question", "answer", "entry_point", "test", "prelude", "family"],
+}
 
 
-def test_rows_are_numbered_and_complete():
-    rows = starter.load("eval", None, None, 0)
-    assert len(rows) == 1000
-    assert rows[12]["id"] == "starter/eval/00012"
-    assert set(rows[0]) == {"id", "question", "answer", "family", "difficulty"}
-    assert len({row["question"] for row in rows}) == 1000
+@TASKS
+def test_rows_are_numbered_flat_and_distinct(name):
+    rows = get_task(name).load("eval", None, None, 0)
+    assert len(rows) == len({row["question"] for row in rows}) == 1000
+    assert rows[12]["id"] == f"{name}/eval/00012"
+    assert list(rows[0]) == COLUMNS[name]
+    assert json.loads(json.dumps(rows)) == rows
 
 
-def test_train_and_eval_are_disjoint():
-    train = {row["question"] for row in starter.load("train", None, None, 0)}
+@TASKS
+def test_train_and_eval_are_disjoint(name):
+    train = {row["question"] for row in get_task(name).load("train", None, None, 0)}
     assert len(train) == 4000
-    assert not train & {row["question"] for row in starter.load("eval", None, None, 0)}
+    assert not train & {row["question"] for row in get_task(name).load("eval", None, None, 0)}
 
 
-def test_limit_draws_by_seed_and_keeps_order_and_ids():
-    rows = starter.load("eval", None, 5, 1)
+@TASKS
+def test_a_limit_samples_by_seed_and_keeps_order_and_ids(name):
+    load = get_task(name).load
+    rows = load("eval", None, 5, 1)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
-    assert rows == starter.load("eval", None, 5, 1)
-    assert rows != starter.load("eval", None, 5, 2)
-    everything = {row["id"]: row for row in starter.load("eval", None, None, 7)}
-    assert all(everything[row["id"]] == row for row in rows)
-    assert len(starter.load("eval", None, 5000, 0)) == 1000
+    assert rows == load("eval", None, 5, 1)
+    assert rows != load("eval", None, 5, 2)
+    all_rows = {row["id"]: row for row in load("eval", None, None, 7)}
+    assert all(all_rows[row["id"]] == row for row in rows)
+    assert len(load("eval", None, 5000, 0)) == 1000
 
 
+@TASKS
 @pytest.mark.parametrize(
     ("split", "source", "limit", "message"),
     [
-        ("eval", "x.jsonl", None, "leave the source out"),
-        ("test", None, None, "expected one of train, eval"),
+        ("eval", "x.jsonl", None, "remove the source"),
+        ("test", None, None, "expected 'train' or 'eval'"),
         ("eval", None, 0, "at least 1"),
     ],
 )
-def test_mistakes_are_named(split, source, limit, message):
+def test_mistakes_are_named(name, split, source, limit, message):
     with pytest.raises(UserError, match=message):
-        starter.load(split, source, limit, 0)
+        get_task(name).load(split, source, limit, 0)
 
 
 @pytest.mark.parametrize("style", ["xml", "hashes", "think"])
 def test_gold_completion_passes_and_a_wrong_one_does_not(style):
     for row in starter.load("eval", None, 60, 0):
-        asked = {**row, "prompt_style": style}
-        gold = starter.gold_completion(asked)
-        verdict = starter.grade(gold, asked)
+        styled = {**row, "prompt_style": style}
+        gold = starter.gold_completion(styled)
+        verdict = starter.grade(gold, styled)
         assert verdict.passed
         assert verdict.rules["strict"]
         wrong = gold.replace(verdict.extracted, verdict.extracted + "7")
-        assert not starter.grade(wrong, asked).passed
+        assert not starter.grade(wrong, styled).passed
+
+
+def test_gold_completion_of_code_is_the_solution_in_a_block_and_passes():
+    rows = starter_code.load("eval", None, 60, 0)
+    golds = [starter_code.gold_completion(row) for row in rows]
+    assert golds == [f"```python\n{row['answer']}\n```" for row in rows]
+    assert all(row["entry_point"] in row["question"] for row in rows)
+    assert all(verdict.passed for verdict in starter_code.grade_many(golds, rows))
 
 
 def test_loading_needs_no_torch():
     program = (
-        "import sys; from lora_grpo.tasks import starter; starter.load('train', None, None, 0); "
+        "import sys; from lora_grpo.tasks import get_task; "
+        "get_task('starter').load('train', None, None, 0); get_task('starter-code').load('train', None, None, 0); "
         "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
