@@ -74,10 +74,9 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     Raises:
         UserError: a file must not be uploaded or is damaged, or a record cannot be read.
     """
-    base = card_facts.base_of(folder, kind)
-    files, skipped = collect(folder, kind, base.hub_id or base.name)
-    facts = card_facts.gather(folder, kind, tuple(files), base)
-    card = model_card.write(repo_id, facts)
+    facts = card_facts.gather(folder, kind)
+    files, skipped = collect(folder, kind, facts.base.name)
+    card = model_card.write(repo_id, facts, files)
     files += [UploadFile(CARD, card.encode())]
     files += [UploadFile(name, text.encode()) for name, text in metadata.eval_results(facts).items()]
     refuse_private_text(files, folder)

@@ -4,7 +4,7 @@ import json
 
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.files import atomic
-from lora_grpo.models import adapter_sha256
+from lora_grpo.models import adapter_sha256, base_model
 
 COMMIT = "a" * 40
 
@@ -127,3 +127,34 @@ def make_run(folder, adapter_bytes=1000, **changes):
     atomic.write_json(folder / "run.json", record)
     atomic.write_json(folder / "evaluation" / "report.json", report)
     return folder
+
+
+def make_merged(run):
+    """Write the merged model of a run's adapter, with its report."""
+    merged = run / "merged"
+    merged.mkdir()
+    (merged / "config.json").write_text(json.dumps({"model_type": "qwen2", "_name_or_path": f"{PRIVATE}/base"}))
+    (merged / "model.safetensors").write_bytes(safetensors(byte=b"\x02"))
+    for name in ("chat_template.jinja", "tokenizer.json"):
+        (merged / name).write_bytes((run / "adapter" / name).read_bytes())
+    report = {
+        "lora_grpo_merge": 1, "identity": {"adapter_sha256": adapter_sha256(run / "adapter")}, "asked": {},
+        "dtype": "bfloat16", "reason": "", "onto": "full", "untied": False, "shards": [],
+        "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64},
+        "retained": {"overall": 0.9993, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
+        "kl": {"adapter_merged": 0.00012},
+    }  # fmt: skip
+    atomic.write_json(merged / "merge_report.json", report)
+    return merged
+
+
+def write_evaluation(run, folder, **changes):
+    """Write what scripts/evaluate.py leaves in a run's folder after evaluating an adapter or a merged model."""
+    if (folder / "adapter_config.json").is_file():
+        source = {"model": BASE, "revision": COMMIT, "adapter_sha256": adapter_sha256(folder)}
+    else:
+        source = {"weights_sha256": base_model.weights_fingerprint(folder)}
+    protocol = {"rows": 1319, "data_sha256": "e" * 64, "num_samples": 1, "temperature": 0.0} | changes
+    report = report_of(measured("trained", source, **{"pass@1": 0.543}), max_completion_tokens=512, **protocol)
+    (run / "evaluation" / "gsm8k").mkdir()
+    atomic.write_json(run / "evaluation" / "gsm8k" / "report.json", report)

@@ -1,0 +1,66 @@
+"""The evaluations of a run that measured the weights being pushed, or the adapter that they were made from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation import Report, Source, read_report
+from lora_grpo.hub.files import without_paths
+from lora_grpo.models import adapter_sha256, base_model
+from lora_grpo.tasks import TASK_NAMES, get_task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, and of what."""
+
+    report: Report
+    of_upload: bool
+    """Whether the uploaded weights were measured; otherwise the adapter that they were made from."""
+    dataset: str | None
+    """The Hub dataset of the rows; None for files and generated rows."""
+
+
+def evaluations_of(run: Path, folder: Path, kind: str, merge: Mapping[str, Any] | None) -> Iterator[Evaluation]:
+    """Yield the evaluations in a run's folder; print the name of each one that measured other weights.
+
+    Args:
+        run: the run's folder.
+        folder: the folder being pushed.
+        kind: one of `files.KINDS`.
+        merge: merge_report.json of the folder.
+    """
+    adapter = run / "adapter"
+    current = adapter_sha256(adapter)
+    made_from_adapter = merge is not None and merge["identity"].get("adapter_sha256") == current
+    for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
+        try:
+            report = read_report(path)
+        except UserError as error:
+            print(f"{error}; the card leaves it out", file=sys.stderr)
+            continue
+        if report is None or report.protocol.sampling is None:
+            continue
+        measured = report.evaluated.source
+        of_adapter = measured.adapter_sha256 == current
+        of_upload = of_adapter if kind == "adapter" else kind == "merged" and _is_model(measured, folder)
+        if of_upload or (of_adapter and made_from_adapter):
+            dataset = dataset_of(report.protocol.task, report.protocol.data_source)
+            yield Evaluation(Report.model_validate(without_paths(report.model_dump())), of_upload, dataset)
+        else:
+            print(f"{path}/report.json measured other weights; the card leaves it out", file=sys.stderr)
+
+
+def _is_model(measured: Source, folder: Path) -> bool:
+    return measured.adapter_sha256 is None and measured.weights_sha256 == base_model.weights_fingerprint(folder)
+
+
+def dataset_of(task: str | None, source: str | None) -> str | None:
+    """Return the Hub dataset of a task's rows, if they are the task's own and not from another file or dataset."""
+    own = getattr(get_task(task), "HUB_DATASET", None) if task in TASK_NAMES else None
+    return own if source in (None, own) else None
