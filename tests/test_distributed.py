@@ -196,14 +196,14 @@ def test_whole_models_are_not_refused(monkeypatch):
 
 @pytest.mark.parametrize("field", ["fsdp=full_shard", "deepspeed=zero3.json"])
 def test_a_model_spread_by_a_field_of_the_trainer_is_refused(field):
-    from lora_grpo.cli.arguments import replace
+    from lora_grpo.config import replace
 
     with pytest.raises(UserError, match="spreads the model"):
         check(replace(RunConfig(), {"grpo": (field,)}))
 
 
 def test_unsloth_is_refused_for_several_processes(monkeypatch):
-    from lora_grpo.cli.arguments import replace
+    from lora_grpo.config import replace
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"pass --model\.engine peft"):

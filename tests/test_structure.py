@@ -156,10 +156,10 @@ def test_no_module_loads_a_heavy_package_when_it_is_imported():
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
-def test_help_loads_nothing_heavy_and_names_every_setting(recipe):
-    from lora_grpo.cli.arguments import flag_names
+def test_help_all_loads_nothing_heavy_and_names_every_setting(recipe):
+    from helpers.flags import flag_names
 
-    result = run(RUN_RECIPE, recipe, ",".join(HEAVY), "--help")
+    result = run(RUN_RECIPE, recipe, ",".join(HEAVY), "--help-all")
     assert result.stdout.splitlines()[-1] == "loaded [] code 0"
     for section in ("model", "lora", "data", "sampling", "train", "eval"):
         assert f"--{section}." in result.stdout
@@ -172,7 +172,7 @@ def test_help_loads_nothing_heavy_and_names_every_setting(recipe):
 @pytest.mark.parametrize(
     "mistake", [["--sead", "1"], ["--train.micro-batch-size", "7"], ["--model.name", "./missing"], ["--grpo", "x=1"]]
 )
-def test_a_wrong_argument_is_told_before_anything_heavy_is_loaded(recipe, mistake):
+def test_a_wrong_argument_is_refused_before_anything_heavy_is_loaded(recipe, mistake):
     result = run(RUN_RECIPE, recipe, ",".join(HEAVY), *mistake)
     assert result.stdout == "loaded [] code 2\n"
     assert result.stderr.startswith("error: ")

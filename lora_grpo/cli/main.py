@@ -1,8 +1,9 @@
-"""From errors and signals to one line and an exit code."""
+"""Runs a recipe or script: errors become one line and an exit code, and an unfinished run is closed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,17 +16,23 @@ from lora_grpo.runs import Run, begun_run, close_run
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a recipe or script and turn its two kinds of error into one line and an exit code.
+    """Run a recipe or script, and print a mistake or a failure as one line.
 
     Returns:
-        0, 2 for a mistake of the user's, 1 for a failed run, 128 + signal for an interrupted one.
+        0, 2 for a user's mistake, 1 for a failed run, 128 + signal for an interrupted one.
+
+    Raises:
+        Exception: a bug in this kit, with its traceback.
     """
     _on_sigterm(_terminate)
     try:
         with distributed.silence_other_processes():
-            main()
+            try:
+                main()
+            finally:
+                sys.stdout.flush()
     except BaseException as error:
-        # A launcher sends it to the ranks that are left when one has failed: they are at their ends already.
+        # If one process failed, the launcher sends SIGTERM to the others, which are ending already.
         _on_sigterm(signal.SIG_IGN)
         code = _end(error)
         if code is None:
@@ -38,8 +45,11 @@ def run_command(main: Callable[[], None]) -> int:
 
 
 def _end(error: BaseException) -> int | None:
-    """Say how the command ends, in run.json too, and return its exit code; None where the error is the kit's own."""
+    """Record in run.json how the command ended, print it, and return the exit code; None for a bug of the kit."""
     run = begun_run()
+    if isinstance(error, BrokenPipeError) and run is None:  # `... --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
         distributed.tell(str(error))
@@ -47,30 +57,28 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    elsewhere = (
-        distributed.told()
-    )  # where another rank failed and said so, what is left of it here is a broken connection
+    first_failure = distributed.told()  # if another process failed first, this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        again = close_run("failed" if elsewhere else "interrupted", elsewhere)
+        command = close_run("failed" if first_failure else "interrupted", first_failure)
         _report(run)
-        if distributed.is_main() and not elsewhere:
-            print((str(error) or "interrupted") + (f"; go on with: {again}" if again else ""), file=sys.stderr)
+        if distributed.is_main() and not first_failure:
+            print((str(error) or "interrupted") + (f"; resume with: {command}" if command else ""), file=sys.stderr)
         return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
-    close_run("failed", elsewhere or repr(error))
-    if not elsewhere:
+    close_run("failed", first_failure or repr(error))
+    if not first_failure:
         distributed.tell(repr(error))
     _report(run)
-    return RunError.exit_code if elsewhere else None
+    return RunError.exit_code if first_failure else None
 
 
 def _report(run: Run | None) -> None:
-    """Write the report of a run that ended early, and say where it is."""
+    """Write the report of an unfinished run and print its path."""
     if run and distributed.is_main() and run.record["status"] != "complete":
         print(report_line(run.folder), file=sys.stderr)
 
 
 def _on_sigterm(handler: Any) -> None:
-    with contextlib.suppress(ValueError):  # signals can be set in the main thread alone
+    with contextlib.suppress(ValueError):  # only the main thread can set signal handlers
         signal.signal(signal.SIGTERM, handler)
 
 

@@ -1,11 +1,35 @@
-"""What a run is asked to do: settings, batch arithmetic, hardware, engines."""
+"""The settings of a run, and what follows from them without a model.
+
+    config = replace(RunConfig(), gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", train={"max_steps": 100}))
+    check_fields(config)                 # types and ranges; exit 2 names the flag
+    batch_shape(config)                  # completions per step, accumulation steps, micro-batch size
+    choose_engine(config)                # "unsloth" or "peft", from the packages and the GPU
+
+schema.py       RunConfig and its sections: every setting with its default, unit and range
+presets.py      defaults that the recipes' presets share
+batch.py        how an optimizer step is split into micro-batches
+hardware.py     this machine's GPU and memory, and the preset for it
+engines.py      which training engine and sampling backend `auto` means here
+trl_fields.py   `--grpo KEY=VALUE`, checked against TRL's source without importing it
+"""
 
 from lora_grpo.config import hardware
-from lora_grpo.config.batch import at_least, batch_shape, micro_batches
-from lora_grpo.config.engines import as_with_gpu_extra, choose_engine, drawn_by, uses_vllm, vllm_available
-from lora_grpo.config.hardware import Gpu, choose_preset, nvidia_gpus, preset_gigabytes, use_one_gpu
-from lora_grpo.config.presets import Overrides, gpu_preset, starter_preset
-from lora_grpo.config.schema import MIN_VALIDATION_ROWS, STARTER, DataConfig, Invocation, ModelConfig, RunConfig, flag
+from lora_grpo.config.batch import batch_shape, micro_batches
+from lora_grpo.config.engines import choose_engine, local_sampler, uses_vllm, vllm_available, with_gpu_defaults
+from lora_grpo.config.hardware import choose_preset, nvidia_gpus, use_one_gpu
+from lora_grpo.config.presets import gpu_preset, starter_preset
+from lora_grpo.config.schema import (
+    MIN_VALIDATION_ROWS,
+    STARTER,
+    DataConfig,
+    Invocation,
+    ModelConfig,
+    Overrides,
+    RunConfig,
+    check_fields,
+    flag,
+    replace,
+)
 from lora_grpo.config.trl_fields import UNREAD_FIELDS, check_name, parse_grpo_overrides
 
 __all__ = [
@@ -13,27 +37,26 @@ __all__ = [
     "STARTER",
     "UNREAD_FIELDS",
     "DataConfig",
-    "Gpu",
     "Invocation",
     "ModelConfig",
     "Overrides",
     "RunConfig",
-    "as_with_gpu_extra",
-    "at_least",
     "batch_shape",
+    "check_fields",
     "check_name",
     "choose_engine",
     "choose_preset",
-    "drawn_by",
     "flag",
     "gpu_preset",
     "hardware",
+    "local_sampler",
     "micro_batches",
     "nvidia_gpus",
     "parse_grpo_overrides",
-    "preset_gigabytes",
+    "replace",
     "starter_preset",
     "use_one_gpu",
     "uses_vllm",
     "vllm_available",
+    "with_gpu_defaults",
 ]

@@ -1,31 +1,30 @@
-"""Which engine trains and what draws completions, settled from what is asked and what is installed; imports neither."""
+"""Resolves `auto`: the training engine and the sampling backend, from the settings, the packages and the GPU."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from typing import Literal
 
 from lora_grpo import distributed
 from lora_grpo.config.hardware import nvidia_gpus
-from lora_grpo.config.schema import RunConfig
+from lora_grpo.config.schema import RunConfig, replace
 
 
 def vllm_available() -> bool:
-    """Tell whether vLLM is installed, without importing it."""
+    """Return whether vLLM is installed, without importing it."""
     return importlib.util.find_spec("vllm") is not None
 
 
 def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
-    """Return what loads and trains the model; of itself Unsloth where it and a GPU are, in one process."""
+    """Return the training engine. `auto` is Unsloth if it is installed and one process trains on a GPU."""
     if config.model.engine != "auto":
         return config.model.engine
-    alone = distributed.world_size() == 1 and not config.sampling.server_url
-    return "unsloth" if alone and nvidia_gpus()[0] and importlib.util.find_spec("unsloth") else "peft"
+    can_use = _supports_unsloth(config) and nvidia_gpus()[0] and importlib.util.find_spec("unsloth")
+    return "unsloth" if can_use else "peft"
 
 
 def uses_vllm(config: RunConfig) -> bool:
-    """Tell whether vLLM draws the rollouts: where it is asked for, and by itself where it, a GPU and plain LoRA are."""
+    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, with a GPU and without DoRA."""
     if config.sampling.server_url:
         return True
     if config.sampling.backend != "auto":
@@ -33,22 +32,23 @@ def uses_vllm(config: RunConfig) -> bool:
     return vllm_available() and bool(nvidia_gpus()[0]) and not config.lora.dora
 
 
-def drawn_by(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
-    """Return what takes memory of this machine's GPU to draw: `shared` is Unsloth's engine on the trained weights."""
+def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
+    """Return the sampler that uses this machine's memory; `shared` is Unsloth's vLLM on the trained weights."""
     if config.sampling.server_url or not uses_vllm(config):
         return "transformers"
     return "shared" if choose_engine(config) == "unsloth" else "vllm"
 
 
-def as_with_gpu_extra(config: RunConfig) -> RunConfig:
-    """Return the configuration with what `auto` would mean on a machine with a GPU and the `gpu` extra."""
-    model, sampling, alone = (
-        config.model,
-        config.sampling,
-        distributed.world_size() == 1 and not config.sampling.server_url,
-    )
-    if model.engine == "auto":
-        model = dataclasses.replace(model, engine="unsloth" if alone else "peft")
-    if sampling.backend == "auto":
-        sampling = dataclasses.replace(sampling, backend="transformers" if config.lora.dora else "vllm")
-    return dataclasses.replace(config, model=model, sampling=sampling)
+def with_gpu_defaults(config: RunConfig) -> RunConfig:
+    """Return the configuration with `auto` resolved as on a machine with a GPU and the `gpu` extra."""
+    engine, backend = config.model.engine, config.sampling.backend
+    if engine == "auto":
+        engine = "unsloth" if _supports_unsloth(config) else "peft"
+    if backend == "auto":
+        backend = "transformers" if config.lora.dora else "vllm"
+    resolved: RunConfig = replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
+    return resolved
+
+
+def _supports_unsloth(config: RunConfig) -> bool:
+    return distributed.world_size() == 1 and not config.sampling.server_url

@@ -1,12 +1,11 @@
-"""Defaults that the presets of all recipes share."""
+"""The defaults that the presets of all recipes share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-Overrides = Mapping[str, Any]
-"""Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
+from lora_grpo.config.schema import Overrides
 
 _GPU: Overrides = {
     "model": {"max_sequence_tokens": 1024},
@@ -19,7 +18,7 @@ _GPU: Overrides = {
         "gradient_checkpointing": True,
     },
 }
-"""One GPU: LoRA on every linear layer, 8-bit AdamW, 64 completions of up to 512 tokens per step."""
+"""One GPU: LoRA on all linear layers, 8-bit AdamW, 64 completions of up to 512 tokens per step."""
 
 _STARTER: Overrides = {
     "sampling": {"num_generations": 16, "max_completion_tokens": 64},
@@ -33,16 +32,16 @@ _STARTER: Overrides = {
         "max_grad_norm": 1.0,
     },
 }
-"""The embedded model on two CPU cores: 128 short completions per step, a learning rate that suits 2 million weights."""
+"""The embedded model on a CPU: 128 short completions per step, and a learning rate for 2 million parameters."""
 
 
 def gpu_preset(name: str, /, **changes: Any) -> Overrides:
-    """Return the GPU defaults with model `name` and changes by section: `gpu_preset("org/model", lora={"rank": 8})`."""
+    """Return the GPU defaults for a model, with changes by section: `gpu_preset("org/model", lora={"rank": 8})`."""
     return _merge(_merge(_GPU, {"model": {"name": name}}), changes)
 
 
 def starter_preset(**changes: Any) -> Overrides:
-    """Return the defaults of the embedded model with a recipe's changes."""
+    """Return the defaults of the embedded model, with changes by section."""
     return _merge(_STARTER, changes)
 
 

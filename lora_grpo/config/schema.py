@@ -1,23 +1,51 @@
-"""What a run is asked to do: nested frozen dataclasses, each field with its unit.
+"""The settings of a run: nested frozen dataclasses, with a unit and a range beside each field.
 
-Flags, `--config` files and `run.json` all speak these names: `train.max_steps` is `--train.max-steps` on the command
-line and `{"train": {"max_steps": ...}}` in a file.
+Flags, `--config` files and `run.json` use the same names: `train.max_steps` is `--train.max-steps` on the command line
+and `{"train": {"max_steps": ...}}` in a file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings as SandboxSettings
 
+Overrides = Mapping[str, Any]
+"""Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
+
 STARTER = "starter"
-"""The model name that means the embedded model; nothing is downloaded for it."""
+"""The name of the embedded model; nothing is downloaded for it."""
 
 MIN_VALIDATION_ROWS = 16
-"""Fewer rows say too little to be held out of training."""
+"""A smaller validation set is too noisy to be useful."""
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Temperature = Annotated[float, Field(gt=0, le=10)]
+
+
+def _as_pairs(value: Any) -> Any:
+    """Return a file's mapping, such as `{correct_answer: 2.0}`, as the NAME=VALUE strings of the command line."""
+    pairs: list[Any] = []
+    for entry in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(entry, Mapping):
+            pairs += [f"{name}={json.dumps(item)}" for name, item in entry.items()]
+        else:
+            pairs.append(entry)
+    return tuple(pairs)
+
+
+Pairs = Annotated[tuple[str, ...], BeforeValidator(_as_pairs)]
 
 
 @dataclass(frozen=True)
@@ -25,117 +53,117 @@ class ModelConfig:
     name: str = STARTER
     """Base model: `starter` (embedded), a folder, or a Hub id."""
     revision: str | None = None
-    """Hub commit, branch or tag of the base model; None takes the newest and records its commit."""
+    """Hub commit, branch or tag of the base model. None uses the newest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
-    """`unsloth` patches the model for speed; `peft` is transformers + bitsandbytes + PEFT. `auto`: unsloth where a GPU
-    and the package are present, else peft."""
+    """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
+    is unsloth if it is installed and a GPU is available, else peft."""
     bits: Literal[4, 16] = 4
-    """Precision of the frozen base weights: 4 (bitsandbytes NF4, double-quantised) or 16."""
-    max_sequence_tokens: int = 1024
-    """Longest prompt + completion, in tokens; rows whose prompt leaves no room are dropped and counted."""
-    gpu_memory_share: float | None = None
-    """Share of GPU memory that vLLM may take for training rollouts (its weights and KV cache), 0 to 1; None works it
-    out from the memory that is there."""
+    """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16."""
+    max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
+    """Maximum length of prompt plus completion, in tokens. Rows with a longer prompt are dropped and counted."""
+    gpu_memory_share: Share | None = None
+    """Share of GPU memory for vLLM's weights and KV cache during training, above 0 and at most 1. None plans it from
+    the free memory."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model's repository."""
+    """Run Python code from the model's repository."""
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    rank: int = 16
+    rank: PositiveInt = 16
     """Rank r of the update B·A."""
-    alpha: int = 32
-    """Scale numerator: the update is multiplied by alpha / rank (alpha / sqrt(rank) with rslora)."""
-    dropout: float = 0.0
-    """Dropout on the adapter's input during training, 0 to 1."""
-    targets: tuple[str, ...] = ("all-linear",)
-    """Module names that get an adapter, or `all-linear`."""
+    alpha: PositiveInt = 32
+    """Scaling numerator: the update is multiplied by alpha / rank, or alpha / sqrt(rank) with rslora."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout probability on the adapter's input during training."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all-linear",)
+    """Names of the modules that get an adapter, or `all-linear`."""
     rslora: bool = False
-    """Rank-stabilised scale, alpha / sqrt(rank)."""
+    """Use rank-stabilized scaling, alpha / sqrt(rank)."""
     dora: bool = False
-    """Weight-decomposed LoRA: a learned magnitude per output row."""
+    """Use DoRA (weight-decomposed LoRA), which also learns one magnitude per output row."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
     task: str = "starter"
-    """Where rows come from and how they are graded: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no right answer), or the
-    generated `starter` and `starter-code`."""
+    """Task of the training rows: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no correct answers), or the generated
+    `starter` and `starter-code`."""
     train: str | None = None
-    """Training rows: a .jsonl file or a Hub data set id; None takes the task's own source."""
+    """Training set: a .jsonl file or a Hub dataset id. None uses the task's own dataset."""
     eval: str | None = None
-    """Held-out rows, as `train`."""
-    train_limit: int | None = None
-    """Keep this many training rows, drawn with the run's seed; None keeps all."""
-    eval_limit: int | None = None
-    """Keep this many held-out rows; None keeps all."""
+    """Evaluation set, given like `train`."""
+    train_limit: PositiveInt | None = None
+    """Number of training rows to sample, with the run's seed. None uses all."""
+    eval_limit: PositiveInt | None = None
+    """Number of evaluation rows. None uses all."""
     prompt_style: str = "xml"
-    """Answer format the system prompt asks for: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
+    """Answer format requested in the system prompt: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
     eval_task: str | None = None
-    """Task of the held-out rows, where it is another: train on `mbpp`, evaluate on `humaneval`."""
-    few_shot: int = 0
-    """Worked examples put before the question, taken from the training rows and not trained on."""
+    """Task of the evaluation rows if it differs, e.g. train on `mbpp` and evaluate on `humaneval`."""
+    few_shot: NonNegativeInt = 0
+    """Number of worked examples in the prompt. They are taken from the training rows, which are then not trained on."""
     filter_by_difficulty: bool = False
-    """Train only on rows of middling difficulty: before training, the base answers each row num_generations times, and
-    those stay that it gets right sometimes, not always. Rows are asked until max_steps have enough."""
+    """Train only on problems that the base model solves sometimes (0 < pass rate < 1). Before training, it answers each
+    row num_generations times, until there are enough rows for max_steps."""
 
     @property
     def evaluation_task(self) -> str:
-        """The task of the held-out rows."""
+        """Task of the evaluation rows."""
         return self.eval_task or self.task
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    num_generations: int = 8
-    """Group size G: completions per prompt whose rewards are compared with each other."""
-    max_completion_tokens: int = 256
-    """Longest completion in tokens; a longer one is truncated and counted in `completions/clipped_ratio`."""
-    temperature: float = 1.0
-    """Softmax temperature of training rollouts."""
-    top_p: float = 1.0
-    """Nucleus probability of training rollouts; 1 keeps the whole distribution, which GRPO's gradient assumes."""
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Group size G: completions per prompt, whose rewards GRPO compares with each other."""
+    max_completion_tokens: PositiveInt = 256
+    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the share of truncated ones."""
+    temperature: Temperature = 1.0
+    """Sampling temperature of the training rollouts."""
+    top_p: Share = 1.0
+    """Nucleus sampling probability of the rollouts. 1 keeps the full distribution, as GRPO's gradient assumes."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
-    """What draws completions: `vllm` (the adapter beside a base that is loaded once) or `transformers` (the kit's own
-    sampler). `auto`: vllm where it and a GPU are there, else transformers, which is faster on a CPU."""
+    """Sampling backend: `vllm`, or `transformers` (the kit's own sampler, which is faster on a CPU). `auto` is vllm if
+    it is installed and a GPU is available, else transformers."""
     server_url: str | None = None
-    """A vLLM server that draws them, on this or another machine, e.g. http://gpu2:8000; docs/several-gpus.md."""
+    """URL of a vLLM server for sampling, on this or another machine, e.g. http://gpu2:8000. See docs/scaling.md."""
     server_folder: str | None = None
-    """Folder that this machine and the server's have under one path, for each step's adapter; None takes a temporary
-    one, for a server on this machine."""
+    """Folder for each step's adapter, with the same path on this machine and on the server. None uses a temporary
+    folder, for a server on this machine."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    max_steps: int = 200
-    """Optimisation steps."""
-    prompts_per_step: int = 8
-    """Prompts in one step; a step trains on prompts_per_step x num_generations completions."""
-    micro_batch_size: int | None = None
-    """Completions in one forward and backward pass, per device; changes rounding alone. None takes the most that the
-    GPU's memory holds, and on a CPU at most 8."""
-    learning_rate: float = 2e-5
-    """Peak learning rate of the adapter."""
+    max_steps: PositiveInt = 200
+    """Number of optimizer steps."""
+    prompts_per_step: PositiveInt = 8
+    """Prompts per step; a step trains on prompts_per_step x num_generations completions."""
+    micro_batch_size: PositiveInt | None = None
+    """Completions per forward and backward pass and device; it changes rounding only. None uses the largest that fits
+    into GPU memory, and at most 8 on a CPU."""
+    learning_rate: Share = 2e-5
+    """Peak learning rate."""
     lr_scheduler: str = "constant_with_warmup"
-    """Name of a transformers learning-rate schedule."""
-    warmup_steps: int = 5
-    """Steps of linear warm-up."""
-    beta: float = 0.0
-    """Weight of the KL penalty towards the base model; 0 leaves it out (and `kl` is then not logged)."""
-    max_grad_norm: float = 0.2
-    """Gradient norm above which gradients are scaled down."""
+    """Name of a transformers learning rate scheduler."""
+    warmup_steps: NonNegativeInt = 5
+    """Number of linear warmup steps."""
+    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of the KL penalty against the base model. 0 turns it off, and `kl` is not logged."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 0.2
+    """Maximum gradient norm; larger gradients are scaled down."""
     optimizer: str = "adamw_torch"
     """Name of a transformers optimizer, e.g. adamw_torch or adamw_8bit."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    checkpoint_steps: int = 20
+    checkpoint_steps: PositiveInt = 20
     """Steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Newest complete checkpoints that are kept."""
-    completions_steps: int = 10
-    """Steps between writing a few completions with their rewards to `completions/`."""
+    keep_checkpoints: PositiveInt = 2
+    """Number of newest checkpoints to keep."""
+    completions_steps: PositiveInt = 10
+    """Steps between samples of completions and rewards in `completions/`."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Dashboards that get the metrics besides metrics.jsonl."""
+    """Trackers that receive the metrics in addition to metrics.jsonl."""
 
 
 AlarmName = Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking"]
@@ -143,86 +171,121 @@ AlarmName = Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "ent
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    stop_on: tuple[
-        Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking"], ...
-    ] = (
-        "nan",
-        "logprob_mismatch",
-        "collapse",
-    )
-    """Watches that end the run when they fire; the others warn. What each looks at: lora_grpo/training/alarms.py."""
-    rows: int = 64
-    """Training rows, at least 16 and at most a tenth, that are kept out of training and asked again and again; 0 leaves
-    that out."""
-    every_steps: int = 20
-    """Steps between asking them."""
-    early_stopping: int = 0
-    """Stop when so many passes over these rows brought no higher reward, and keep the adapter of the best one; 0 trains
-    to the end."""
+    stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "collapse")
+    """Alarms that end the run; the others print a warning. lora_grpo/training/alarms.py defines each."""
+    rows: NonNegativeInt = 64
+    """Size of the validation set, taken from the training rows: at least 16, at most a tenth of them; 0 turns
+    validation off."""
+    every_steps: PositiveInt = 20
+    """Steps between validations."""
+    early_stopping: NonNegativeInt = 0
+    """Stop after this many validations without a higher reward, and keep the best adapter. 0 trains to the end."""
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    num_samples: int = 4
-    """Samples per held-out row for pass@1 and pass@k; 0 leaves sampled evaluation out."""
-    k: tuple[int, ...] = (1, 4)
-    """The k of pass@k; each at most num_samples."""
-    temperature: float = 1.0
-    """Softmax temperature of the samples; greedy decoding is always evaluated besides."""
-    top_p: float = 1.0
-    """Nucleus probability of the samples."""
+    num_samples: NonNegativeInt = 4
+    """Samples per evaluation row for pass@k. 0 evaluates greedy decoding only."""
+    k: tuple[PositiveInt, ...] = (1, 4)
+    """Values of k in pass@k, each at most num_samples."""
+    temperature: Temperature = 1.0
+    """Sampling temperature. Greedy decoding is always evaluated too."""
+    top_p: Share = 1.0
+    """Nucleus sampling probability."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     preset: str = "auto"
-    """Defaults for a size of GPU, or `starter` for none; `auto` looks at the hardware."""
+    """Defaults for a GPU size, or `starter` for a machine without one. `auto` detects the hardware."""
     output_dir: str = ""
-    """Folder of the run; empty means outputs/<recipe>."""
-    seed: int = 0
-    """Seed of everything random: adapter, order of prompts, rollouts, evaluation samples."""
+    """Folder of the run; default outputs/<recipe>."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of the adapter, the order of prompts, the rollouts and the evaluation samples."""
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    rewards: tuple[str, ...] = ("correct_answer",)
-    """Rewards as NAME=SCALE, summed. Built in: correct_answer, passes_tests, share_of_tests_passed, integer_answer,
-    strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format, pattern:REGEX, longer_is_better,
-    near_length:200; TRL's as trl:NAME; yours as my_file.py:function."""
+    rewards: Pairs = ("correct_answer",)
+    """Rewards as NAME or NAME=WEIGHT; their weighted sum is the reward. Built in: correct_answer, passes_tests,
+    share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
+    pattern:REGEX, longer_is_better, near_length:200. TRL's are trl:NAME, yours my_file.py:function."""
     train: TrainConfig = field(default_factory=TrainConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    grpo: tuple[str, ...] = ()
-    """Any other GRPOConfig field as KEY=VALUE, e.g. epsilon_high=0.28."""
+    grpo: Pairs = ()
+    """Any other field of TRL's GRPOConfig as KEY=VALUE, e.g. epsilon_high=0.28."""
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
+        """Folder of the run."""
         return Path(self.output_dir)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain JSON values; `--config` accepts it back."""
+        """Return the configuration as plain values, which `--config` accepts as JSON or YAML."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """How this call treats the run's folder; not part of what the run is."""
+    """What this command does with the run; not part of its settings."""
 
     dry_run: bool = False
-    """Print the resolved configuration, one rendered prompt and the rewards of its gold answer; train nothing."""
+    """Print the resolved settings, one rendered prompt and the rewards of its reference answer; train nothing."""
     plan: bool = False
-    """Print the memory by part against the GPU's, what fits at most, steps, tokens and an estimated time, with each
-    assumption, from the model's config.json alone; load no weights and no data."""
+    """Print the plan: memory by part, the largest settings that fit, steps, tokens and estimated time. Loads neither
+    weights nor data."""
     preview: bool = False
-    """Print what the base answers to 8 prompts, what that earns and whether GRPO can learn from it; train nothing."""
+    """Print the base model's answers to 8 prompts, their rewards, and whether GRPO can learn; train nothing."""
     resume: bool = False
-    """Go on with the run in the output folder from its newest complete checkpoint."""
+    """Resume the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False
-    """Delete the run that is in the output folder first."""
+    """Delete the run in the output folder first."""
 
 
 def flag(name: str) -> str:
-    """Return the command-line spelling of a dotted field name."""
+    """Return the command-line flag of a dotted field name."""
     return "--" + name.replace("_", "-")
+
+
+def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
+    """Return a nested frozen dataclass with nested changes applied; values are not checked.
+
+    Raises:
+        UserError: an unknown key, or a section that is not a mapping.
+    """
+    names, values = [entry.name for entry in dataclasses.fields(config)], {}
+    for key, value in changes.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
+            hint = f"did you mean {prefix}{near[0]}?" if near else "see --help-all"
+            raise UserError(f"unknown key {prefix}{key}; {hint}")
+        section = getattr(config, key)
+        if dataclasses.is_dataclass(section):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{prefix}{key} is {value!r}; expected a mapping of settings")
+            value = replace(section, value, f"{prefix}{key}.")
+        values[key] = value
+    return dataclasses.replace(config, **values)
+
+
+@functools.cache
+def _schema() -> TypeAdapter[RunConfig]:
+    return TypeAdapter(RunConfig)
+
+
+def check_fields(config: RunConfig) -> RunConfig:
+    """Return the configuration with every value converted to its field's type and checked against its range.
+
+    Raises:
+        UserError: names the first wrong field, its value and the expected one.
+    """
+    try:
+        return _schema().validate_python(config.to_dict())
+    except ValidationError as errors:
+        error = errors.errors()[0]
+    expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")
+    expected = re.sub("^expected (?=greater|less)", "expected a value ", expected)
+    name = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
+    raise UserError(f"{flag(name)} is {error['input']!r}; {expected}")

@@ -1,7 +1,7 @@
 """`--grpo KEY=VALUE`: every field of TRL's GRPOConfig, checked against the installed source without importing it.
 
-Importing TRL takes seconds and loads torch; its field names and annotations stand in three source files, which `ast`
-reads in milliseconds. Unsloth's patched GRPOConfig drops unknown keys with a warning, so the check has to be ours.
+Importing TRL takes seconds and loads torch, so field names and annotations are parsed from three source files.
+Unsloth's patched GRPOConfig only warns about unknown keys and drops them, so they are checked here.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ OWNED_FIELDS: dict[str, str] = {
     "vllm_group_port": "--sampling.server-url",
     "vllm_gpu_memory_utilization": "--model.gpu-memory-share",
     "vllm_max_model_length": "--model.max-sequence-tokens",
-    "vllm_enable_sleep_mode": "the kit, whose vLLM sleeps while it trains",
-    "vllm_tensor_parallel_size": "nothing here: each process has a vLLM of its own",
-    "vllm_structured_outputs_regex": "nothing here: the kit's samplers do not constrain what is drawn",
-    "logging_strategy": "metrics.jsonl, which has every step",
-    "logging_steps": "metrics.jsonl, which has every step",
+    "vllm_enable_sleep_mode": "the kit, which lets vLLM sleep during training",
+    "vllm_tensor_parallel_size": "nothing here: each process runs its own vLLM",
+    "vllm_structured_outputs_regex": "nothing here: the kit's samplers do not constrain completions",
+    "logging_strategy": "metrics.jsonl, which logs every step",
+    "logging_steps": "metrics.jsonl, which logs every step",
     "shuffle_dataset": "--seed, which fixes the order of prompts",
     "remove_unused_columns": "the kit, whose rewards read the columns",
     "push_to_hub": _PUSH,
@@ -73,7 +73,7 @@ OWNED_FIELDS: dict[str, str] = {
     "hub_always_push": _PUSH,
     "hub_revision": _PUSH,
 }
-"""GRPOConfig field -> where the kit sets it. Two ways to set one thing would disagree one day."""
+"""GRPOConfig field -> the flag that sets it. A second way to set it could contradict the first."""
 
 _SOURCES = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -85,18 +85,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
 }
-"""Text fields whose values TRL 1.14 looks at only when the first step is already sampled."""
+"""Fields whose values TRL 1.14 checks only after it has sampled the first step."""
 
 UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
 UNREAD_FIELDS |= {"chat_template_kwargs", "use_transformers_continuous_batching"}
-"""Fields that TRL's own generation reads and the kit's sampler does not."""
-
-_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
+"""Fields that TRL's generation reads and the kit's samplers ignore."""
 
 
 @functools.cache
 def grpo_fields() -> dict[str, str]:
-    """Return every field of the installed GRPOConfig and its annotation as written.
+    """Return every field of the installed GRPOConfig with its annotation as text.
 
     Raises:
         UserError: trl or transformers is not installed.
@@ -110,16 +108,16 @@ def grpo_fields() -> dict[str, str]:
 
 
 def check_name(flag: str, name: str, relative: str, class_name: str) -> None:
-    """Refuse a name that an enumeration of the installed transformers does not have.
+    """Refuse a name that is not in an enumeration of the installed transformers.
 
     Args:
-        flag: the flag that gave the name.
-        name: what it gave, e.g. `cosine`.
+        flag: the flag with the name.
+        name: the name, e.g. `cosine`.
         relative: the source file within transformers, e.g. `trainer_utils.py`.
         class_name: the enumeration, e.g. `SchedulerType`.
 
     Raises:
-        UserError: no such name; the nearest one is offered.
+        UserError: an unknown name; suggests the nearest.
     """
     known = [
         str(statement.value.value)
@@ -129,12 +127,12 @@ def check_name(flag: str, name: str, relative: str, class_name: str) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-        raise UserError(f"{flag} {name!r} is not known to the installed transformers; {hint}")
+        raise UserError(f"{flag} {name!r} is unknown to the installed transformers; {hint}")
 
 
 @functools.cache
 def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
-    """Return the statements of a class in an installed package, which is not imported."""
+    """Return the statements of a class in an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise UserError(f"{package} is not installed; run `pip install -e .` in the project's folder")
@@ -149,10 +147,10 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
     """Turn `["loss_type=dr_grpo", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
 
     Args:
-        items: KEY=VALUE strings; the value is read as YAML (numbers, true/false, null, lists, mappings, else text).
+        items: KEY=VALUE strings; the value is YAML (number, true/false, null, list, mapping or text).
 
     Raises:
-        UserError: no `=`, an unknown key (the nearest one is offered), a key the kit sets elsewhere, or a wrong type.
+        UserError: no `=`, an unknown key, a key that another flag sets, a repeated key, or a wrong value.
     """
     overrides: dict[str, Any] = {}
     for item in items:
@@ -174,29 +172,25 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: str, text: str, annotation: str) -> Any:
-    """Read one value and hold it against the field's annotation where that is made of plain types."""
+    """Read one value, and check its type if the field's annotation consists of plain types."""
     import yaml
 
+    types = {name.strip(" \"'") for name in annotation.split("|")}
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"--grpo {key}={text} cannot be read: {str(error).splitlines()[0]}") from None
-    names = [name.strip() for name in annotation.replace('"', "").replace("'", "").split("|")]
-    if set(names) <= {"str", "None"} and value is not None:
-        value = value if isinstance(value, str) else text.strip()  # run_name=2026-11-21 is a name, not a date
-    if isinstance(value, str) and any(name in ("float", "int") for name in names):
-        # YAML 1.1 reads 1e-5 as text; people write it for a number.
+    if types <= {"str", "None"} and value is not None and not isinstance(value, str):
+        value = text.strip()  # run_name=2026-11-21 is a name, not a date
+    if isinstance(value, str) and types & {"float", "int"}:
         with contextlib.suppress(ValueError):
-            value = float(value)
-    if all(name in _TYPES or name == "None" for name in names):
-        accepted = tuple(kind for name in names for kind in _TYPES.get(name, (type(None),)))
-        wrong_bool = isinstance(value, bool) and "bool" not in names
-        if not isinstance(value, accepted) or wrong_bool:
-            raise UserError(f"--grpo {key}={text} is {type(value).__name__}; GRPOConfig expects {annotation}")
+            value = float(value)  # YAML 1.1 reads 1e-5 as text
+    is_plain = types <= {"int", "float", "bool", "str", "None"}
+    accepted = types | ({"int"} if "float" in types else set()) | ({"NoneType"} if "None" in types else set())
+    if is_plain and type(value).__name__ not in accepted:
+        raise UserError(f"--grpo {key}={text} is {type(value).__name__}; GRPOConfig expects {annotation}")
     if key in CHOICES and value not in CHOICES[key]:
-        near = difflib.get_close_matches(str(value), CHOICES[key], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(CHOICES[key])}"
-        raise UserError(f"--grpo {key}={text} is not known to TRL; {hint}")
+        raise UserError(f"--grpo {key}={text} is unknown to TRL; expected one of {', '.join(CHOICES[key])}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"--grpo {key}={text} is not a finite number")
     return value

@@ -12,7 +12,7 @@ from lora_grpo import distributed
 from lora_grpo.config import (
     RunConfig,
     choose_engine,
-    preset_gigabytes,
+    hardware,
     use_one_gpu,
     uses_vllm,
     vllm_available,
@@ -72,7 +72,7 @@ def load_policy(config: RunConfig) -> Policy:
     distributed.join()
     import torch
 
-    if preset_gigabytes(config.preset) and not torch.cuda.is_available():
+    if hardware.preset_gigabytes(config.preset) and not torch.cuda.is_available():
         raise UserError(
             f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
             "install torch's CUDA build or a newer driver, or pass --preset starter"

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.config import Gpu, RunConfig, batch_shape, micro_batches
+from lora_grpo.config import RunConfig, batch_shape, hardware, micro_batches
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, Sampler, Shape, Step, parts, phases
 
@@ -30,7 +30,7 @@ class Card:
         return int(USABLE_SHARE * self.free)
 
     @classmethod
-    def of(cls, gpu: Gpu) -> Card:
+    def of(cls, gpu: hardware.Gpu) -> Card:
         return cls(gpu.name, int(gpu.memory_gib * GIB), int(gpu.free_gib * GIB))
 
 

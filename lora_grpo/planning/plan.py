@@ -14,12 +14,12 @@ from lora_grpo import distributed
 from lora_grpo.config import (
     Invocation,
     RunConfig,
-    as_with_gpu_extra,
     choose_engine,
-    drawn_by,
     flag,
     hardware,
+    local_sampler,
     uses_vllm,
+    with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
 from lora_grpo.models import (
@@ -131,8 +131,8 @@ def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
     """
     card, only_named = _card(config, how.plan)
     if only_named:
-        config = as_with_gpu_extra(config)
-    engine, idle = choose_engine(config), drawn_by(config) == "transformers"
+        config = with_gpu_defaults(config)
+    engine, idle = choose_engine(config), local_sampler(config) == "transformers"
     derived = [
         name
         for name in (() if card.on_cpu else DERIVED)
@@ -197,7 +197,7 @@ def _card(config: RunConfig, only_planned: bool) -> tuple[Card, bool]:
 
 def _sampler(config: RunConfig, card: Card) -> Sampler:
     """Return what draws: on a CPU the kit's own sampler has an unpacked copy where the adapter is plain."""
-    return "merged" if card.on_cpu and not config.lora.dora else drawn_by(config)
+    return "merged" if card.on_cpu and not config.lora.dora else local_sampler(config)
 
 
 def _settled(config: RunConfig, found: Fit) -> RunConfig:

@@ -65,10 +65,13 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--train.max-step", "3"], "unknown flag --train.max-step; did you mean --train.max-steps?"),
+        (["--train.max-step", "3"], "did you mean --train.max-steps?"),
         (["--model.bits", "8"], "invalid choice '8'"),
         (["--config", "missing.yaml"], "--config missing.yaml cannot be read: No such file or directory"),
-        (["--train.micro-batch-size", "7"], "128 completions, which micro-batches of 7 do not divide"),
+        (
+            ["--train.micro-batch-size", "7"],
+            "micro-batches of 7 do not divide a step of 8 prompts x 16 generations = 128",
+        ),
         (["--eval.k", "9"], "pass --eval.num-samples 9"),
         (["--preset", "16gb"], "needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES hides every GPU)"),
         (["--rewards", "corect_answer"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
@@ -76,15 +79,15 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--grpo", "epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--model.name", "."], "holds no config.json"),
-        (["--data.train", "train.jsonl"], "--data.train is given and --data.eval is not"),
+        (["--data.train", "train.jsonl"], "--data.train is given without --data.eval"),
         (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl: no such file"),
         ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
         (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
         (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
         (["--resume", "--overwrite"], "pass one of them"),
-        (["--preview", "--dry-run"], "--preview writes nothing and goes with no --dry-run"),
-        (["--preview", "--resume"], "--preview writes nothing and goes with no --resume"),
-        (["--preview", "--overwrite"], "--preview writes nothing and goes with no --overwrite"),
+        (["--preview", "--dry-run"], "--preview cannot be combined with --dry-run"),
+        (["--preview", "--resume"], "--preview cannot be combined with --resume"),
+        (["--preview", "--overwrite"], "--preview cannot be combined with --overwrite"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
@@ -122,7 +125,7 @@ MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.train", "mbpp.jsonl"], "say what the file holds, e.g. --data.task mbpp"),
+        (["--data.train", "mbpp.jsonl"], "name the file's task, e.g. "),
         (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
         (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
         (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a number from 1"),
@@ -153,12 +156,12 @@ def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path)
 
 def test_a_filter_needs_right_answers(recipe, tmp_path):
     result = recipe("--data.filter-by-difficulty", name="length_lora")
-    assert "--data.task prompts has no right answers; leave it out" in refused(result)
+    assert "--data.task prompts has none; leave it out" in refused(result)
     assert not (tmp_path / "outputs").exists()
 
 
 def test_a_preview_is_of_one_process(recipe, tmp_path):
-    assert "--preview samples in one process, and 2 were started" in refused(recipe("--preview", WORLD_SIZE="2"))
+    assert "--preview runs in one process, got WORLD_SIZE=2" in refused(recipe("--preview", WORLD_SIZE="2"))
     assert not (tmp_path / "outputs").exists()
 
 

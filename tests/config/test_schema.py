@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lora_grpo.cli.validate import check
+from lora_grpo.cli import validate
 from lora_grpo.config.batch import batch_shape
-from lora_grpo.config.schema import RunConfig, flag
+from lora_grpo.config.schema import RunConfig, check_fields, flag
 from lora_grpo.errors import UserError
 
 
@@ -19,6 +19,10 @@ def config(**settings):
             value = dataclasses.replace(getattr(made, section), **{key: value})
         made = dataclasses.replace(made, **{section: value})
     return made
+
+
+def check(config):
+    validate.check(check_fields(config))
 
 
 def shape_of(group, prompts, micro, world_size=None):
@@ -65,12 +69,7 @@ def test_a_world_size_that_is_no_number_of_processes(monkeypatch, value):
         (8, 8, 7, 1, ["8 prompts x 8 generations = 64", "micro-batches of 7 ", "--train.micro-batch-size 8"]),
         (8, 8, 200, 1, ["pass --train.micro-batch-size 64"]),
         (8, 8, 64, 2, ["= 64 completions", "on 2 processes", "--train.micro-batch-size 32"]),
-        (2, 1, 1, 3, ["which 3 processes cannot share", "change --train.prompts-per-step"]),
-        (1, 8, 8, 1, ["--sampling.num-generations is 1", "at least 2"]),
-        (0, 8, 8, 1, ["--sampling.num-generations is 0"]),
-        (8, 0, 8, 1, ["--train.prompts-per-step is 0; expected 1 or more"]),
-        (8, 8, 0, 1, ["--train.micro-batch-size is 0; expected 1 or more"]),
-        (8, 8, -8, 1, ["--train.micro-batch-size is -8"]),
+        (2, 1, 1, 3, ["3 processes cannot share", "change --train.prompts-per-step"]),
     ],
 )
 def test_a_batch_that_does_not_fit_says_what_would(group, prompts, micro, processes, parts):
@@ -101,41 +100,48 @@ def test_the_defaults_are_accepted():
         ("rewards", (), "no rewards; name at least one"),
         ("rewards", ("corect_answer",), "did you mean 'correct_answer'?"),
         ("grpo", ("epsilonn=1",), "did you mean 'epsilon'?"),
-        ("model__max_sequence_tokens", 1, "--model.max-sequence-tokens is 1; expected 2 or more"),
-        ("lora__rank", 0, "--lora.rank is 0; expected 1 or more"),
-        ("lora__alpha", 0, "--lora.alpha is 0; expected 1 or more"),
-        ("lora__targets", (), "--lora.targets is empty; pass all-linear"),
+        ("model__max_sequence_tokens", 1, "--model.max-sequence-tokens is 1; expected a value greater than"),
+        (
+            "sampling__num_generations",
+            1,
+            "--sampling.num-generations is 1; expected a value greater than or",
+        ),
+        ("train__prompts_per_step", 0, "--train.prompts-per-step is 0"),
+        ("train__micro_batch_size", 0, "--train.micro-batch-size is 0"),
+        ("lora__rank", 0, "--lora.rank is 0; expected a value greater than"),
+        ("lora__alpha", 0, "--lora.alpha is 0; expected a value greater than"),
+        ("lora__targets", (), "--lora.targets is (); expected at least 1 item"),
         ("sampling__max_completion_tokens", 0, "--sampling.max-completion-tokens is 0"),
-        ("train__max_steps", 0, "--train.max-steps is 0; expected 1 or more"),
-        ("train__warmup_steps", -1, "--train.warmup-steps is -1; expected 0 or more"),
+        ("train__max_steps", 0, "--train.max-steps is 0; expected a value greater than"),
+        ("train__warmup_steps", -1, "--train.warmup-steps is -1; expected a value greater than"),
         ("train__checkpoint_steps", 0, "--train.checkpoint-steps is 0"),
         ("train__keep_checkpoints", 0, "--train.keep-checkpoints is 0"),
         ("train__completions_steps", 0, "--train.completions-steps is 0"),
-        ("eval__num_samples", -1, "--eval.num-samples is -1; expected 0 or more"),
+        ("eval__num_samples", -1, "--eval.num-samples is -1; expected a value greater than"),
         ("data__few_shot", -1, "--data.few-shot is -1"),
-        ("data__train_limit", 0, "--data.train-limit is 0; expected 1 or more"),
-        ("data__eval_limit", 0, "--data.eval-limit is 0; expected 1 or more"),
-        ("data__train_limit", 7, "--data.train-limit 7 is fewer than --train.prompts-per-step 8; lower the second"),
-        ("seed", -1, "--seed is -1; expected 0 or more"),
-        ("model__gpu_memory_share", 0.0, "--model.gpu-memory-share is 0.0; expected a number above 0 and at most 1"),
-        ("model__gpu_memory_share", 1.1, "at most 1"),
-        ("sampling__temperature", 0.0, "--sampling.temperature is 0.0; expected a number above 0"),
+        ("data__train_limit", 0, "--data.train-limit is 0; expected a value greater than"),
+        ("data__eval_limit", 0, "--data.eval-limit is 0; expected a value greater than"),
+        ("data__train_limit", 7, "--data.train-limit 7 is smaller than --train.prompts-per-step 8; lower the second"),
+        ("seed", -1, "--seed is -1; expected a value greater than"),
+        ("model__gpu_memory_share", 0.0, "--model.gpu-memory-share is 0.0; expected a value greater than 0"),
+        ("model__gpu_memory_share", 1.1, "less than or equal to 1"),
+        ("sampling__temperature", 0.0, "--sampling.temperature is 0.0; expected a value greater than 0"),
         ("sampling__temperature", float("nan"), "--sampling.temperature is nan"),
         ("sampling__top_p", 1.5, "--sampling.top-p is 1.5"),
         ("eval__temperature", -1.0, "--eval.temperature is -1.0"),
         ("eval__top_p", 0.0, "--eval.top-p is 0.0"),
         ("train__learning_rate", 0.0, "--train.learning-rate is 0.0"),
-        ("train__learning_rate", 2.0, "--train.learning-rate is 2.0; expected a number above 0 and at most 1"),
+        ("train__learning_rate", 2.0, "--train.learning-rate is 2.0; expected a value less than or equal to 1"),
         ("train__learning_rate", float("inf"), "--train.learning-rate is inf"),
         ("train__max_grad_norm", 0.0, "--train.max-grad-norm is 0.0"),
-        ("lora__dropout", 1.0, "--lora.dropout is 1.0; expected a number from 0 to below 1"),
+        ("lora__dropout", 1.0, "--lora.dropout is 1.0; expected a value less than 1"),
         ("lora__dropout", -0.1, "--lora.dropout is -0.1"),
-        ("train__beta", -0.1, "--train.beta is -0.1; expected 0 (no KL penalty) or more"),
+        ("train__beta", -0.1, "--train.beta is -0.1; expected a value greater than or equal to 0"),
         ("train__beta", float("nan"), "--train.beta is nan"),
         ("train__beta", float("inf"), "--train.beta is inf"),
         ("sampling__max_completion_tokens", 1024, "leaves no room for a prompt in --model.max-sequence-tokens 1024"),
-        ("eval__k", (1, 5), "--eval.k 5 is not between 1 and num_samples=4; pass --eval.num-samples 5"),
-        ("eval__k", (0,), "--eval.k is 0; expected 1 or more"),
+        ("eval__k", (1, 5), "--eval.k 5 needs at least as many samples, got 4; pass --eval.num-samples 5"),
+        ("eval__k", (0,), "--eval.k is 0; expected a value greater than"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_flag(name, value, message):

@@ -23,7 +23,7 @@ def test_the_fields_read_from_source_are_the_real_ones():
 
 
 def test_every_owned_field_names_a_flag_that_exists():
-    from lora_grpo.cli.arguments import flag_names
+    from helpers.flags import flag_names
 
     for flag in OWNED_FIELDS.values():
         if flag.startswith("--"):
@@ -107,7 +107,7 @@ def test_a_wrong_override_says_what_is_expected(items, message):
 
 @pytest.mark.parametrize("item", ["loss_type=drgrpo", "scale_rewards=nonsense", "importance_sampling_level=word"])
 def test_a_name_that_trl_would_refuse_after_sampling_is_refused_at_once(item):
-    with pytest.raises(UserError, match="is not known to TRL"):
+    with pytest.raises(UserError, match="is unknown to TRL"):
         parse_grpo_overrides([item])
 
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from lora_grpo.cli.arguments import replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module

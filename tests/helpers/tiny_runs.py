@@ -3,7 +3,7 @@
 import copy
 import functools
 
-from lora_grpo.cli.arguments import replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs.record import open_run

@@ -8,11 +8,11 @@ from helpers.fresh_imports import RECIPES
 from helpers.model_configs import QWEN25_HALF
 
 from lora_grpo import starter
-from lora_grpo.cli.arguments import replace
 from lora_grpo.cli.validate import check
+from lora_grpo.config import replace
 from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.hardware import preset_gigabytes
-from lora_grpo.config.schema import RunConfig
+from lora_grpo.config.schema import RunConfig, check_fields
 from lora_grpo.errors import UserError
 from lora_grpo.models.memory import GIB, parts, peak
 from lora_grpo.models.shape import Shape
@@ -58,7 +58,7 @@ def card(gigabytes, taken=0.3):
 @pytest.mark.parametrize(("recipe", "size"), [(recipe, size) for recipe in PRESETS for size in PRESETS[recipe]])
 def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size, sampler):
     config, shape = PRESETS[recipe][size]
-    check(config)
+    check(check_fields(config))
     found = fit(shape, config, card(size), sampler=sampler)
     assert found.needed <= USABLE_SHARE * card(size).free
     sizes = micro_batches(config)
@@ -156,7 +156,7 @@ def test_the_settings_that_are_offered_need_less_each():
     for values in offered:
         needed = [planner.least(changed(asked, offer)).needed for offer in values]
         for offer in values:
-            check(changed(asked, offer))
+            check(check_fields(changed(asked, offer)))
         assert needed == sorted(needed, reverse=True), values
         assert needed[0] <= planner.least(asked).needed
     assert cheaper_settings(CONFIG)[0] == [{"lora.rank": 16}, {"lora.rank": 8}, {"lora.rank": 4}]

@@ -12,7 +12,8 @@ import pytest
 from helpers.fresh_imports import HEAVY, RECIPES, RUN_RECIPE, run
 from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
 
-from lora_grpo.cli.arguments import parse, replace
+from lora_grpo.cli.arguments import parse
+from lora_grpo.config import replace
 from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError

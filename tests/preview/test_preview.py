@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.flags import flag_names
 from helpers.warm_process import finish
 
-from lora_grpo.cli.arguments import flag_names, replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.models.policy import load_policy
 from lora_grpo.preview.diagnosis import judge

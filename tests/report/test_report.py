@@ -6,8 +6,8 @@ import re
 import pytest
 from helpers.report_runs import HOSTILE, completion, write_run
 
+from lora_grpo.cli import read_flags
 from lora_grpo.cli.main import run_command
-from lora_grpo.cli.script_flags import read_flags
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock

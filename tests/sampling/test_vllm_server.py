@@ -12,9 +12,8 @@ import urllib.request
 
 import pytest
 
-from lora_grpo.cli.arguments import replace
 from lora_grpo.cli.validate import check
-from lora_grpo.config import vllm_available
+from lora_grpo.config import replace, vllm_available
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model

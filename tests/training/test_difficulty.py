@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import finish, wait_for
 
-from lora_grpo.cli.arguments import replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module

@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.sampling import sample
 
-from lora_grpo.cli.arguments import replace
-from lora_grpo.config import vllm_available
+from lora_grpo.config import replace, vllm_available
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.models.policy import load_policy

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.tiny_runs import TINY, starter_data
 
-from lora_grpo.cli.arguments import replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.models.policy import load_policy

@@ -7,7 +7,7 @@ import pytest
 from helpers.tiny_runs import TINY
 from transformers import TrainerCallback
 
-from lora_grpo.cli.arguments import replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock

@@ -8,7 +8,7 @@ import torch
 from helpers.tiny_runs import TINY, run_tiny, starter_data
 from safetensors.torch import load_file
 
-from lora_grpo.cli.arguments import replace
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation.run import evaluate

@@ -1,0 +1,50 @@
+"""Flags: tyro parses a dataclass from the command line, and every mistake becomes one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from lora_grpo.errors import UserError
+
+Flags = TypeVar("Flags")
+
+
+def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str = "", **options: Any) -> Flags:
+    """Return an instance of a dataclass, read from command-line arguments.
+
+    Args:
+        flags: the dataclass; its docstrings are the help.
+        arguments: the arguments after the program's name.
+        description: text above the help.
+        options: further arguments of `tyro.cli`, such as `prog` and `default`.
+
+    Raises:
+        UserError: an unknown, missing or invalid argument.
+        SystemExit: after `--help`.
+    """
+    stderr = io.StringIO()
+    if {"-h", "--help"} & set(arguments):
+        print(description)  # not by tyro, which would join its lines
+    try:
+        with contextlib.redirect_stderr(stderr):  # help goes to stdout
+            return tyro.cli(flags, args=list(arguments), description="", **options)
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise UserError(_one_line(stderr.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """Return the message in tyro's box on one line, with the nearest flag that it suggests."""
+    lines = [line.strip("│|╭╮╰╯─+ ") for line in box.splitlines()[1:]]
+    text = " ".join(line for line in lines if line.strip("-"))
+    message = re.split("Perhaps you meant|Argument helptext|For full helptext", text)[0].strip(" .")
+    if near := re.search(r"Perhaps you meant[^-]*(--[\w.-]+)", text):
+        return f"{message}; did you mean {near[1]}?"
+    return f"{message}; see --help"
