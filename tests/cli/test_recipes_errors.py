@@ -51,7 +51,7 @@ def refused(result):
     assert result.stdout == ""
     *before, last = result.stderr.splitlines()
     assert last.startswith("error: ")
-    assert all(line.startswith(("preset ", "left ", "memory: ", "work: ", "time: ")) for line in before), before
+    assert all(line.startswith(("preset ", "left ", "sandbox: ", "memory: ", "work: ", "time: ")) for line in before), before
     return last.removeprefix("error: ")
 
 
