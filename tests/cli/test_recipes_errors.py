@@ -51,7 +51,8 @@ def refused(result):
     assert result.stdout == ""
     *before, last = result.stderr.splitlines()
     assert last.startswith("error: ")
-    assert all(line.startswith(("preset ", "left ", "sandbox: ", "memory: ", "work: ", "time: ")) for line in before), before
+    expected = ("preset ", "left ", "sandbox: ", "memory: ", "work: ", "time: ")
+    assert all(line.startswith(expected) for line in before), before
     return last.removeprefix("error: ")
 
 
