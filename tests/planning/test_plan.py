@@ -154,7 +154,7 @@ def test_the_plan_loads_nothing_heavy_and_no_weights(path, tmp_path):
 def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, capsys):
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "16gb"]
     _, plan = recipe(*flags)
-    assert "planned for a GPU with 16 GB: none is here" in capsys.readouterr().err
+    assert "planned for a GPU with 16 GB: none found" in capsys.readouterr().err
     assert plan.fit.card.total == plan.fit.card.free == 16 * GIB
     assert (plan.engine, plan.fit.sampler) == ("unsloth", "shared")
     assert plan.assumptions[0].startswith("the GPU has 16 GiB and all of it is free; no GPU is here")
