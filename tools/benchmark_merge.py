@@ -36,12 +36,12 @@ IMPORTS = "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"
 WRITE_ONLY = """
 import json, sys
 from pathlib import Path
-from lora_grpo.models import wait_without_spinning
+from lora_grpo.models import base_model
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import base_tensors
 from lora_grpo.merging.mapping import make_plan
 base, adapter, output = map(Path, sys.argv[1:])
-wait_without_spinning()
+base_model.wait_without_spinning()
 config = json.loads((base / "config.json").read_text())
 plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
 shards = writer.lay_out(plan, "bf16")

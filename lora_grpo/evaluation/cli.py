@@ -30,7 +30,7 @@ from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.evaluation.run import draw_and_grade, finished_samples
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
-from lora_grpo.models import BASE, ModelSpec, Overrides, context_tokens, files_of, resolve, run_of
+from lora_grpo.models import BASE, ModelSpec, Overrides, files_of, resolve, run_of
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import Sampler, build
 from lora_grpo.tasks import CODE_TASKS, Data, chat, fingerprint, load_evaluation_rows, start_sandbox
@@ -124,7 +124,7 @@ def _sources(options: Options) -> tuple[list[SampleFile | ModelSpec], Plan | Non
     first = next((target for target in found if target is not None), None)
     if first is None:
         check_for_files(options)
-    plan = None if first is None else protocol(options, first.run, context_tokens(first))
+    plan = None if first is None else protocol(options, first.run, first.context_tokens)
     task = options.task if plan is None else plan.data.evaluation_task
     if task is None:
         raise UserError("--task is missing; say what the samples answer")

@@ -24,7 +24,7 @@ from lora_grpo.gguf_export import types as gguf_types
 from lora_grpo.gguf_export.architecture import Tensor
 from lora_grpo.gguf_export.modelfile import write_modelfile
 from lora_grpo.gguf_export.tokenizer import Vocabulary, read_vocabulary
-from lora_grpo.models import end_tokens, load_tokenizer, prepare_torch
+from lora_grpo.models import base_model
 from lora_grpo.progress import Progress
 
 HEADER_BYTES = 32 << 20
@@ -66,12 +66,12 @@ def export(
         RunError: llama-quantize failed.
     """
     quantizer = _quantizer(type)
-    prepare_torch(seed=0)
+    base_model.prepare_torch(seed=0)
     config = architecture.read_config(folder)
     stored = model_tensors(folder)
     tensors = architecture.model_tensors_named(config, stored, folder)
-    tokenizer = load_tokenizer(ModelConfig(name=str(folder.absolute())))
-    ends = end_tokens(_generation_config(folder, config), tokenizer, str(folder))
+    tokenizer = base_model.load_tokenizer(ModelConfig(name=str(folder.absolute())))
+    ends = base_model.eos_token_ids(_generation_config(folder, config), tokenizer, str(folder))
     vocabulary = read_vocabulary(tokenizer, config.vocab_size, ends, config.bos_token_id)
     notes = list(vocabulary.notes)
     if (length := architecture.context_length(config)) < config.max_position_embeddings:

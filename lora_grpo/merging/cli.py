@@ -21,7 +21,7 @@ from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, too_large
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import FORMAT, REPORT, check_current, read_report, show
-from lora_grpo.models import LICENCES, TOKENIZER_FILES, ModelSpec, Overrides, base_model, resolve, run_of
+from lora_grpo.models import ModelSpec, Overrides, base_model, resolve, run_of
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,9 @@ def _choose(asked: Dtype | Literal["auto"], plan: Plan) -> _Chosen:
 def _copy_rest(target: ModelSpec, plan: Plan, staging: Path) -> None:
     """Copy the tokenizer with its chat template, the generation config, the licence, and the model's own code."""
     folder = Path(target.base.name)
-    wanted = [target.tokenizer / name for name in TOKENIZER_FILES]
+    wanted = [target.tokenizer / name for name in base_model.TOKENIZER_FILES]
     wanted += [folder / "generation_config.json"]
-    wanted += [path for pattern in LICENCES for path in folder.glob(pattern)]
+    wanted += [path for pattern in base_model.LICENSE_FILES for path in folder.glob(pattern)]
     if "auto_map" in plan.config:
         wanted += folder.glob("*.py")
     for path in wanted:
@@ -274,7 +274,7 @@ def _check_new_head(plan: Plan, base: Mapping[str, Any], folder: Path, trust_rem
 
 def _check_tokenizer(folder: Path) -> None:
     """Refuse a tokenizer that would be copied and could not be read."""
-    for name in TOKENIZER_FILES:
+    for name in base_model.TOKENIZER_FILES:
         if name.endswith(".json") and (folder / name).is_file():
             try:
                 json.loads((folder / name).read_text(encoding="utf-8"))

@@ -1,81 +1,43 @@
-"""Models: what a name means, the base and its adapter, shape and memory."""
+"""Models: what a name refers to, the base model, the trainable policy, and how much memory they take.
+
+check_model(config)                        # without torch
+policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
+save_adapter(policy.model, policy.tokenizer, folder)
+spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder or a Hub id
+step = memory.parts(Shape.of(config_json), memory.Step(...))
+
+target       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
+base_model   finds, checks and loads the base model and its tokenizer
+policy       the base model with a new adapter, by PEFT or Unsloth
+adapter      saves and loads an adapter
+shape        the sizes of a transformer, read from its config.json
+memory       the bytes of a GRPO step by part, from the shape alone
+"""
 
 from lora_grpo.models import base_model, memory
 from lora_grpo.models.adapter import load_adapter, save_adapter
-from lora_grpo.models.base_model import (
-    compute_dtype,
-    end_tokens,
-    load_base,
-    load_tokenizer,
-    prepare_torch,
-    wait_without_spinning,
-)
-from lora_grpo.models.memory import (
-    CONTEXT,
-    GIB,
-    LIBRARIES,
-    PICK_BYTES,
-    VLLM_WORKSPACE,
-    WORKSPACE,
-    Sampler,
-    Step,
-    optimizer_bytes,
-    parts,
-    phases,
-    weight_bytes,
-)
+from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_policy
-from lora_grpo.models.shape import Shape, UnknownFamily, size
-from lora_grpo.models.target import (
-    BASE,
-    LICENCES,
-    TOKENIZER_FILES,
-    ModelSpec,
-    Overrides,
-    adapter_sha256,
-    context_tokens,
-    files_of,
-    resolve,
-    run_of,
-)
+from lora_grpo.models.shape import Shape, UnknownFamily, positive_int
+from lora_grpo.models.target import BASE, ModelSpec, Overrides, adapter_sha256, files_of, resolve, run_of
 
 __all__ = [
     "BASE",
-    "CONTEXT",
     "GIB",
-    "LIBRARIES",
-    "LICENCES",
-    "PICK_BYTES",
-    "TOKENIZER_FILES",
-    "VLLM_WORKSPACE",
-    "WORKSPACE",
     "ModelSpec",
     "Overrides",
     "Policy",
-    "Sampler",
     "Shape",
-    "Step",
     "UnknownFamily",
     "adapter_sha256",
     "base_model",
     "check_model",
-    "compute_dtype",
-    "context_tokens",
-    "end_tokens",
     "files_of",
     "load_adapter",
-    "load_base",
     "load_policy",
-    "load_tokenizer",
     "memory",
-    "optimizer_bytes",
-    "parts",
-    "phases",
-    "prepare_torch",
+    "positive_int",
     "resolve",
     "run_of",
     "save_adapter",
-    "size",
-    "wait_without_spinning",
-    "weight_bytes",
 ]

@@ -1,4 +1,4 @@
-"""A trained adapter as a folder that PEFT, vLLM and Unsloth read."""
+"""Saves and loads the adapter, as a folder that PEFT, vLLM and Unsloth read."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from lora_grpo.files import atomic
 
 
 def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:
-    """Write the adapter, its configuration and the tokenizer, all or nothing; an older folder is replaced."""
+    """Save the adapter and the tokenizer atomically, replacing an existing folder."""
     with atomic.new_folder(path) as folder:
         model.save_pretrained(folder, selected_adapters=["default"])
         tokenizer.save_pretrained(folder)
-        # PEFT's card is a form to fill in, with the base's path on this machine.
+        # PEFT's model card is a template with the local path of the base.
         (folder / "README.md").unlink(missing_ok=True)
         (folder / "adapter_model.safetensors").chmod(0o644)
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        # PEFT writes this set in the order of string hashes, which differs between two runs.
+        # PEFT writes this set in hash order, which differs between runs.
         if isinstance(settings["target_modules"], list):
             settings["target_modules"].sort()
         atomic.write_json(folder / "adapter_config.json", settings)
 
 
 def load_adapter(model: Any, path: Path) -> None:
-    """Put the weights of a saved adapter into a model that has one of the same shape."""
+    """Load the weights of a saved adapter into a model with an adapter of the same shape."""
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""The base model: found in a folder or on the Hub, loaded in 4 or 16 bits, and kept as it is."""
+"""The base model: found in a folder or on the Hub, loaded in 4 or 16 bits, and kept frozen."""
 
 from __future__ import annotations
 
@@ -16,63 +16,74 @@ from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic, json_files
 
+LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
 
 def source(name: str) -> str:
-    """Return what `from_pretrained` is given: a folder, or a Hub id."""
+    """Return the argument for `from_pretrained`: a folder or a Hub id."""
     if name == STARTER:
         return str(starter.model_path())
     return str(Path(name).expanduser()) if is_folder_name(name) else name
 
 
 def is_folder_name(name: str) -> bool:
-    """Tell a folder's name from a Hub id such as `owner/name`."""
+    """Return whether a name is a folder's rather than a Hub id such as `owner/name`."""
     return name != STARTER and (name.startswith(("/", "./", "../", "~")) or Path(name).exists() or name.count("/") > 1)
 
 
 def check_folder(name: str, flag: str) -> None:
-    """Refuse a folder that holds no model, without importing torch; a Hub id passes.
+    """Check that a folder contains a model, without importing torch; a Hub id passes.
 
     Args:
         name: of the model.
-        flag: what to call it in the message.
+        flag: its name in the message.
 
     Raises:
-        UserError: says what is missing.
+        UserError: a file is missing.
     """
     if not is_folder_name(name):
         return
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{flag} {name} does not exist; give a model's folder or a Hub id such as owner/name")
+        raise UserError(f"{flag} {name} does not exist; give the folder of a model or a Hub id such as owner/name")
     if not (folder / "config.json").is_file():
-        raise UserError(f"{flag} {name} holds no config.json; give the folder of a transformers model")
+        raise UserError(f"{flag} {name} has no config.json; give the folder of a transformers model")
     if not list(folder.glob("*.safetensors")):
-        raise UserError(f"{flag} {name} holds no .safetensors weights; pickled weights are not loaded")
+        raise UserError(f"{flag} {name} has no .safetensors weights; pickled weights are not loaded")
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Return one SHA-256 over the names and bytes of a folder's safetensors files."""
+    """Return one SHA-256 of the names and bytes of a folder's safetensors files."""
     files = {file.name: _known_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache
 def _known_sha256(path: Path, changed: int) -> str:
-    """Return a file's SHA-256, computed once: a base has gigabytes. `changed` tells its versions apart."""
+    """Return a file's SHA-256, cached by modification time: a base model has gigabytes."""
     return atomic.sha256(path)
 
 
 def wait_without_spinning() -> None:
-    """Let OpenMP's threads sleep while they wait; to be called before torch is imported.
+    """Make OpenMP threads sleep while they wait; call this before torch is imported.
 
-    On cores that something else wants too, spinning is many times slower; on idle ones it gains next to nothing
-    (docs/benchmarks.md).
+    On busy cores spinning is many times slower, and on idle ones it gains next to nothing (docs/benchmarks.md).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def prepare_torch(seed: int) -> None:
-    """Import torch as every model here wants it: quiet, seeded, and on a CPU repeatable to the bit."""
+    """Import torch, seed it, silence the libraries, and make a CPU bit-exact."""
     wait_without_spinning()
     silence_libraries()
     import torch
@@ -82,29 +93,29 @@ def prepare_torch(seed: int) -> None:
     transformers_logging.disable_progress_bar()
     set_seed(seed)
     if not torch.cuda.is_available():
-        # The order in which threads add is fixed, so that two runs agree in every bit.
+        # Threads add in a fixed order, so that two runs agree in every bit.
         torch.use_deterministic_algorithms(True)
-        # Filling every new tensor with NaN finds bugs and costs time; nothing here reads memory it did not write.
+        # Filling every new tensor with NaN is a debugging aid that costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def silence_libraries() -> None:
-    """Drop the libraries' start-up chatter, before they start; what they warn of later still shows."""
+    """Silence the libraries' messages at import; call this before they are imported."""
     for name in (
-        "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel that only inference uses
-        "torchao",  # "Failed to load ...": kernels for GPUs; Unsloth brings it along and transformers looks at it
-        "torch.utils._pytree",  # "... is deprecated": about torchao's use of it
+        "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel for inference only
+        "torchao",  # "Failed to load ...": GPU kernels; Unsloth installs it and transformers imports it
+        "torch.utils._pytree",  # "... is deprecated": torchao uses it
     ):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def compute_dtype() -> Any:
-    """Return the dtype of activations: float32 on a CPU, bfloat16 on a GPU that has it, else float16."""
+    """Return the dtype of activations: float32 on a CPU, bfloat16 on a GPU that supports it, else float16."""
     import torch
 
     if not torch.cuda.is_available():
         return torch.float32
-    # Older cards (T4, RTX 20) emulate bfloat16, slowly.
+    # Older GPUs (T4, RTX 20) emulate bfloat16, slowly.
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
@@ -117,15 +128,15 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     folder = Path(source(settings.name))
     try:
         return json_files.read_object(folder / "config.json" if folder.is_dir() else _from_hub(settings))
-    except Exception as error:  # what is missing or damaged raises many types
+    except Exception as error:  # missing or damaged files raise many types
         raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
 
 
 def _from_hub(settings: ModelConfig) -> Path:
-    """Return a model's config.json as the Hub's cache has it, else as the Hub has.
+    """Return the path of a model's config.json in the Hub's cache, downloading it if necessary.
 
     Raises:
-        UserError: it is not in the cache, and the Hub is out of reach: huggingface_hub (1.33) tries for half a minute.
+        UserError: it is not cached, and the Hub is unreachable; huggingface_hub (1.33) alone retries for half a minute.
     """
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -137,14 +148,14 @@ def _from_hub(settings: ModelConfig) -> Path:
     try:
         get_hf_file_metadata(hf_hub_url(**wanted))
     except (httpx.TransportError, ConnectionError) as error:
-        raise UserError(f"it is not in the cache, and the Hub is out of reach ({first_line(error)})") from None
+        raise UserError(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
     except HfHubHTTPError:
-        pass  # the download says it in more words, or goes better
+        pass  # the download succeeds or raises a better message
     return Path(hf_hub_download(**wanted))
 
 
 def load_base(settings: ModelConfig) -> Any:
-    """Load the model without an adapter, on the GPU where there is one.
+    """Load the model without an adapter, on the GPU if there is one.
 
     Raises:
         UserError: it cannot be found or read.
@@ -153,9 +164,9 @@ def load_base(settings: ModelConfig) -> Any:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     dtype = compute_dtype()
-    quantisation = None
+    quantization = None
     if settings.bits == 4:
-        quantisation = BitsAndBytesConfig(
+        quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
@@ -165,7 +176,7 @@ def load_base(settings: ModelConfig) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             source(settings.name),
             revision=settings.revision,
-            quantization_config=quantisation,
+            quantization_config=quantization,
             dtype=dtype,
             device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"},
             use_safetensors=True,
@@ -173,7 +184,7 @@ def load_base(settings: ModelConfig) -> Any:
         )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # what is missing or damaged raises many types
+    except Exception as error:  # missing or damaged files raise many types
         raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}") from error
     keep_frozen(model)
     return model
@@ -192,15 +203,15 @@ def load_tokenizer(settings: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             source(settings.name), revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
-    except Exception as error:  # what is missing or damaged raises many types
+    except Exception as error:  # missing or damaged files raise many types
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
-    if not tokenizer("a")["input_ids"]:  # without its files, transformers makes an empty one
+    if not tokenizer("a")["input_ids"]:  # transformers makes an empty one if the files are missing
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: it has no vocabulary")
     return tokenizer
 
 
-def end_tokens(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
-    """Return every token that ends a completion, and give the tokenizer a padding token where it has none.
+def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
+    """Return every token that ends a completion, and set the tokenizer's padding token if it has none.
 
     Args:
         generation_config: the model's.
@@ -208,23 +219,23 @@ def end_tokens(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
         name: of the model, for the message.
 
     Raises:
-        RunError: there is none, so that no completion would end.
+        RunError: there is none, so completions would never end.
     """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     declared = generation_config.eos_token_id
-    ends = [declared] if isinstance(declared, int) else list(declared or [])
-    ends = sorted({*ends, tokenizer.eos_token_id} - {None})
-    if not ends:
+    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    ids = sorted({*ids, tokenizer.eos_token_id} - {None})
+    if not ids:
         raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
-    return ends
+    return ids
 
 
 def keep_frozen(model: Any) -> None:
-    """Stop bitsandbytes (0.50) from repacking 4-bit weights in place.
+    """Prevent bitsandbytes (0.50) from repacking 4-bit weights in place.
 
-    On a CPU with AVX512-BF16 its first forward pass in eval mode rounds every block's scale to bfloat16 for good and
-    moves the layer to a kernel without a backward pass: the base drifts and the adapter below it stops learning.
+    On a CPU with AVX512-BF16 its first forward pass in eval mode rounds every block's scale to bfloat16 permanently and
+    switches the layer to a kernel without a backward pass: the base drifts and the adapter stops learning.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

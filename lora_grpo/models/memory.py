@@ -1,9 +1,8 @@
 """The memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
 
 Notation: T tokens of a micro-batch (prompts and completions), Tc its completion tokens, h hidden size, L layers, q and
-kv widths of queries and of keys, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits, on a
-CPU 32.
-docs/memory.md says which terms were measured against torch, and on what.
+kv widths of all query and key heads, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits, on
+a CPU 32. docs/memory.md shows which terms were measured against torch.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from lora_grpo.models.shape import Shape
 GIB = 1024**3
 
 CONTEXT = int(0.5 * GIB)
-"""What CUDA itself takes of a GPU for one process. A guess: it differs between cards and drivers."""
+"""CUDA's own memory for one process. A guess: it differs between GPUs and drivers."""
 WORKSPACE = int(0.4 * GIB)
-"""Work space of cuBLAS and gaps that torch's allocator leaves. A guess."""
+"""cuBLAS workspace and gaps of torch's allocator. A guess."""
 VLLM_WORKSPACE = int(0.5 * GIB)
-"""CUDA graphs and activations of a vLLM engine. A guess; with the two above 1.4 GiB."""
+"""CUDA graphs and activations of a vLLM engine. A guess."""
 
 LIBRARIES = int(0.6 * GIB)
-"""What a process on a CPU has resident once torch, transformers, TRL and PEFT are loaded: measured, docs/memory.md."""
+"""Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured, docs/memory.md."""
 
-Sampler = Literal["transformers", "vllm", "shared", "merged"]
+SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 
 PICK_BYTES = 64
-"""Per sequence and vocabulary entry, that the kit's own sampler needs: the logits twice, probabilities, their sort with
-its work space, two sums in double."""
+"""Per sequence and vocabulary entry, of the kit's own sampler: the logits twice, probabilities, their sort with its
+workspace, and two sums in double precision."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 """Tokens and vocabulary entries that TRL 1.14's chunked log-probabilities hold at a time."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a GRPO step asks of the memory besides the model's shape."""
+    """The settings of a GRPO step that its memory depends on, added the model's shape."""
 
     micro_batch_size: int
     """Completions in one forward and backward pass."""
@@ -48,25 +47,24 @@ class Step:
     """Longest completion."""
     sequences: int
     """Completions that are decoded at once."""
-    sampler: Sampler = "transformers"
-    """What draws the completions: `transformers` (the training model itself), `vllm` (an engine with a copy of the
-    base), `shared` (Unsloth's, an engine whose weights the trainer trains on) or `merged` (on a CPU, an unpacked
-    copy)."""
+    sampler: SamplerKind = "transformers"
+    """`transformers` (the trained model itself), `vllm` (an engine with its own copy of the base), `shared` (Unsloth's
+    engine, which shares the base with the trainer) or `merged` (an unpacked copy, on a CPU)."""
     bits: int = 4
-    """Of the frozen base: 4 (NF4, double-quantised) or 16."""
+    """Of the base model: 4 (NF4 with double quantization) or 16."""
     rank: int = 16
     targets: tuple[str, ...] = ("all-linear",)
     dora: bool = False
     optimizer: str = "adamw_torch"
     """Name of a transformers optimizer."""
     checkpointing: bool = True
-    """Activations are recomputed in the backward pass."""
+    """Gradient checkpointing: activations are recomputed in the backward pass."""
     chunked: bool = True
-    """Logits of the whole vocabulary are never held; see lora_grpo.chunked_log_probs."""
+    """Logits are computed in chunks of the vocabulary; see lora_grpo.training.chunked_logprobs."""
     fused: bool = False
-    """Unsloth's kernels instead of transformers' layers."""
+    """Layers run Unsloth's kernels."""
     on_cpu: bool = False
-    """The machine's own memory: everything but the 4-bit weights in float32, no autocast."""
+    """Everything but the 4-bit weights is float32, without autocast."""
 
     @property
     def tokens(self) -> int:
@@ -75,35 +73,30 @@ class Step:
 
 
 def parts(shape: Shape, step: Step) -> dict[str, int]:
-    """Return the memory of each part of a GRPO step in bytes, all at their largest.
+    """Return the peak memory of each part of a GRPO step in bytes.
 
-    Not all are there at the same time: `phases` has those that are. `context`, `workspace` and `vllm_workspace` are
-    guesses.
+    Not all parts exist at the same time; see `phases`. `context`, `workspace` and `vllm_workspace` are guesses.
     """
     tensors = shape.adapter_tensors(step.rank, step.targets, dora=step.dora)
     adapter = sum(tensors)
-    engine = step.sampler in ("vllm", "shared")
+    engine, merged = step.sampler in ("vllm", "shared"), step.sampler == "merged"
     activations, layer = _activations(shape, step, adapter)
     width = 4 if step.on_cpu else 2
+    cached_tokens = step.sequences * (step.prompt_tokens + step.completion_tokens)
     return {
-        # vLLM unpacks the scales of a doubly quantised base as it loads; Unsloth's trainer shares what vLLM holds.
-        "weights": weight_bytes(shape, step.bits, double_quantised=step.sampler != "shared", width=width),
-        "adapter": 4 * adapter,  # float32: train.make_trainer
+        # vLLM dequantizes the scales at load; Unsloth's trainer shares vLLM's weights.
+        "weights": weight_bytes(shape, step.bits, double_quantized=step.sampler != "shared", width=width),
+        "adapter": 4 * adapter,  # float32; see training.make_trainer
         "gradients": 4 * adapter,
         "optimizer": sum(optimizer_bytes(size, step.optimizer) for size in tensors),
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": step.sequences
-        * (step.prompt_tokens + step.completion_tokens)
-        * kv_bytes_per_token(shape.layers, shape.keys, width),
-        # The kit's own sampler picks tokens in the whole vocabulary; see lora_grpo.sampling.batch_memory.
+        "kv_cache": cached_tokens * kv_bytes_per_token(shape.layers, shape.keys, width),
         "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
-        # The copy, and the bare weights of what the adapter is merged into; see merged_copy.
-        "merged_copy": 4 * (shape.parameters + shape.adapted_parameters(step.targets))
-        if step.sampler == "merged"
-        else 0,
-        "vllm_weights": weight_bytes(shape, step.bits, double_quantised=False) if step.sampler == "vllm" else 0,
+        # The copy, and the base weights of the layers that have an adapter.
+        "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(step.targets)),
+        "vllm_weights": weight_bytes(shape, step.bits, double_quantized=False) if step.sampler == "vllm" else 0,
         "vllm_adapter": 2 * adapter if engine else 0,
         "vllm_workspace": VLLM_WORKSPACE if engine else 0,
         "context": 0 if step.on_cpu else CONTEXT,
@@ -113,47 +106,42 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
 
 
 def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[str, int]]:
-    """Return the parts that are there at the three moments of a step that need most.
+    """Return the parts that are allocated in each of the three phases of a step that need most memory.
 
-    `drawing` completions; the `loss`, where logits are made and go again; the `backward` pass through the layers.
+    `sampling` of completions; the `loss`, which needs the logits; the `backward` pass through the layers.
 
     Args:
         sizes: what `parts` returned.
-        sleeps: a vLLM engine sleeps while the trainer trains: its KV cache is discarded and its weights and adapter
-            wait in the host's memory (vLLM's level 1; Unsloth's standby mode). What its CUDA graphs hold stays.
+        sleeps: a vLLM engine sleeps during training: its KV cache is discarded, and its weights and adapter move to
+            host memory (vLLM's level 1; Unsloth's standby mode). Its CUDA graphs stay.
     """
     always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
     vllm = {"kv_cache", "vllm_weights", "vllm_adapter"}
-    # The cache of the kit's own sampler is gone when it has drawn.
+    # The kit's own sampler frees its cache after sampling.
     awake = vllm if sizes["vllm_workspace"] and not sleeps else set()
     training = always | awake | {"gradients", "activations"}
-    moments = {
-        "drawing": always | vllm | {"picking"},
+    names_by_phase = {
+        "sampling": always | vllm | {"picking"},
         "loss": training | {"logits"},
         "backward": training | {"one_layer"},
     }
     return {
-        moment: {name: size for name, size in sizes.items() if name in names and size}
-        for moment, names in moments.items()
+        phase: {name: size for name, size in sizes.items() if name in names and size}
+        for phase, names in names_by_phase.items()
     }
 
 
-def peak(sizes: Mapping[str, int], *, sleeps: bool = True) -> int:
-    """Return the most memory of a step in bytes; arguments are those of `phases`."""
-    return max(sum(phase.values()) for phase in phases(sizes, sleeps=sleeps).values())
+def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, width: int = 2) -> int:
+    """Return the bytes of the base model.
 
-
-def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True, width: int = 2) -> int:
-    """Return the bytes of the frozen base.
-
-    NF4: half a byte a parameter; one scale for 64 parameters, which double quantisation stores in a byte, with a
-    float32 for 256 of them; a few tables a matrix.
+    NF4 takes half a byte per parameter and one scale per 64 parameters. Double quantization stores a scale in a byte,
+    with one float32 per 256 scales. Each matrix also has a few tables.
 
     Args:
         shape: the model's.
         bits: 4 or 16.
-        double_quantised: False is how vLLM holds it, which unpacks the scales to float32 as it loads.
-        width: bytes of a parameter that is not quantised.
+        double_quantized: False for vLLM, which dequantizes the scales to float32 at load.
+        width: bytes of an unquantized parameter.
     """
     if bits == 16:
         return width * shape.parameters
@@ -161,12 +149,12 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantised: bool = True, widt
     for inputs, outputs in shape.linears().values():
         scales = math.ceil(inputs * outputs / 64)
         matrices += math.ceil(inputs * outputs / 2)
-        matrices += scales + 4 * math.ceil(scales / 256) + _NESTED_TABLES if double_quantised else 4 * scales + _TABLES
+        matrices += scales + 4 * math.ceil(scales / 256) + _NESTED_TABLES if double_quantized else 4 * scales + _TABLES
     return shape.layers * matrices + width * shape.other_parameters
 
 
 _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
-"""Bytes beside a 4-bit matrix: its 16 levels; doubly quantised also the 256 levels of its scales, and their offset."""
+"""Bytes per 4-bit matrix: its 16 levels; with double quantization also the 256 levels and the offset of its scales."""
 
 
 def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
@@ -181,9 +169,10 @@ def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
 
 
 def optimizer_bytes(size: int, name: str) -> int:
-    """Return the bytes of an optimiser's state of one tensor; two float32 numbers a parameter where it is not known.
+    """Return the bytes of the optimizer state of one tensor; an unknown optimizer counts two float32 per parameter.
 
-    bitsandbytes keeps tensors of fewer than 4096 elements in 32 bits, and one float32 scale for 256 elements of others.
+    8-bit optimizers of bitsandbytes keep tensors of fewer than 4096 elements in 32 bits, and otherwise one float32
+    scale per 256 elements.
     """
     if name == "sgd":
         return 0
@@ -194,11 +183,11 @@ def optimizer_bytes(size: int, name: str) -> int:
 
 
 def _kept_by_layer(shape: Shape, step: Step) -> int:
-    """Return the bytes that a layer's forward pass keeps for its backward pass, a token.
+    """Return the bytes per token that a layer's forward pass saves for its backward pass.
 
-    In 16 bits an RMS norm keeps its input and its result in float32, the feed-forward part four matrices of T x i,
-    attention queries, outputs, and keys and values repeated to the queries' width, and every adapter what is between
-    its matrices. In float32 what is both a result and the next one's input is kept once.
+    In 16 bits an RMS norm saves its input and output in float32, the feed-forward part four T x i matrices, attention
+    its queries, outputs, and keys and values repeated to the width of the queries, and each adapter its intermediate
+    result. In float32 a tensor that is both an output and the next input is saved once.
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
     heads = 4 * q // shape.head + 8  # attention's sums and the norms' roots
@@ -211,11 +200,10 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
 
 
 def _kept_by_fused_layer(shape: Shape) -> int:
-    """Return the same for Unsloth's layers.
+    """Return the same for Unsloth's layers, as read in its source; not measured.
 
-    Read in its source, not run: the norms keep their inputs (kernels/rms_layernorm.py), the layers behind them theirs,
-    the feed-forward part its two products besides (kernels/fast_lora.py); attention queries, outputs, keys and values
-    repeated to the queries' width where a mask is given (utils/attention_dispatch.py), its outputs once more in a row.
+    Norms and the layers after them save their inputs (kernels/rms_layernorm.py), the feed-forward part also its two
+    products (kernels/fast_lora.py), attention the same as above, with contiguous outputs (utils/attention_dispatch.py).
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
     norms = 2 * (q + kv) + 4 * (q + kv) // shape.head if shape.head_norms else 0
@@ -223,38 +211,37 @@ def _kept_by_fused_layer(shape: Shape) -> int:
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
-    """Return the bytes that the forward pass leaves, and those that the backward pass of one layer adds.
+    """Return the bytes that the forward pass saves, and those that the backward pass of one layer adds.
 
-    With checkpointing the forward pass leaves each layer's input, and one layer at a time is computed again. Without,
-    it leaves all of every layer, and autocast's copy of the adapter in 16 bits. The mask of a batch with padding is
-    made as truth values and, anew for every layer, as numbers.
+    With checkpointing the forward pass saves each layer's input, and one layer at a time is recomputed. Without it,
+    every layer saves everything, and autocast a 16-bit copy of the adapter. The mask of a padded batch exists as
+    booleans and, per layer, as numbers.
     """
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
     mask = step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
-    # The feed-forward part's backward pass; or, where its inner width is small, a norm's.
+    # The backward pass of the feed-forward part or, if its inner width is small, of a norm.
     if step.fused:
-        besides = 6 * h + 2 * i
+        added = 6 * h + 2 * i
     elif step.on_cpu:
-        besides = max(20 * h, 8 * h + 8 * i) if step.checkpointing else max(28 * h, 8 * h + 8 * i)
+        added = max(20 * h, 8 * h + 8 * i) if step.checkpointing else max(28 * h, 8 * h + 8 * i)
     else:
-        besides = 14 * h + 6 * i if step.checkpointing else max(24 * h, 10 * h + 6 * i)
-    besides = step.tokens * besides + unpacked
+        added = 14 * h + 6 * i if step.checkpointing else max(24 * h, 10 * h + 6 * i)
+    added = step.tokens * added + unpacked
     copy = 0 if step.on_cpu else 2 * adapter
     if step.checkpointing:
         left = width * step.tokens * h * shape.layers + mask * (1 + width)
-        return left, kept + besides + copy // shape.layers
-    return shape.layers * (kept + mask * width) + mask + copy, besides
+        return left, kept + added + copy // shape.layers
+    return shape.layers * (kept + mask * width) + mask + copy, added
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:
-    """Return the bytes between the last layer and the log-probabilities, forward and backward.
+    """Return the bytes between the last layer and the logprobs, forward and backward.
 
-    Chunked: two tiles of up to 2048 tokens and 8192 vocabulary entries, one of them in activations' width; of the part
-    that the vocabulary fills, what the tile before left and this one's, in float32, or half of it and a part of the
-    head; the hidden states' gradient. Whole: the logits in float32, as accelerate hands them over, and three matrices
-    more on the way back. Both: the last norm.
+    Chunked: two tiles of up to 2048 tokens and 8192 vocabulary entries, one of them in the activations' dtype;
+    intermediate results of this and the previous tile in float32, or half of them and a part of the head; the gradient
+    of the hidden states. Whole: the logits and three more matrices in float32. Both: the last norm.
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.completion_tokens

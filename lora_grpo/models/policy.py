@@ -1,4 +1,4 @@
-"""The policy: a frozen 4-bit base and a LoRA adapter. The only module that knows of Unsloth."""
+"""The policy: a frozen base model and a trainable LoRA adapter. The only module that imports Unsloth."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from lora_grpo.optional import require
 
 @dataclass
 class Policy:
-    """A trainable model and everything that says what it is."""
+    """A trainable model."""
 
     model: Any
-    """A PEFT model; its adapter is called `default`."""
+    """A PEFT model whose adapter is named `default`."""
     tokenizer: Any
     eos_token_ids: list[int]
     """Every token that ends a completion."""
     engine: str
     """`peft` or `unsloth`."""
     record: dict[str, Any]
-    """What run.json says of it: base model, commit or fingerprint, engine, precision, device."""
+    """Its entry in run.json: base model, commit or fingerprint, engine, precision, device."""
 
 
 def check_model(config: RunConfig) -> None:
-    """Refuse a model folder or an engine that cannot be used here, without importing torch.
+    """Check that the model folder and the engine can be used, without importing torch.
 
     Raises:
-        UserError: says what is missing and what installs it.
+        UserError: a file or package is missing.
     """
     base_model.check_folder(config.model.name, "--model.name")
     if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
@@ -57,7 +57,7 @@ def check_model(config: RunConfig) -> None:
 
 
 def load_policy(config: RunConfig) -> Policy:
-    """Load the base model and put a fresh, seeded adapter on it.
+    """Load the base model and add a new, seeded adapter.
 
     Raises:
         UserError: the model cannot be found or read, or the engine is not installed.
@@ -80,7 +80,7 @@ def load_policy(config: RunConfig) -> Policy:
     model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config)
     base_model.keep_frozen(model)
     base = model.get_base_model()
-    ends = base_model.end_tokens(base.generation_config, tokenizer, config.model.name)
+    eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
     device = next(model.parameters()).device
     path = Path(base_model.source(config.model.name))
     record = {
@@ -93,7 +93,7 @@ def load_policy(config: RunConfig) -> Policy:
         "trust_remote_code": config.model.trust_remote_code,
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-    return Policy(model, tokenizer, ends, engine, record)
+    return Policy(model, tokenizer, eos_token_ids, engine, record)
 
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:
@@ -102,17 +102,13 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
 
     base = base_model.load_base(config.model)
     targets = config.lora.targets[0] if config.lora.targets == ("all-linear",) else list(config.lora.targets)
-    adapter = LoraConfig(
-        task_type="CAUSAL_LM",
-        target_modules=targets,
-        **_lora_options(config),
-    )
+    adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **_lora_options(config))
     torch.manual_seed(config.seed)
     return get_peft_model(base, adapter), base_model.load_tokenizer(config.model)
 
 
 def _lora_options(config: RunConfig) -> dict[str, Any]:
-    """Return what PEFT's LoraConfig and Unsloth's get_peft_model call by the same names."""
+    """Return the arguments that PEFT's LoraConfig and Unsloth's get_peft_model share."""
     return {
         "r": config.lora.rank,
         "lora_alpha": config.lora.alpha,
@@ -123,10 +119,10 @@ def _lora_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _import_unsloth() -> None:
-    # Unsloth patches trl, transformers and peft as it is imported and only warns when it comes after them.
-    # Standby mode (vLLM's memory lent to training between rollouts) is read from the environment at import.
+    # Unsloth patches trl, transformers and peft at import, and only warns if they were imported first.
+    # Standby mode (training uses vLLM's memory between rollouts) is read from the environment at import.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
-    # Otherwise standby mode replaces gpu_memory_utilization by a figure of its own.
+    # Otherwise standby mode overrides gpu_memory_utilization.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
     require("unsloth", extra="gpu", feature="--model.engine unsloth")
 
@@ -141,7 +137,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     options: dict[str, Any] = {}
     if fast:
         options = {"fast_inference": True, "max_lora_rank": config.lora.rank}
-        if config.model.gpu_memory_share is not None:  # gpu_fit works it out
+        if config.model.gpu_memory_share is not None:  # derived by the plan
             options["gpu_memory_utilization"] = config.model.gpu_memory_share
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
@@ -151,7 +147,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             dtype=base_model.compute_dtype(),
             revision=config.model.revision,
             trust_remote_code=config.model.trust_remote_code,
-            # Otherwise Unsloth takes its own mirror of a known model and leaves the revision out.
+            # Otherwise Unsloth loads its own mirror of a known model and ignores the revision.
             use_exact_model_name=True,
             **options,
         )

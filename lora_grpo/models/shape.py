@@ -1,4 +1,4 @@
-"""The sizes of a transformer, from its configuration: its weights and those of an adapter are counted from them."""
+"""The sizes of a transformer, from which its parameters and those of an adapter are counted."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from lora_grpo.errors import UserError
 
 
 class UnknownFamily(UserError):
-    """A model of a kind whose parameters are not counted here."""
+    """The model family is not supported."""
 
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` whose every parameter is counted here."""
+"""Supported values of `model_type`."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder-only transformer of the Llama kind: gated feed-forward part, RMS norms, grouped keys."""
+    """The sizes of a Llama-like transformer: gated feed-forward part, RMS norms, grouped-query attention."""
 
     hidden: int
     layers: int
     queries: int
-    """Width q of all query heads together."""
+    """Width of all query heads together."""
     keys: int
-    """Width kv of all key heads together; values have the same."""
+    """Width of all key heads together, and of all value heads."""
     head: int
     """Width of one head."""
     inner: int
@@ -37,7 +37,7 @@ class Shape:
     biases: tuple[str, ...] = ()
     """Linear layers that have a bias."""
     head_norms: bool = False
-    """A layer's query and key heads have norms."""
+    """Query and key heads have norms."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -47,8 +47,8 @@ class Shape:
             config: config.json as a dictionary, or a transformers configuration.
 
         Raises:
-            UnknownFamily: a model of another kind, whose parameters are not counted here.
-            UserError: a size is missing or no positive whole number.
+            UnknownFamily: the model family is not supported.
+            UserError: a size is missing or not a positive integer.
         """
         values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
         family = values.get("model_type")
@@ -56,9 +56,9 @@ class Shape:
             raise UnknownFamily(
                 f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
-        hidden, heads = size(values, "hidden_size"), size(values, "num_attention_heads")
+        hidden, heads = positive_int(values, "hidden_size"), positive_int(values, "num_attention_heads")
         if values.get("head_dim") is not None:
-            width = size(values, "head_dim")
+            width = positive_int(values, "head_dim")
         else:
             width = 128 if family == "qwen3" else hidden // heads
         if not width:
@@ -73,12 +73,12 @@ class Shape:
         grouped = values.get("num_key_value_heads") is not None
         return cls(
             hidden=hidden,
-            layers=size(values, "num_hidden_layers"),
+            layers=positive_int(values, "num_hidden_layers"),
             queries=heads * width,
-            keys=(size(values, "num_key_value_heads") if grouped else heads) * width,
+            keys=(positive_int(values, "num_key_value_heads") if grouped else heads) * width,
             head=width,
-            inner=size(values, "intermediate_size"),
-            vocabulary=size(values, "vocab_size"),
+            inner=positive_int(values, "intermediate_size"),
+            vocabulary=positive_int(values, "vocab_size"),
             tied=bool(values.get("tie_word_embeddings", False)),
             biases=tuple(biases),
             head_norms=family == "qwen3",
@@ -103,7 +103,7 @@ class Shape:
 
     @property
     def other_parameters(self) -> int:
-        """Embedding, untied head, norms and biases, which stay in 16 bits."""
+        """Embedding, untied head, norms and biases, which are not quantized."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
         norms = 2 * self.head if self.head_norms else 0
@@ -113,7 +113,7 @@ class Shape:
     def parameters(self) -> int:
         return self.linear_parameters + self.other_parameters
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019 (shapes are few, and asked many times for the same adapter)
+    @functools.lru_cache(maxsize=256)  # noqa: B019 (few shapes, and many calls for the same adapter)
     def adapter_tensors(
         self, rank: int, targets: tuple[str, ...] = ("all-linear",), *, dora: bool = False
     ) -> tuple[int, ...]:
@@ -121,8 +121,8 @@ class Shape:
 
         Args:
             rank: r of the update B·A.
-            targets: PEFT's `target_modules`: names of modules or their ends, or `all-linear`.
-            dora: a magnitude per output row besides.
+            targets: PEFT's `target_modules`: module names or suffixes, or `all-linear`.
+            dora: adds a magnitude per output row.
         """
         sizes: list[int] = []
         for inputs, outputs in self._adapted(targets):
@@ -130,7 +130,7 @@ class Shape:
         return tuple(sizes)
 
     def adapted_parameters(self, targets: Sequence[str] = ("all-linear",)) -> int:
-        """Return the weights of the modules that get an adapter; `targets` as in `adapter_tensors`."""
+        """Return the number of weights of the modules that get an adapter; `targets` as in `adapter_tensors`."""
         return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
 
     def _adapted(self, targets: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -150,11 +150,11 @@ class Shape:
         yield "model.embed_tokens", self.vocabulary, self.hidden
 
 
-def size(values: Mapping[str, Any], name: str) -> int:
-    """Return a positive whole number of a model's configuration.
+def positive_int(values: Mapping[str, Any], name: str) -> int:
+    """Return a positive integer of a model's configuration.
 
     Raises:
-        UserError: it is missing, or something else.
+        UserError: it is missing or something else.
     """
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

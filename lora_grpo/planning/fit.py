@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape, hardware, micro_batches
 from lora_grpo.errors import UserError
-from lora_grpo.models import GIB, Sampler, Shape, Step, parts, phases
+from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
 """Of the free memory: the rest is for what a plan has wrong. A guess, until it is measured on a GPU."""
@@ -46,7 +46,7 @@ class Fit:
     """Longest prompt and completion, in tokens."""
     max_num_seqs: int
     """Completions decoded at once."""
-    sampler: Sampler
+    sampler: memory.SamplerKind
     sleeps: bool
     """A vLLM engine sleeps while the trainer trains."""
     parts: dict[str, int]
@@ -55,7 +55,7 @@ class Fit:
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
-        return phases(self.parts, sleeps=self.sleeps)
+        return memory.phases(self.parts, sleeps=self.sleeps)
 
     @property
     def needed(self) -> int:
@@ -65,12 +65,12 @@ class Fit:
     @property
     def drawing(self) -> int:
         """Bytes while completions are drawn."""
-        return sum(self.phases["drawing"].values())
+        return sum(self.phases["sampling"].values())
 
     @property
     def training(self) -> int:
         """Bytes of the larger of the two moments of a pass."""
-        return max(sum(phase.values()) for name, phase in self.phases.items() if name != "drawing")
+        return max(sum(phase.values()) for name, phase in self.phases.items() if name != "sampling")
 
     @property
     def fits(self) -> bool:
@@ -99,7 +99,7 @@ class Planner:
 
     shape: Shape
     card: Card
-    sampler: Sampler
+    sampler: memory.SamplerKind
     fused: bool = False
     """Unsloth's kernels run the layers."""
     sleeps: bool = True
@@ -110,7 +110,9 @@ class Planner:
     def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
         """Return the plan for a micro-batch and as many completions at once, whether it fits or not."""
         sampler = self._sampler(config)
-        found = parts(self.shape, step_of(config, micro, sequences, sampler, fused=self.fused, on_cpu=self.card.on_cpu))
+        found = memory.parts(
+            self.shape, step_of(config, micro, sequences, sampler, fused=self.fused, on_cpu=self.card.on_cpu)
+        )
         share, longest = _share(found, self.card, sampler), config.model.max_sequence_tokens
         return Fit(micro, share, longest, sequences, sampler, self.sleeps, found, self.card)
 
@@ -196,18 +198,24 @@ class Planner:
         assert config.model.gpu_memory_share is not None
         return _with_share(self.at(config, micro, 1), config.model.gpu_memory_share, self._completions(config))
 
-    def _sampler(self, config: RunConfig) -> Sampler:
+    def _sampler(self, config: RunConfig) -> memory.SamplerKind:
         """Return what draws, which an offer may have changed."""
         engine = self.sampler in ("vllm", "shared")
         return "transformers" if engine and config.sampling.backend == "transformers" else self.sampler
 
 
 def step_of(
-    config: RunConfig, micro_batch_size: int, sequences: int, sampler: Sampler, *, fused: bool, on_cpu: bool = False
-) -> Step:
+    config: RunConfig,
+    micro_batch_size: int,
+    sequences: int,
+    sampler: memory.SamplerKind,
+    *,
+    fused: bool,
+    on_cpu: bool = False,
+) -> memory.Step:
     """Return a run's settings as `memory.parts` takes them."""
     completion = config.sampling.max_completion_tokens
-    return Step(
+    return memory.Step(
         micro_batch_size=micro_batch_size,
         prompt_tokens=config.model.max_sequence_tokens - completion,
         completion_tokens=completion,
@@ -224,7 +232,7 @@ def step_of(
     )
 
 
-def _share(found: dict[str, int], card: Card, sampler: Sampler) -> float | None:
+def _share(found: dict[str, int], card: Card, sampler: memory.SamplerKind) -> float | None:
     """Return vLLM's `gpu_memory_utilization` for its parts, rounded up to a thousandth."""
     if sampler in ("transformers", "merged"):
         return None

@@ -22,18 +22,7 @@ from lora_grpo.config import (
     with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
-from lora_grpo.models import (
-    CONTEXT,
-    GIB,
-    LIBRARIES,
-    VLLM_WORKSPACE,
-    WORKSPACE,
-    Sampler,
-    Shape,
-    UnknownFamily,
-    base_model,
-    size,
-)
+from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, memory, positive_int
 from lora_grpo.planning.fit import USABLE_SHARE, Card, Fit, Planner
 from lora_grpo.planning.plan_time import DECODING_SHARES, TRAINING_SHARE, Time, Work, estimate
 from lora_grpo.planning.suggestions import advice, fit, refusal
@@ -159,7 +148,9 @@ def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
         planner = Planner(shape, card, _sampler(config, card), fused=engine == "unsloth" and not card.on_cpu)
         found = fit(planner, config)
         longest = "max_position_embeddings"
-        largest = _largest(planner, config, found, None if values.get(longest) is None else size(values, longest))
+        largest = _largest(
+            planner, config, found, None if values.get(longest) is None else positive_int(values, longest)
+        )
         if not found.fits:
             too_large, instead = refusal(planner, config), advice(planner, config)
         if not card.on_cpu:
@@ -195,7 +186,7 @@ def _card(config: RunConfig, only_planned: bool) -> tuple[Card, bool]:
     return Card("this machine", *hardware.machine_memory(), on_cpu=True), False
 
 
-def _sampler(config: RunConfig, card: Card) -> Sampler:
+def _sampler(config: RunConfig, card: Card) -> memory.SamplerKind:
     """Return what draws: on a CPU the kit's own sampler has an unpacked copy where the adapter is plain."""
     return "merged" if card.on_cpu and not config.lora.dora else local_sampler(config)
 
@@ -254,14 +245,16 @@ def _assumptions(config: RunConfig, card: Card, found: Fit | None, only_named: b
     if found is None:
         return
     if card.on_cpu:
-        yield f"{LIBRARIES / GIB:g} GiB for Python and the libraries, measured on one machine"
+        yield f"{memory.LIBRARIES / GIB:g} GiB for Python and the libraries, measured on one machine"
         yield f"{USABLE_SHARE:g} of the available memory can be used (a guess); a container's own limit is not read"
     else:
         yield f"{USABLE_SHARE:g} of the free memory can be used (a guess)"
-        yield f"{CONTEXT / GIB:.1f} GiB for CUDA's context and {WORKSPACE / GIB:.1f} GiB of work space (guesses)"
+        context, workspace = memory.CONTEXT / GIB, memory.WORKSPACE / GIB
+        yield f"{context:.1f} GiB for CUDA's context and {workspace:.1f} GiB of workspace (guesses)"
         yield "activations in 16 bits; attention by a kernel that keeps no square of scores"
     if found.sampler in ("vllm", "shared"):
-        yield f"{VLLM_WORKSPACE / GIB:.1f} GiB for vLLM's graphs and activations (a guess); it sleeps while training"
+        graphs = memory.VLLM_WORKSPACE / GIB
+        yield f"{graphs:.1f} GiB for vLLM's graphs and activations (a guess); it sleeps while training"
     if config.sampling.server_url:
         yield "the vLLM server's own memory is not in it"
     if not card.on_cpu:

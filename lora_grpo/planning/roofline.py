@@ -35,9 +35,9 @@ def measure(size: int | None = None) -> dict[str, Any]:
     """
     import torch
 
-    from lora_grpo.models import compute_dtype
+    from lora_grpo.models import base_model
 
-    on_gpu, dtype = torch.cuda.is_available(), compute_dtype()
+    on_gpu, dtype = torch.cuda.is_available(), base_model.compute_dtype()
     device = torch.device("cuda" if on_gpu else "cpu")
     wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else (lambda: None)
     size = size or (8192 if on_gpu else 512)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
-from lora_grpo.models import load_tokenizer
+from lora_grpo.models import base_model
 from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.tasks import Data, chat, fit_to_context, get_task
 
@@ -19,7 +19,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     import yaml
 
     print(yaml.safe_dump(_plain(config.to_dict()), sort_keys=False, allow_unicode=True))
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = base_model.load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")
     validation = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]

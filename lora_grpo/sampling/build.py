@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models import ModelSpec, Policy, base_model, context_tokens
+from lora_grpo.models import ModelSpec, Policy, base_model
 from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
@@ -95,7 +95,7 @@ def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_to
     """
     prompts = [chat.render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
-    context = context_tokens(target)
+    context = target.context_tokens
     if context is not None and longest + max_tokens > context:
         room = context - longest
         fix = f"pass --max-completion-tokens {room} or less" if room > 0 else "leave longer rows or examples out"
@@ -121,7 +121,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
         RunError: out of memory.
     """
     base_model.prepare_torch(seed)
-    eos_token_ids = base_model.end_tokens(_generation_config(target), tokenizer, target.base_name)
+    eos_token_ids = base_model.eos_token_ids(_generation_config(target), tokenizer, target.base_name)
     if backend == "vllm":
         engine = VllmEngine(
             target.base,

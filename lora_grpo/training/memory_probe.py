@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, micro_batches
 from lora_grpo.errors import RunError
-from lora_grpo.models import GIB, optimizer_bytes
+from lora_grpo.models import GIB, memory
 from lora_grpo.planning import as_flags, cheaper_settings
 from lora_grpo.sampling import ran_out_of_memory
 
@@ -113,7 +113,7 @@ def _optimizer_state(trainer: Any, name: str, device: Any) -> Any:
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     there = trainer.optimizer is not None and bool(trainer.optimizer.state_dict()["state"])  # a resumed run's
-    size = 0 if there else sum(optimizer_bytes(parameter.numel(), name) for parameter in trained)
+    size = 0 if there else sum(memory.optimizer_bytes(parameter.numel(), name) for parameter in trained)
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 

@@ -17,7 +17,7 @@ from lora_grpo import distributed
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import atomic
-from lora_grpo.models import Policy, compute_dtype, load_adapter, save_adapter
+from lora_grpo.models import Policy, base_model, load_adapter, save_adapter
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run, newest_complete
@@ -204,7 +204,11 @@ def make_trainer(
     trainer.on_phase = trainer.progress.phase
     trainer.monitor = Monitor(
         run,
-        Alarms(max_reward, tolerance(compute_dtype()) if comparable else None, compute_dtype() == torch.float16),
+        Alarms(
+            max_reward,
+            tolerance(base_model.compute_dtype()) if comparable else None,
+            base_model.compute_dtype() == torch.float16,
+        ),
         Validation(run.validation, config, validation_rows, asked, rewards, sampler) if validation_rows else None,
     )
     if sampler.is_other_engine:
@@ -214,7 +218,7 @@ def make_trainer(
     temperature = config.sampling.temperature if sampler.serves_training else 1.0
     if not _is_trained(run):
         longest = config.sampling.max_completion_tokens
-        logprob_check = check_logprobs(trainer, sampler, prompts, compute_dtype(), temperature, longest)
+        logprob_check = check_logprobs(trainer, sampler, prompts, base_model.compute_dtype(), temperature, longest)
         trainer.logprob_check = logprob_check.record() if logprob_check else "not needed: the trained model generates"
 
     def on_log(state: Any, logs: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
-from lora_grpo.models import compute_dtype
+from lora_grpo.models import base_model
 
 
 def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
     """
     import torch
 
-    shape, dtype, on_gpu = batch_shape(config), compute_dtype(), torch.cuda.is_available()
+    shape, dtype, on_gpu = batch_shape(config), base_model.compute_dtype(), torch.cuda.is_available()
     settings, sampling = config.train, config.sampling
     return {
         "output_dir": str(folder),

@@ -63,7 +63,7 @@ folder.mkdir()
 config = {"preset": "16gb", "model": {"bits": 4}, "lora": {"rank": 32},
           "train": {"prompts_per_step": 8, "micro_batch_size": None, "gradient_checkpointing": True},
           "sampling": {"num_generations": 8}}
-memory = {"micro_batch_size": 16, "planned_phases_gib": {"drawing": 3.5, "training": 4.25}}
+memory = {"micro_batch_size": 16, "planned_phases_gib": {"sampling": 3.5, "training": 4.25}}
 (folder / "run.json").write_text(json.dumps({"config": config, "memory": memory, "peak_gpu_memory_gib": 3.0}))
 with (folder / "metrics.jsonl").open("w") as file:
     for number, seconds in enumerate((50.0, 10.0, 12.0), start=1):

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.models.memory import Step, kv_bytes_per_token, optimizer_bytes, parts, peak, phases, weight_bytes
+from lora_grpo.models.memory import Step, kv_bytes_per_token, optimizer_bytes, parts, phases, weight_bytes
 from lora_grpo.models.shape import Shape
 
 QWEN3_HALF = {
@@ -125,18 +125,18 @@ def test_nf4_takes_what_bitsandbytes_stores(config):
             tensors = [weight.data, state.absmax, state.code]
             tensors += [state.offset, state.state2.absmax, state.state2.code] if nested else []
             stored += sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-        assert weight_bytes(shape, 4, double_quantised=nested) - 2 * shape.other_parameters == stored
+        assert weight_bytes(shape, 4, double_quantized=nested) - 2 * shape.other_parameters == stored
 
 
 def test_nf4_takes_a_little_more_than_four_bits():
     shape = Shape.of(QWEN25_HALF)
     for nested, bits in ((True, 4.127), (False, 4.5)):
-        planned = weight_bytes(shape, 4, double_quantised=nested) - 2 * shape.other_parameters
+        planned = weight_bytes(shape, 4, double_quantized=nested) - 2 * shape.other_parameters
         assert 8 * planned / shape.linear_parameters == pytest.approx(bits, abs=0.005)
 
 
 @pytest.mark.parametrize("size", [4095, 4096, 100_001])
-def test_the_optimisers_state_takes_what_it_takes(size):
+def test_the_optimizers_state_takes_what_it_takes(size):
     for name, kind in (("adamw_torch", torch.optim.AdamW), ("adamw_8bit", bitsandbytes.optim.AdamW8bit)):
         parameter = torch.nn.Parameter(torch.zeros(size))
         parameter.grad = torch.ones(size)
@@ -290,17 +290,16 @@ STEP = Step(8, prompt_tokens=512, completion_tokens=512, sequences=64, rank=32, 
 def test_the_moments_of_a_step_hold_their_parts():
     shape = Shape.of(QWEN25_HALF)
     own = parts(shape, STEP)
-    assert set(phases(own)["drawing"]) == {
+    assert set(phases(own)["sampling"]) == {
         *("weights", "adapter", "optimizer", "context", "workspace"),
         *("kv_cache", "picking"),
     }
     assert "kv_cache" not in phases(own, sleeps=False)["backward"]  # the kit's own sampler has nothing to keep
     vllm = parts(shape, Step(**{**vars(STEP), "sampler": "vllm"}))
     asleep, awake = phases(vllm), phases(vllm, sleeps=False)
-    assert asleep["drawing"] == awake["drawing"]
+    assert asleep["sampling"] == awake["sampling"]
     lent = vllm["kv_cache"] + vllm["vllm_weights"] + vllm["vllm_adapter"]
     assert sum(awake["backward"].values()) - sum(asleep["backward"].values()) == lent
-    assert peak(vllm) == max(sum(phase.values()) for phase in asleep.values()) < peak(vllm, sleeps=False)
     shared = parts(shape, Step(**{**vars(STEP), "sampler": "shared"}))
     assert shared["vllm_weights"] == 0
     assert shared["weights"] == vllm["vllm_weights"]

@@ -3,17 +3,13 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
-from helpers.made_runs import WIDTH, make_adapter, make_run
-from safetensors.numpy import save_file
+from helpers.made_runs import make_adapter, make_run
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
-from lora_grpo.models.target import Overrides, context_tokens, files_of, resolve
-
-"""Of the embedded model's layers."""
+from lora_grpo.models.target import Overrides, files_of, resolve
 
 
 @pytest.fixture
@@ -27,7 +23,7 @@ def test_the_embedded_model_and_a_folder_of_it_are_told_apart_by_name_alone(mode
     assert embedded.adapter is None and embedded.base.bits == copied.base.bits == 16
     first, second = embedded.identity, copied.identity
     assert {name for name in first if first[name] != second[name]} == {"model"}
-    assert context_tokens(embedded) == 1024
+    assert embedded.context_tokens == 1024
     assert resolve("starter", Overrides(bits=4)).identity["bits"] == 4
 
 
@@ -55,7 +51,7 @@ def test_an_adapter_alone_names_its_base_or_is_told_it(tmp_path, model):
     adapter = make_adapter(tmp_path / "adapter", base=str(model))
     assert resolve(str(adapter), Overrides()).base.name == str(model)
     nameless = make_adapter(tmp_path / "nameless")
-    with pytest.raises(UserError, match="names no base model; give it with --base"):
+    with pytest.raises(UserError, match="names no base model; pass it with --base"):
         resolve(str(nameless), Overrides())
     assert resolve(str(nameless), Overrides(base="starter")).base_name == "starter"
 
@@ -67,28 +63,6 @@ def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
     assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
     (run / "adapter" / "tokenizer.json").write_text("{}")
     assert resolve(str(run), Overrides()).tokenizer == run / "adapter"
-
-
-def test_gpt2s_weights_and_layers_that_the_adapter_brings_are_no_other_base(tmp_path, model):
-    weights = {"h.c_attn.weight": np.zeros((WIDTH, 3 * WIDTH), "f4"), "lm_head.weight": np.zeros((8, WIDTH), "f4")}
-    save_file(weights, model / "model.safetensors")
-    adapter = make_adapter(tmp_path / "adapter", base=str(model))
-    brought = {
-        "base_model.model.h.c_attn.lora_A.weight": np.zeros((2, WIDTH), "f4"),
-        "base_model.model.h.c_attn.lora_B.weight": np.zeros((3 * WIDTH, 2), "f4"),
-        "base_model.model.lm_head.lora_B.weight": np.zeros((10, 2), "f4"),
-        "base_model.model.lm_head.base_layer.weight": np.zeros((10, WIDTH), "f4"),
-    }
-    save_file(brought, adapter / "adapter_model.safetensors")
-    assert resolve(str(adapter), Overrides()).adapter == adapter
-
-
-def test_an_adapter_for_another_base_is_refused(tmp_path):
-    wide = make_adapter(tmp_path / "wide", width=256, base="starter")
-    with pytest.raises(
-        UserError, match=r"made for another base than starter: .*q_proj has 192x192 .* expects 256 for 192"
-    ):
-        resolve(str(wide), Overrides())
 
 
 def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
@@ -106,11 +80,6 @@ def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
     [
         (lambda run: shutil.rmtree(run / "adapter"), "has no adapter yet; finish it with --resume"),
         (lambda run: (run / "run.json").write_text("{}"), "is not a run record"),
-        (
-            lambda run: (run / "adapter" / "adapter_model.safetensors").write_bytes(b"\xff" * 99),
-            "not a whole safetensors",
-        ),
-        (lambda run: (run / "adapter" / "adapter_model.safetensors").write_bytes(b""), "not a whole safetensors"),
     ],
 )
 def test_a_run_that_is_not_whole_is_one_line(harm, says, tmp_path):
@@ -125,7 +94,7 @@ def test_a_run_that_is_not_whole_is_one_line(harm, says, tmp_path):
     ("files", "says"),
     [
         (None, "does not exist; give a run, an adapter"),
-        ({}, "holds no run.json, adapter_config.json or config.json"),
+        ({}, "has no run.json, adapter_config.json or config.json"),
         ({"config.json": "{}", "pytorch_model.bin": ""}, "pickled weights are not loaded"),
         ({"adapter_config.json": "{}", "adapter_model.bin": ""}, "pickled weights are not loaded"),
         ({"adapter_config.json": "[", "adapter_model.safetensors": ""}, r"adapter_config\.json cannot be read"),
@@ -142,14 +111,14 @@ def test_a_folder_of_something_else_is_refused(files, says, tmp_path):
 
 
 def test_base_is_for_adapters_and_compare_base_too(model):
-    with pytest.raises(UserError, match="--base starter is for an adapter"):
+    with pytest.raises(UserError, match="--base starter needs an adapter"):
         resolve(str(model), Overrides(base="starter"))
     with pytest.raises(UserError, match="model is a whole model"):
         resolve(str(model), Overrides()).without_adapter()
 
 
 def test_the_hub_is_asked_for_one_commit_and_its_absence_is_one_line(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="owner/absent is no folder here and cannot be loaded from the Hub") as caught:
+    with pytest.raises(UserError, match="owner/absent is not a folder and cannot be loaded from the Hub") as caught:
         resolve("owner/absent", Overrides())
     assert "\n" not in str(caught.value)
 

@@ -75,7 +75,7 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
     assert record["derived"] == ["train.micro_batch_size"]
     assert record["gpu"] == "Card 0"
     assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
-    assert set(record["planned_phases_gib"]) == {"drawing", "loss", "backward"}
+    assert set(record["planned_phases_gib"]) == {"sampling", "loss", "backward"}
     assert json.loads(json.dumps(record)) == record
 
 
@@ -381,7 +381,7 @@ def test_the_filter_is_named_as_not_counted(machine, model):
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):
     config, plan = recipe()
     assert plan.fit.card.on_cpu and plan.fit.sampler == "merged"
-    assert {"merged_copy", "libraries"} <= plan.fit.phases["drawing"].keys()
+    assert {"merged_copy", "libraries"} <= plan.fit.phases["sampling"].keys()
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
     assert plan.record()["memory"] is None
     record = plan.record()["plan"]

@@ -1,9 +1,13 @@
 import pytest
 import torch
+from helpers.made_runs import WIDTH, make_adapter
 from helpers.sampling import sample
 
 from lora_grpo.config.schema import ModelConfig, RunConfig
+from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
+from lora_grpo.models.target import Overrides, resolve
+from lora_grpo.sampling import build
 from lora_grpo.sampling.generate import GenerateSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, pick
@@ -118,6 +122,17 @@ def test_rows_that_end_do_not_disturb_the_others(prompts, sampler):
     """A prompt's samples are the same alone and beside a prompt whose rows end sooner or later."""
     together = sample(sampler, prompts, 3, **GREEDY)
     assert [sample(sampler, [prompt], 3, **GREEDY)[0] for prompt in prompts] == together
+
+
+@pytest.mark.parametrize("harm", ["another base", "torn file"])
+def test_an_adapter_that_does_not_load_is_one_line(tmp_path, harm):
+    folder = make_adapter(tmp_path / "adapter", width=256 if harm == "another base" else WIDTH, base="starter")
+    if harm == "torn file":
+        (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 99)
+    target = resolve(str(folder), Overrides())
+    with pytest.raises(UserError, match=r"does not load onto its base.*--base") as caught:
+        build.load_sampler(target, "transformers", build.load_tokenizer(target), 64, 0)
+    assert "\n" not in str(caught.value)
 
 
 CASES = [(0.0, 1.0, 0), (0.49, 1.0, 0), (0.51, 1.0, 1), (0.79, 1.0, 1), (0.81, 1.0, 2), (0.999, 1.0, 2)]
