@@ -193,8 +193,9 @@ def _with_adapter(base: Any, adapter: Path) -> Any:
     try:
         model = PeftModel.from_pretrained(base, adapter, is_trainable=False)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        reason = " ".join("".join(str(error).splitlines(keepends=True)[:2]).split())  # PEFT's second line names a layer
         raise UserError(
-            f"the adapter in {adapter} does not load onto its base: {first_line(error)}; "
+            f"the adapter in {adapter} does not load onto its base: {reason}; "
             "if it was trained on another base, pass that one with --base"
         ) from error
     base_model.keep_frozen(model)

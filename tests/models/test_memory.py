@@ -229,12 +229,8 @@ def most_held(config, step, monkeypatch):
         (QWEN25_HALF, False, False),
         (QWEN3_HALF, False, True),
         (LLAMA_ONE, False, False),
-        (QWEN25_HALF, True, False),
-        (STARTER, False, True),
         (STARTER, True, True),
         (STARTER, True, False),
-        (TINY_LLAMA, False, True),
-        (TINY_QWEN3, False, False),
         (TINY_QWEN3, True, True),
     ],
 )
@@ -250,7 +246,7 @@ def test_activations_are_those_that_torch_keeps_and_never_fewer(config, on_cpu, 
 @pytest.mark.parametrize("on_cpu", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "hidden", "vocabulary"),
-    [(512, 896, 151_936), (2048, 896, 151_936), (8192, 896, 151_936), (4096, 3584, 151_936), (2048, 192, 768)],
+    [(512, 896, 151_936), (4096, 3584, 151_936), (2048, 192, 768)],
 )
 def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on_cpu):
     from trl.trainer.utils import _ChunkedLogProbFunction

@@ -368,7 +368,7 @@ def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, t
     assert found.returncode == 0 and "owner/cached: 494 million parameters" in found.stdout
     missing = planned_for("owner/missing")
     assert missing.returncode == 2 and "Retrying" not in missing.stderr
-    assert "owner/missing cannot be read: it is not in the cache, and the Hub is out of reach (" in missing.stderr
+    assert "owner/missing cannot be read: it is not cached, and the Hub is unreachable (" in missing.stderr
 
 
 def test_the_filter_is_named_as_not_counted(machine, model):
