@@ -1,12 +1,11 @@
-"""Reward functions: what one completion is worth, each as a share of full marks.
+"""Built-in reward functions.
 
-Every function has TRL's signature `(completions, **columns) -> list[float | None]` and returns values from 0 to 1; what
-full marks are worth is the number after `=` in `--rewards correct_answer=2.0`. One number so says everything, and the
-mean that the trainer logs for each reward is a rate. `SCALES` holds the scales used where none is given; they are those
-of the well-known GSM8K demo.
+A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings, or
+conversations whose last message is the answer; `columns` are the dataset's columns, one value per completion. None
+means that the row cannot be graded.
 
-`completions` are plain strings, or conversations whose last message is the answer. `columns` are the data set's
-columns, one value a completion. None means only "this row cannot be graded".
+Every built-in reward is between 0 and 1; the weight in `--rewards correct_answer=2.0` multiplies it. The logged mean of
+a reward is therefore a rate. `DEFAULT_WEIGHTS` are those of the well-known GSM8K demo.
 
 Source: the GSM8K demo by Will Brown, https://gist.github.com/willccbb/4676755236bb08cab5f4e54a0475d6fb, whose format
 patterns never matched an answer of more than one line.
@@ -14,6 +13,7 @@ patterns never matched an answer of more than one line.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _SHORT_THOUGHT_CHARACTERS = 20
 
 
 def completion_text(completion: Any) -> str:
-    """Return the text of a completion: a string, or the content of a conversation's last message.
+    """Return the text of a completion: the string, or the content of a conversation's last message.
 
     Raises:
         TypeError: it is neither.
@@ -45,41 +45,49 @@ def completion_text(completion: Any) -> str:
     return content
 
 
-def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 where the row's task passes the completion, else 0; None for a row without an `answer`.
+def _of_text(rate: Callable[[str], float]) -> RewardFunction:
+    """Return the reward function that rates the text of each completion."""
 
-    The row's `task` column names the task, gsm8k where there is none: evaluation asks the same grader.
+    @functools.wraps(rate)
+    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(rate(completion_text(completion))) for completion in completions]
+
+    return reward
+
+
+def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Reward 1 for a completion that the row's task passes; None for a row without an `answer`.
+
+    The row's `task` column names the task, by default gsm8k. Evaluation uses the same grader.
     """
     if "answer" not in columns:
-        raise ValueError("correct_answer needs an 'answer' column in the data set")
+        raise ValueError("correct_answer needs an 'answer' column in the dataset")
     rows = _rows(columns, len(completions))
     by_task: dict[str, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
         if row["answer"] is not None:
             by_task[row.get("task") or "gsm8k"].append(i)
     rewards: list[float | None] = [None] * len(rows)
-    for task, places in by_task.items():
-        verdicts = grade_all(task, [completion_text(completions[i]) for i in places], [rows[i] for i in places])
-        for i, verdict in zip(places, verdicts, strict=True):
+    for task, indices in by_task.items():
+        verdicts = grade_all(task, [completion_text(completions[i]) for i in indices], [rows[i] for i in indices])
+        for i, verdict in zip(indices, verdicts, strict=True):
             rewards[i] = float(verdict.passed)
     return rewards
 
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 where the completion's program passes all of its row's unit tests, else 0; for rows of code tasks."""
-    return [
-        float(verdict is not None and verdict.passed) for _, verdict in _tested(completions, columns, count_tests=False)
-    ]
+    """Reward 1 for a program that passes all unit tests of its row; for code tasks."""
+    return [float(verdict is not None and verdict.passed) for _, verdict in _run_tests(completions, columns)]
 
 
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The share of its row's asserts that the completion's program passes; for rows of code tasks.
+    """Reward the share of its row's asserts that a program passes; for code tasks.
 
-    1 only where the verdict is a pass: a program that is killed after its last assert held has at least one too few. 0
-    where there was no verdict, or no code.
+    The reward is 1 only if the verdict is a pass: a program that is killed after its last assert lacks at least one. It
+    is 0 without a verdict or without code.
     """
     rewards: list[float | None] = []
-    for _, verdict in _tested(completions, columns, count_tests=True):
+    for _, verdict in _run_tests(completions, columns, count_tests=True):
         if verdict is None or verdict.passed or not verdict.num_tests:
             rewards.append(float(verdict is not None and verdict.passed))
         else:
@@ -87,103 +95,91 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
     return rewards
 
 
-def integer_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 where the last answer marker (`<answer>`, `\\boxed{}`, `#### `) holds an integer and nothing else, else 0."""
-    return [float(_is_integer(completion_text(completion))) for completion in completions]
+@_of_text
+def integer_answer(text: str) -> float:
+    """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, `#### `) has an integer and nothing else."""
+    answers = gsm8k.find_answers(text) or [""]
+    return bool(_INTEGER.fullmatch(answers[-1]))
 
 
-def strict_xml_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 where the completion is laid out exactly as the xml style's system prompt shows it, else 0.
+@_of_text
+def strict_xml_format(text: str) -> float:
+    """Reward 1 for exactly the layout that the xml style's system prompt shows.
 
-    Each tag occurs once and has a line to itself; nothing else precedes, separates or follows the two sections, except
-    white space at either end.
+    Each tag occurs once, on its own line, and there is no other text.
     """
-    return [float(_is_strict_xml(completion_text(completion))) for completion in completions]
+    # `read_completion` finds each tag exactly once, which also keeps the pattern linear.
+    return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text.strip()))
 
 
-def soft_xml_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 where a reasoning section is followed by an answer section, else 0; any line breaks, any text around them."""
-    return [float(_has_sections(completion_text(completion), "reasoning")) for completion in completions]
+@_of_text
+def soft_xml_format(text: str) -> float:
+    """Reward 1 for a reasoning section followed by an answer section, with any line breaks and any other text."""
+    return _has_sections(text, "reasoning")
 
 
-def xml_tag_count(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """A quarter for each of the four tags that occurs exactly once.
+@_of_text
+def xml_tag_count(text: str) -> float:
+    """Reward a quarter for each of the four tags that occurs exactly once.
 
-    The quarter of `</answer>` shrinks with text after it, to nothing at 125 characters. The GSM8K demo takes 0.001 off
-    for each character and so falls without limit; here the worst completion is worth 0, never less.
+    Text after `</answer>` reduces its quarter, to 0 at 125 characters. In the GSM8K demo each character costs 0.001
+    without limit; here no completion is below 0.
     """
-    rewards: list[float | None] = []
-    for completion in completions:
-        text = completion_text(completion)
-        quarters = float(sum(text.count(tag) == 1 for tag in XML_TAGS))
-        if text.count("</answer>") == 1:
-            trailing = len(text.partition("</answer>")[2].strip())
-            quarters -= min(1.0, trailing / _TRAILING_CHARACTERS)
-        rewards.append(quarters / len(XML_TAGS))
-    return rewards
+    quarters = float(sum(text.count(tag) == 1 for tag in XML_TAGS))
+    if text.count("</answer>") == 1:
+        quarters -= min(1.0, len(text.partition("</answer>")[2].strip()) / _TRAILING_CHARACTERS)
+    return quarters / len(XML_TAGS)
 
 
-def think_answer_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1, 0.5 or 0 for `<think>...</think><answer>...</answer>`.
+@_of_text
+def think_answer_format(text: str) -> float:
+    """Reward 1 or 0.5 for `<think>...</think><answer>...</answer>`.
 
-    1 where the completion is these two sections and nothing else, with more than 20 characters of thought and an answer
-    that is not empty; 0.5 where both sections are there in this order, whatever they hold and whatever is around them.
+    1 if there is no other text, the thought has more than 20 characters and the answer is not empty; 0.5 if both
+    sections occur in this order.
     """
-    rewards: list[float | None] = []
-    for completion in completions:
-        text = completion_text(completion)
-        sections = chat.read_completion(text, "think")
-        if sections and len(sections[0]) > _SHORT_THOUGHT_CHARACTERS and sections[1]:
-            rewards.append(1.0)
-        else:
-            rewards.append(0.5 if _has_sections(text, "think") else 0.0)
-    return rewards
+    sections = chat.read_completion(text, "think")
+    if sections and len(sections[0]) > _SHORT_THOUGHT_CHARACTERS and sections[1]:
+        return 1.0
+    return 0.5 if _has_sections(text, "think") else 0.0
 
 
 def matches_pattern(pattern: str) -> RewardFunction:
-    """Return a reward that is 1 where the pattern is found in the completion, else 0.
+    """Return a reward of 1 for completions in which the regular expression matches.
 
-    `.` matches line breaks too; `^` and `$` are the ends of the completion, or of each line after `(?m)`.
+    `.` matches line breaks too; `^` and `$` match at the ends of the completion, or of each line after `(?m)`.
 
     Raises:
         re.error: it is not a regular expression.
     """
     compiled = re.compile(pattern, re.DOTALL)
-
-    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(bool(compiled.search(completion_text(completion)))) for completion in completions]
-
-    return reward
+    return _of_text(lambda text: bool(compiled.search(text)))
 
 
 def longer_is_better(cap: int = 1000, unit: str = "characters") -> RewardFunction:
-    """Return a reward that grows with length, length / cap, and stays at 1 from `cap` on.
+    """Return a reward that grows with length to 1 at `cap`.
 
     Args:
-        cap: the length of full marks, at least 1.
+        cap: the length with the max reward, at least 1.
         unit: "characters" or "tokens".
     """
 
-    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [min(1.0, length / cap) for length in _lengths(completions, unit, columns)]
-
-    return reward
+    return _of_length(lambda length: min(1.0, length / cap), unit)
 
 
 def near_length(ideal: int, unit: str = "characters") -> RewardFunction:
-    """Return a reward that is 1 at the ideal length and falls evenly to 0 at length zero and at twice the ideal.
+    """Return a reward that is 1 at the ideal length and falls linearly to 0 at length 0 and at twice the ideal.
 
     Args:
-        ideal: the length of full marks, at least 1.
+        ideal: the length with the max reward, at least 1.
         unit: "characters" or "tokens".
     """
 
-    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        lengths = _lengths(completions, unit, columns)
-        return [max(0.0, 1.0 - abs(length - ideal) / ideal) for length in lengths]
+    return _of_length(lambda length: max(0.0, 1.0 - abs(length - ideal) / ideal), unit)
 
-    return reward
 
+TEST_REWARDS = {"passes_tests": passes_tests, "share_of_tests_passed": share_of_tests_passed}
+"""Rewards that need rows of code tasks, by name."""
 
 PLAIN_REWARDS: dict[str, RewardFunction] = {
     "correct_answer": correct_answer,
@@ -192,47 +188,41 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
     "soft_xml_format": soft_xml_format,
     "xml_tag_count": xml_tag_count,
     "think_answer_format": think_answer_format,
-    "passes_tests": passes_tests,
-    "share_of_tests_passed": share_of_tests_passed,
+    **TEST_REWARDS,
 }
-"""The rewards that take no argument, by name."""
+"""Rewards without an argument, by name."""
 
-TEST_REWARDS = ("passes_tests", "share_of_tests_passed")
-"""The rewards that only rows of code tasks can have."""
+LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]] = {
+    "near_length": near_length,
+    "longer_is_better": longer_is_better,
+}
+"""Rewards with a length as their argument, by name."""
 
-SCALES: dict[str, float] = {
+DEFAULT_WEIGHTS: dict[str, float] = {
     "correct_answer": 2.0,
     "integer_answer": 0.5,
     "strict_xml_format": 0.5,
     "soft_xml_format": 0.5,
     "xml_tag_count": 0.5,
 }
-"""What full marks are worth where the command line gives no scale; every other reward's is 1."""
+"""Weights of rewards that are named without one; 1 for all others."""
 
 
-def _tested(completions: Sequence[Any], columns: dict[str, Any], *, count_tests: bool) -> list[code_grading.Outcome]:
+def _run_tests(
+    completions: Sequence[Any], columns: dict[str, Any], *, count_tests: bool = False
+) -> list[code_grading.Outcome]:
     texts = [completion_text(completion) for completion in completions]
     return code_grading.run_tests(texts, _rows(columns, len(texts)), count_tests=count_tests)
 
 
 def _rows(columns: dict[str, Any], size: int) -> list[Row]:
-    """Return the data set's columns as rows, one a completion."""
+    """Return the dataset's columns as rows, one per completion."""
     per_row = {name: column for name, column in columns.items() if isinstance(column, list)}
     return [{name: column[i] for name, column in per_row.items()} for i in range(size)]
 
 
-def _is_integer(text: str) -> bool:
-    answers = gsm8k.find_answers(text) or [""]
-    return bool(_INTEGER.fullmatch(answers[-1]))
-
-
-def _is_strict_xml(text: str) -> bool:
-    # `read_completion` has seen each tag exactly once, which also keeps the pattern's time linear.
-    return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text.strip()))
-
-
 def _has_sections(text: str, thought: str) -> bool:
-    """Tell whether the two sections are there, one after the other; the first place found for each tag is enough."""
+    """Return whether both sections occur in order; the first occurrence of each tag is enough, in linear time."""
     start = text.find(f"<{thought}>")
     if start < 0:
         return False
@@ -240,10 +230,14 @@ def _has_sections(text: str, thought: str) -> bool:
     return turn is not None and text.find("</answer>", turn.end()) >= 0
 
 
-def _lengths(completions: Sequence[Any], unit: str, columns: dict[str, Any]) -> list[int]:
-    """Return each completion's length; tokens are counted as the trainer does, the end token included."""
+def _of_length(rate: Callable[[int], float], unit: str) -> RewardFunction:
+    """Return the reward function that rates each completion's length; tokens include the end-of-sequence token."""
     if unit == "characters":
-        return [len(completion_text(completion)) for completion in completions]
-    if "completion_ids" not in columns:
-        raise ValueError("a length in tokens needs the trainer's 'completion_ids' column")
-    return [len(ids) for ids in columns["completion_ids"]]
+        return _of_text(lambda text: rate(len(text)))
+
+    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        if "completion_ids" not in columns:
+            raise ValueError("a length in tokens needs the trainer's 'completion_ids' column")
+        return [rate(len(ids)) for ids in columns["completion_ids"]]
+
+    return reward

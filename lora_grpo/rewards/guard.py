@@ -1,4 +1,4 @@
-"""Stands between the trainer and a reward function, so that nothing is scored 0 in silence."""
+"""Check what a reward function returns, so that no failure is scored as 0."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lora_grpo.rewards.functions import RewardFunction, completion_text
 
 
 class RewardError(RunError):
-    """A reward function raised, or returned something that is no reward; the run stops, nothing is scored 0."""
+    """A reward function raised or returned an invalid value; the run stops."""
 
 
 def guard(function: RewardFunction, name: str) -> RewardFunction:
-    """Return `function` under `name`, with every failure and every value that is no reward turned into a RewardError.
+    """Return the function under `name`; it raises RewardError if the reward fails or returns an invalid value.
 
-    A bool counts as 1 or 0, a one-element tensor as its number, and None means that the row cannot be graded.
+    A bool counts as 1 or 0, a one-element tensor as its number; None means that the row cannot be graded.
     """
 
     @functools.wraps(function)
@@ -29,20 +29,15 @@ def guard(function: RewardFunction, name: str) -> RewardFunction:
         size = len(completions)
         try:
             output = function(**batch)
-            values = (
-                list(output) if isinstance(output, Iterable) and not isinstance(output, (str, bytes, dict)) else None
-            )
+            is_list = isinstance(output, Iterable) and not isinstance(output, (str, bytes, dict))
+            values = list(output) if is_list else None
         except (Exception, SystemExit) as error:
-            culprit = _find_culprit(function, batch, size)
-            raise RewardError(f"reward {name!r} raised {one_line(error)}; {_describe(batch, culprit)}") from error
-        if values is None:
+            row = _find_failing_row(function, batch, size)
+            raise RewardError(f"reward {name!r} raised {one_line(error)}; {_describe(batch, row)}") from error
+        if values is None or len(values) != size:
+            returned = _shorten(output) if values is None else f"{len(values)} values"
             raise RewardError(
-                f"reward {name!r} returned {_shown(output)}; expected a list of {size} numbers, one a completion; "
-                f"{_describe(batch, 0)}"
-            )
-        if len(values) != size:
-            raise RewardError(
-                f"reward {name!r} returned {len(values)} values; expected {size}, one a completion; "
+                f"reward {name!r} returned {returned}; expected a list of {size} numbers, one per completion; "
                 f"{_describe(batch, 0)}"
             )
         return [_check_value(value, name, batch, i) for i, value in enumerate(values)]
@@ -55,56 +50,52 @@ def _check_value(value: Any, name: str, batch: Mapping[str, Any], i: int) -> flo
     if value is None:
         return None
     if not isinstance(value, Real) and getattr(value, "ndim", None) == 0:
-        value = value.item()  # A tensor's or an array's element.
+        value = value.item()  # An element of a tensor or an array.
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
         raise RewardError(
-            f"reward {name!r} returned {_shown(value)}; expected a finite number, or None for a row that cannot be "
+            f"reward {name!r} returned {_shorten(value)}; expected a finite number, or None for a row that cannot be "
             f"graded; {_describe(batch, i)}"
         )
     return number
 
 
-def _find_culprit(function: RewardFunction, batch: Mapping[str, Any], size: int) -> int | None:
-    """Return the first row for which `function` raises on its own; None where it raises only for the whole batch."""
+def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any], size: int) -> int | None:
+    """Return the first row that fails on its own; None if only the whole batch fails."""
     for i in range(size):
         row = {
             key: [value[i]] if isinstance(value, list) and len(value) == size else value for key, value in batch.items()
         }
         try:
             function(**row)
-        except (Exception, SystemExit):  # noqa: BLE001 - the error itself is already on its way
+        except (Exception, SystemExit):  # noqa: BLE001 - the caller raises the error itself
             return i
     return None
 
 
 def _describe(batch: Mapping[str, Any], i: int | None) -> str:
-    """Say which row and which completion, on one line."""
+    """Describe a row and its completion, on one line."""
     size = len(batch["completions"])
     if i is None:
-        return f"in a batch of {size}, and for no row of it alone; columns: {', '.join(sorted(batch))}"
-
-    def cell(key: str) -> Any:
-        column = batch.get(key)
-        return column[i] if isinstance(column, list) and i < len(column) else None
-
-    parts = [f"row {cell('id') or i}"]
-    question = cell("question") or cell("prompts")
-    if isinstance(question, list) and question and isinstance(question[-1], dict):
-        question = question[-1].get("content")
-    if question:
-        parts.append(f"question {_shown(question)}")
-    completion = batch["completions"][i] if i < size else None
-    with contextlib.suppress(TypeError):  # Else shown as it is: this may be what the reward stumbled on.
+        return f"in a batch of {size}, but for no row alone; columns: {', '.join(sorted(batch))}"
+    row = {key: value[i] for key, value in batch.items() if isinstance(value, list) and i < len(value)}
+    parts = [f"row {row.get('id') or i}"]
+    question = row.get("question") or row.get("prompts")
+    completion = row.get("completions")
+    with contextlib.suppress(TypeError):  # Show invalid ones unchanged: they may be why the reward failed.
+        question = completion_text(question)
+    with contextlib.suppress(TypeError):
         completion = completion_text(completion)
-    parts.append(f"completion {_shown(completion, 200)}")
+    if question:
+        parts.append(f"question {_shorten(question)}")
+    parts.append(f"completion {_shorten(completion, 200)}")
     return ", ".join(parts)
 
 
-def _shown(value: Any, characters: int = 80) -> str:
+def _shorten(value: Any, characters: int = 80) -> str:
     """Return the start of a value's repr, without line breaks."""
     text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
     return text if len(text) <= characters else text[:characters] + "…"

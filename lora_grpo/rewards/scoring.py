@@ -1,4 +1,4 @@
-"""Training rows as TRL is given them, and what a reward function is called with."""
+"""Rows in the form that TRL takes, and rewards called the way TRL calls them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from lora_grpo.tasks import Row, chat
 
 
 def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Return rows that all have every column of any of them, None where they lack it.
+    """Return rows that all have the same columns, None where a row lacks one.
 
     `prompt` is chat messages, or plain text for a base model, whose tokenizer has no chat template.
     """
-    names = {name: None for row in rows for name in row}
-    chats = bool(getattr(tokenizer, "chat_template", None))
-    return [{**names, **row, "prompt": row["prompt"] if chats else chat.render_row(tokenizer, row)} for row in rows]
+    columns = {name: None for row in rows for name in row}
+    is_chat = bool(getattr(tokenizer, "chat_template", None))
+    return [{**columns, **row, "prompt": row["prompt"] if is_chat else chat.render_row(tokenizer, row)} for row in rows]
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Return TRL's data set.
+    """Return the dataset for TRL's trainer.
 
     Args:
-        tokenizer: of the policy.
+        tokenizer: the policy's tokenizer.
         rows: training rows with `prompt`.
-        order: the place in `rows` of each prompt, in the order in which they are asked.
+        order: the row index of each prompt, in training order.
 
     Raises:
-        UserError: a column holds values of several types.
+        UserError: a column has values of several types.
     """
     from datasets import Dataset
     from pyarrow import ArrowInvalid, ArrowTypeError
@@ -38,35 +38,35 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
     try:
         return Dataset.from_list(trl_rows(tokenizer, rows)).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
-        raise UserError(f"a column of the training rows holds values of several types: {one_line(error)}") from error
+        raise UserError(f"a column of the training rows has values of several types: {one_line(error)}") from error
 
 
 def score(
     rewards: Sequence[Reward],
-    asked: Sequence[Row],
+    rows: Sequence[Row],
     texts: Sequence[str],
     token_ids: Sequence[list[int]],
     trainer_state: Any = None,
 ) -> list[dict[str, float | None]]:
-    """Return what each reward function gives completions, calling it as TRL's trainer does.
+    """Score completions the way TRL's trainer does.
 
     Args:
-        rewards: what `reward_registry.resolve` returned.
-        asked: R rows of `trl_rows`, the one that each completion answers.
-        texts: R completions.
-        token_ids: R lists of their tokens, the end token included.
-        trainer_state: of transformers' Trainer, where there is one.
+        rewards: the reward functions.
+        rows: B rows of `trl_rows`, one per completion.
+        texts: B completions.
+        token_ids: B lists of token ids, including the end-of-sequence token.
+        trainer_state: state of transformers' Trainer, if there is one.
 
     Returns:
-        R times each reward's value by name, before its scale; None where it cannot grade the row.
+        B dictionaries from reward name to value, before weighting; None if the reward cannot grade the row.
 
     Raises:
         RewardError: a reward function failed.
 
     Source: `GRPOTrainer._calculate_rewards`, TRL 1.14.2.
     """
-    prompts = [row["prompt"] for row in asked]
-    columns = {name: [row[name] for row in asked] for name in asked[0] if name != "prompt"}
+    prompts = [row["prompt"] for row in rows]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
     completions = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)

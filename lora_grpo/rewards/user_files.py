@@ -1,94 +1,78 @@
-"""Rewards from a user's own Python file: checked without running it, imported when the run needs them."""
+"""Rewards from a user's Python file: checked without running it, imported when the run needs them."""
 
 from __future__ import annotations
 
 import ast
-import difflib
+import functools
 import importlib.util
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 from lora_grpo.rewards.functions import RewardFunction
 from lora_grpo.rewards.guard import one_line
 
 
 def check_file(path: Path, function: str) -> None:
-    """Refuse a file that does not define the function at its top level; the file is read, not run.
+    """Check that a file defines a reward function at its top level; the file is parsed, not run.
 
     Args:
         path: the Python file.
         function: a name that the file defines, assigns or imports.
 
     Raises:
-        UserError: no such file or function, no Python, or a function that the trainer could not call.
+        UserError: the file or function is missing, the file is not Python, or the trainer could not call the function.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a Python file that defines {function!r}") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except SyntaxError as error:
-        raise UserError(f"{path}:{error.lineno}: {error.msg}; the file of reward {function!r} is not Python") from None
-    except ValueError as error:
-        raise UserError(f"{path}: {error}; the file of reward {function!r} is not Python") from None
+        raise UserError(f"{path}: {error.strerror}; expected a Python file that defines {function!r}") from None
+    except (SyntaxError, ValueError) as error:
+        where, reason = (f":{error.lineno}", error.msg) if isinstance(error, SyntaxError) else ("", error)
+        raise UserError(f"{path}{where}: {reason}; the file of reward {function!r} is not Python") from None
     defined: list[str] = []
     for node in tree.body:
-        if isinstance(node, ast.AsyncFunctionDef) and node.name == function:
-            raise UserError(f"{path}:{node.lineno}: {function!r} is async; make it a plain function")
-        if isinstance(node, ast.FunctionDef):
-            if node.name == function and node.args.kwarg is None:
-                raise UserError(
-                    f"{path}:{node.lineno}: {function!r} must end in **columns; the trainer passes them all"
-                )
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             defined.append(node.name)
+            if node.name == function and isinstance(node, ast.AsyncFunctionDef):
+                raise UserError(f"{path}:{node.lineno}: {function!r} is async; make it a plain function")
+            if node.name == function and node.args.kwarg is None:
+                raise UserError(f"{path}:{node.lineno}: {function!r} must take **columns; the trainer passes them all")
         elif isinstance(node, ast.Assign):
             defined += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             defined += [alias.asname or alias.name for alias in node.names]
     if function not in defined:
-        near = difflib.get_close_matches(function, defined, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it defines {', '.join(defined) or 'nothing'}"
+        hint = suggestion(function, defined, otherwise=f"it defines {', '.join(defined) or 'nothing'}")
         raise UserError(f"{path} does not define {function!r}; {hint}")
 
 
-def load_file(path: Path, function: str, modules: dict[Path, ModuleType]) -> RewardFunction:
-    """Return a function of a user's file.
-
-    Args:
-        path: the Python file.
-        function: the name of the function.
-        modules: the files run so far; each is run once, however many rewards it holds.
+def load_file(path: Path, function: str) -> RewardFunction:
+    """Return a function of a user's file; a file runs once, however many rewards it defines.
 
     Raises:
-        UserError: the file raises as it is imported (the message gives file and line), or the name is no function.
+        UserError: the file raises when imported (the message names file and line), or the name is not a function.
     """
-    key = path.resolve()
-    if key not in modules:
-        modules[key] = _import_file(path)
-    reward = getattr(modules[key], function, None)
+    reward = getattr(_import_file(path.resolve(), path.stat().st_mtime_ns), function, None)
     if not callable(reward):
         raise UserError(f"{path}: {function!r} is {reward!r:.60}; expected a function (completions, **columns)")
     return reward
 
 
-def _import_file(path: Path) -> ModuleType:
+@functools.cache
+def _import_file(path: Path, modified_ns: int) -> ModuleType:
     name = f"reward_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path}: not a Python file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses and pickle look their own module up.
+    sys.modules[name] = module  # Dataclasses and pickle look it up.
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        lines = [
-            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
-        ]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}:{lines[-1]}" if lines else str(path)
         raise UserError(f"{where}: importing this file of rewards raised {one_line(error)}") from error
     return module

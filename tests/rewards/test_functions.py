@@ -20,7 +20,7 @@ def chat(text):
 
 @pytest.mark.parametrize("name", sorted({*functions.PLAIN_REWARDS} - {"passes_tests", "share_of_tests_passed"}))
 @pytest.mark.parametrize("text", ["", XML, XML_ON_ONE_LINE, "#### 18"])
-def test_strings_and_conversations_are_worth_the_same_from_0_to_1(name, text):
+def test_strings_and_conversations_get_the_same_reward_from_0_to_1(name, text):
     columns = {"answer": ["18"], "prompts": ["?"], "completion_ids": [[1]], "trainer_state": object()}
     (reward,) = functions.PLAIN_REWARDS[name]([text], **columns)
     assert 0 <= reward <= 1
@@ -28,21 +28,21 @@ def test_strings_and_conversations_are_worth_the_same_from_0_to_1(name, text):
 
 
 @pytest.mark.parametrize("completion", [None, 3, [], [{"role": "assistant", "content": None}], ["text"]])
-def test_a_completion_that_is_no_text_raises(completion):
+def test_a_completion_without_text_raises(completion):
     with pytest.raises(TypeError, match="expected a completion's text or messages"):
         functions.completion_text(completion)
 
 
-def test_correct_answer_is_the_graders_verdict_row_by_row():
+def test_correct_answer_is_the_graders_verdict():
     columns = {"answer": ["18", "19", None], "prompt_style": ["xml", "xml", "xml"]}
     assert functions.correct_answer([XML, XML, XML], **columns) == [1.0, 0.0, None]
 
 
-def test_correct_answer_asks_each_rows_own_task_once(monkeypatch):
-    asked = []
+def test_correct_answer_grades_each_task_once(monkeypatch):
+    calls = []
 
     def grade_all(task, completions, rows):
-        asked.append((task, completions, [row["id"] for row in rows]))
+        calls.append((task, completions, [row["id"] for row in rows]))
         return [Verdict(completion == "right", "") for completion in completions]
 
     monkeypatch.setattr(functions, "grade_all", grade_all)
@@ -50,7 +50,7 @@ def test_correct_answer_asks_each_rows_own_task_once(monkeypatch):
     columns["answer"][3] = None
     completions = ["right", "right", chat("wrong"), "right", "wrong"]
     assert functions.correct_answer(completions, **columns) == [1.0, 1.0, 0.0, None, 0.0]
-    assert asked == [("other", ["right", "wrong"], ["a", "c"]), ("gsm8k", ["right", "wrong"], ["b", "e"])]
+    assert calls == [("other", ["right", "wrong"], ["a", "c"]), ("gsm8k", ["right", "wrong"], ["b", "e"])]
 
 
 def test_correct_answer_without_an_answer_column():
@@ -153,7 +153,7 @@ def test_matches_pattern(pattern, text, reward):
     assert functions.matches_pattern(pattern)([text]) == [reward]
 
 
-def test_matches_pattern_refuses_what_is_no_pattern():
+def test_matches_pattern_refuses_an_invalid_pattern():
     with pytest.raises(re.error):
         functions.matches_pattern("(")
 
@@ -162,21 +162,21 @@ def test_longer_is_better_stops_at_its_cap():
     assert functions.longer_is_better(4)(["", "ab", "abcd", "abcdefgh"]) == [0, 0.5, 1, 1]
 
 
-def test_near_length_falls_evenly_on_both_sides():
+def test_near_length_falls_linearly_on_both_sides():
     texts = ["x" * n for n in (0, 5, 10, 15, 20, 99)]
     assert functions.near_length(10)(texts) == [0, 0.5, 1, 0.5, 0, 0]
 
 
 @pytest.mark.parametrize("factory", [functions.longer_is_better, functions.near_length])
-def test_a_length_in_tokens_is_the_trainers(factory):
+def test_a_length_in_tokens_counts_the_trainers_ids(factory):
     reward = factory(4, "tokens")
     assert reward(["a long text", "x"], completion_ids=[[1, 2], [1, 2, 3, 4]]) == [0.5, 1]
     with pytest.raises(ValueError, match="completion_ids"):
         reward(["x"])
 
 
-def test_the_scales_are_the_demos():
-    assert functions.SCALES == {
+def test_default_weights_are_the_demos():
+    assert functions.DEFAULT_WEIGHTS == {
         "correct_answer": 2.0,
         "integer_answer": 0.5,
         "strict_xml_format": 0.5,
@@ -184,7 +184,7 @@ def test_the_scales_are_the_demos():
         "xml_tag_count": 0.5,
     }
     (tag,) = functions.xml_tag_count(["<answer>"])
-    assert tag * functions.SCALES["xml_tag_count"] == 0.125
+    assert tag * functions.DEFAULT_WEIGHTS["xml_tag_count"] == 0.125
 
 
 @pytest.mark.parametrize("unit", ["<reasoning>", "</reasoning>", "</reasoning><answer>", "</think> ", "</answer>", " "])
@@ -226,13 +226,13 @@ def test_rewards_of_unit_tests(completion, passes, share):
     ("status", "passed_tests", "num_tests", "share"),
     [("passed", 3, 3, 1), ("timeout", 3, 3, 2 / 3), ("failed", 1, 1, 0), ("timeout", 0, 0, 0), ("passed", 0, 0, 1)],
 )
-def test_full_marks_need_the_verdict(status, passed_tests, num_tests, share, monkeypatch):
+def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, monkeypatch):
     verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
     monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
     assert functions.share_of_tests_passed([program("return 2 * x")], **TESTED) == [pytest.approx(share)]
 
 
-def test_rewards_know_every_name_that_the_tests_use():
+def test_programs_may_define_every_name_that_the_tests_use():
     row = {"id": ["a"], "entry_point": ["f"], "functions": [["f", "Box"]], "test": ["assert f(Box(3)) == 3"]}
     source = "class Box:\n    def __init__(self, x): self.x = x\ndef f(box): return box.x"
     for reward in (functions.passes_tests, functions.share_of_tests_passed):

@@ -60,7 +60,7 @@ def test_a_reward_that_raises_only_for_the_whole_batch():
         if len(completions) > 1:
             raise ValueError("too\nmany")
 
-    assert "raised ValueError: too many; in a batch of 2, and for no row of it alone" in str(failure(reward))
+    assert "raised ValueError: too many; in a batch of 2, but for no row alone" in str(failure(reward))
 
 
 def test_a_generator_that_raises_is_caught_too():
@@ -78,21 +78,21 @@ def test_without_ids_and_questions_the_prompt_is_shown():
 
 
 @pytest.mark.parametrize("output", [None, 1.0, "ab", {0: 1.0, 1: 2.0}])
-def test_what_is_no_list_is_refused(output):
+def test_anything_but_a_list_is_refused(output):
     assert "expected a list of 2 numbers" in str(failure(lambda completions, **c: output))
 
 
 @pytest.mark.parametrize("output", [[], [1.0], [1.0, 1.0, 1.0]])
 def test_a_wrong_number_of_values_is_refused(output):
-    assert f"returned {len(output)} values; expected 2" in str(failure(lambda completions, **c: output))
+    assert f"returned {len(output)} values; expected a list of 2" in str(failure(lambda completions, **c: output))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, "1.0", [1.0], 1j, object()])
-def test_a_value_that_is_no_finite_number_is_refused_with_its_row(value):
+def test_a_value_that_is_not_a_finite_number_is_refused_with_its_row(value):
     message = str(failure(lambda completions, **c: [0.0, value]))
     assert "expected a finite number, or None for a row that cannot be graded; row t/1" in message
 
 
-def test_a_bad_completion_is_shown_as_it_is():
+def test_an_invalid_completion_is_shown_unchanged():
     batch = {"completions": [[{"role": "assistant", "content": None}]]}
     assert "completion [{'role'" in str(failure(lambda completions, **c: [math.nan], batch))

@@ -246,7 +246,7 @@ def reward_file(folder):
     """Write rewards that are wrong on purpose."""
     path = folder / "my_rewards.py"
     path.write_text(
-        "from lora_grpo.rewards import correct_answer\n\n"
+        "from lora_grpo.rewards.functions import correct_answer\n\n"
         "def wrong(completions, **columns):\n"
         "    return [1.0 - value for value in correct_answer(completions, **columns)]\n"
     )
