@@ -127,7 +127,7 @@ class SamplingConfig:
     """Sampling backend: `vllm`, or `transformers` (the kit's own sampler, which is faster on a CPU). `auto` is vllm if
     it is installed and a GPU is available, else transformers."""
     server_url: str | None = None
-    """URL of a vLLM server for sampling, on this or another machine, e.g. http://gpu2:8000. See docs/scaling.md."""
+    """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/several-gpus.md."""
     server_folder: str | None = None
     """Folder for each step's adapter, with the same path on this machine and on the server. None uses a temporary
     folder, for a server on this machine."""
