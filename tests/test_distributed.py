@@ -172,10 +172,10 @@ def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_p
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
-        ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP spreads the model", "docs/several-gpus.md"]),
+        ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP shards the model", "docs/several-gpus.md"]),
         (
             {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
-            ["DeepSpeed ZeRO-3 spreads the model"],
+            ["DeepSpeed ZeRO-3 shards the model"],
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_whole_models_are_not_refused(monkeypatch):
 def test_a_model_spread_by_a_field_of_the_trainer_is_refused(field):
     from lora_grpo.config import replace
 
-    with pytest.raises(UserError, match="spreads the model"):
+    with pytest.raises(UserError, match="shards the model"):
         check(replace(RunConfig(), {"grpo": (field,)}))
 
 
