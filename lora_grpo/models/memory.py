@@ -59,8 +59,6 @@ class Step:
     """Name of a transformers optimizer."""
     checkpointing: bool = True
     """Gradient checkpointing: activations are recomputed in the backward pass."""
-    chunked: bool = True
-    """Logits are computed in chunks of the vocabulary; see lora_grpo.training.chunked_logprobs."""
     fused: bool = False
     """Layers run Unsloth's kernels."""
     on_cpu: bool = False
@@ -239,15 +237,13 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes between the last layer and the logprobs, forward and backward.
 
-    Chunked: two tiles of up to 2048 tokens and 8192 vocabulary entries, one of them in the activations' dtype;
-    intermediate results of this and the previous tile in float32, or half of them and a part of the head; the gradient
-    of the hidden states. Whole: the logits and three more matrices in float32. Both: the last norm.
+    Logits are computed in chunks (lora_grpo.training.chunked_logprobs): two tiles of up to 2048 tokens and 8192
+    vocabulary entries, one of them in the activations' dtype; intermediate results of this and the previous tile in
+    float32, or half of them and a part of the head; the gradient of the hidden states; the last norm.
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.completion_tokens
     norm = (8 + width) * step.tokens * shape.hidden
-    if not step.chunked:
-        return norm + 16 * completions * shape.vocabulary
     rows = min(completions, _TOKEN_CHUNK)
     entries = min(shape.vocabulary, _VOCABULARY_CHUNK)
     single = completions <= _TOKEN_CHUNK and shape.vocabulary <= _VOCABULARY_CHUNK

@@ -16,7 +16,7 @@ they come, use `with sampler.awake(adapter=True)` and `sampler.stream`.
     batch_memory          how many completions fit in memory at once
     merged_copy           an unquantized copy with the adapter merged: faster on a CPU
     generate              Unsloth: its `generate`, or the vLLM engine that it trains on
-    vllm_sampler          vLLM: the adapter is loaded anew at each step, never merged
+    vllm_sampler          vLLM: the adapter is reloaded at each step, never merged
     vllm_engine           vLLM in this process
     vllm_server           vLLM behind a URL
     vllm_adapter          which adapters vLLM can serve

@@ -11,23 +11,11 @@ from lora_grpo.errors import UserError, first_line
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM (0.27) reserves memory for; an adapter takes the next one."""
-_NOT_SERVED = {
-    "use_dora": "DoRA",
-    "modules_to_save": "modules_to_save",
-    "lora_bias": "lora_bias",
-    "trainable_token_indices": "trainable tokens",
-    "rank_pattern": "rank_pattern",
-    "alpha_pattern": "alpha_pattern",
-    "layer_replication": "replicated layers",
-    "target_parameters": "target_parameters",
-    "alora_invocation_tokens": "aLoRA",
-    "arrow_config": "Arrow",
-    "use_bdlora": "BD-LoRA",
-    "use_qalora": "QALoRA",
-    "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-    "velora_config": "VeLoRA",
-}
+_NOT_SERVED = (
+    *("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "rank_pattern", "alpha_pattern"),
+    *("layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora"),
+    *("use_qalora", "kasa_config", "monteclora_config", "velora_config"),
+)
 """Fields of adapter_config.json that change the model and that vLLM rejects or, worse, silently ignores."""
 
 
@@ -47,7 +35,7 @@ def served_rank(adapter: Path, flag: str = "--backend") -> int:
         rank, kind, bias = config["r"], config["peft_type"], config.get("bias", "none")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read as a LoRA adapter's: {first_line(error)}") from None
-    reasons = [words for name, words in _NOT_SERVED.items() if config.get(name)]
+    reasons = [name for name in _NOT_SERVED if config.get(name)]
     if kind != "LORA":
         reasons.append(f"of type {kind}")
     if bias != "none":

@@ -99,19 +99,11 @@ class VllmSampler(Sampler):
         The engine gets all requests at once. Closing the generator early aborts those that have not ended.
 
         Raises:
-            UserError: a prompt leaves too few tokens for its completions.
             RunError: the engine aborted a completion.
         """
         group = params.num_samples
         check_seeds(seeds, len(prompts) * group)
-        ids = self.encode(prompts) if prompts else []
-        longest, limit = max(map(len, ids), default=0), self.engine.max_sequence_tokens
-        if longest + params.max_tokens > limit:
-            raise UserError(
-                f"the longest prompt has {longest} tokens, and {params.max_tokens} more exceed the {limit} that the "
-                "engine was started for; pass a smaller --max-completion-tokens"
-            )
-        requests = [each for each in ids for _ in range(group)]
+        requests = [ids for ids in self.encode(prompts) for _ in range(group)]
         wants_logprobs = self.serves_training and params.temperature > 0  # greedy decoding has none
         ended: list[dict[int, tuple[list[int], list[float] | None]]] = [{} for _ in prompts]
         for index, token_ids, logprobs in self.engine.stream(

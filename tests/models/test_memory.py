@@ -1,4 +1,4 @@
-"""The planned memory of a step, against what transformers, PEFT, bitsandbytes and torch really make."""
+"""The planned memory of a step, against the tensors that transformers, PEFT, bitsandbytes and torch allocate."""
 
 import contextlib
 import gc
@@ -98,7 +98,7 @@ def test_every_parameter_is_counted(name):
     ],
 )
 @pytest.mark.parametrize("config", [QWEN25_HALF, QWEN3_HALF], ids=["qwen2", "qwen3"])
-def test_an_adapter_is_counted_as_peft_makes_it(config, targets, dora):
+def test_an_adapter_has_the_parameters_that_peft_makes(config, targets, dora):
     config = {**config, "num_hidden_layers": 2, "tie_word_embeddings": False}
     settings = LoraConfig(
         r=8,
@@ -136,14 +136,14 @@ def test_nf4_takes_a_little_more_than_four_bits():
 
 
 @pytest.mark.parametrize("size", [4095, 4096, 100_001])
-def test_the_optimizers_state_takes_what_it_takes(size):
+def test_the_optimizer_state_is_that_of_the_library(size):
     for name, kind in (("adamw_torch", torch.optim.AdamW), ("adamw_8bit", bitsandbytes.optim.AdamW8bit)):
         parameter = torch.nn.Parameter(torch.zeros(size))
         parameter.grad = torch.ones(size)
         optimizer = kind([parameter], lr=1e-3)
         optimizer.step()
         state = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
-        # The tables of an 8-bit state are shared by all tensors.
+        # All tensors share the tables of an 8-bit state.
         held = sum(value.nbytes for key, value in state.items() if "qmap" not in key and key != "step")
         assert optimizer_bytes(size, name) == held, name
 
@@ -160,7 +160,7 @@ def test_the_cache_is_that_of_transformers(config, width):
 
 
 class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
-    """A 4-bit layer without numbers: bitsandbytes' own class of weight cannot be made of a fake tensor."""
+    """A 4-bit layer of fake tensors, which bitsandbytes' own parameter class does not support."""
 
     def __init__(self, linear, dtype):
         torch.nn.Module.__init__(self)
@@ -185,7 +185,7 @@ class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
 
 
 def fake_policy(config, step, monkeypatch):
-    """A 4-bit base with a float32 adapter that has gradients, as from the second pass on; of fake tensors."""
+    """A 4-bit base and a float32 adapter with gradients, of fake tensors."""
     dtype = torch.float32 if step.on_cpu else torch.bfloat16
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
     for name, module in list(model.named_modules()):
@@ -207,7 +207,7 @@ def fake_policy(config, step, monkeypatch):
 
 
 def most_held(config, step, monkeypatch):
-    """Return what torch holds at most in a pass through the layers, weights and gradients not counted."""
+    """Return the peak memory of a pass through the layers, without weights and gradients."""
     rows, length = step.micro_batch_size, step.prompt_tokens + step.completion_tokens
     precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
     with FakeTensorMode():
@@ -234,7 +234,7 @@ def most_held(config, step, monkeypatch):
         (TINY_QWEN3, True, True),
     ],
 )
-def test_activations_are_those_that_torch_keeps_and_never_fewer(config, on_cpu, checkpointing, monkeypatch):
+def test_activations_are_at_least_those_that_torch_saves(config, on_cpu, checkpointing, monkeypatch):
     config = {**config, "num_hidden_layers": 2, "vocab_size": min(1000, config["vocab_size"])}
     rows, length = (16, 256) if config["hidden_size"] > 500 else (8, 64)
     step = Step(rows, length, length, sequences=16, rank=16, checkpointing=checkpointing, on_cpu=on_cpu)
@@ -267,23 +267,10 @@ def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on
         assert held.largest < tokens * shape.vocabulary
 
 
-def test_whole_logits_take_sixteen_bytes_an_entry():
-    """The logits as accelerate hands them over, in float32, and the gradients of the two ways to the loss."""
-    from trl.trainer.utils import selective_log_softmax
-
-    with FakeTensorMode():
-        head = torch.empty(50_000, 64, dtype=torch.bfloat16)
-        states = torch.empty(16, 32, 64, dtype=torch.bfloat16, requires_grad=True)
-        with TensorMemory() as held:
-            logps = selective_log_softmax((states @ head.t()).float(), torch.zeros(16, 32, dtype=torch.long))
-            logps.backward(torch.ones_like(logps))
-    assert held.peak == pytest.approx(16 * 512 * 50_000, rel=0.02)
-
-
 STEP = Step(8, prompt_tokens=512, completion_tokens=512, sequences=64, rank=32, optimizer="adamw_8bit")
 
 
-def test_the_moments_of_a_step_hold_their_parts():
+def test_each_phase_of_a_step_holds_its_parts():
     shape = Shape.of(QWEN25_HALF)
     own = parts(shape, STEP)
     assert set(phases(own)["sampling"]) == {
@@ -301,7 +288,7 @@ def test_the_moments_of_a_step_hold_their_parts():
     assert shared["weights"] == vllm["vllm_weights"]
 
 
-def test_a_plan_grows_with_what_it_holds():
+def test_each_setting_grows_its_own_parts():
     shape = Shape.of(QWEN25_HALF)
     before = parts(shape, STEP)
 
@@ -311,7 +298,6 @@ def test_a_plan_grows_with_what_it_holds():
 
     assert grown(micro_batch_size=16) == {"activations", "one_layer", "logits"}
     assert grown(sequences=128) == {"kv_cache", "picking"}
-    assert grown(chunked=False) == {"logits"}
     assert grown(optimizer="adamw_torch") == {"optimizer"}
     assert grown(rank=64) == {"adapter", "gradients", "optimizer", "one_layer"}
     assert grown(bits=16) == {"weights"}
@@ -319,7 +305,7 @@ def test_a_plan_grows_with_what_it_holds():
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"model_type": "gemma3"}, "the memory of a gemma3 model cannot be planned; expected one of llama, mistral"),
         ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a qwen2_moe model"),
@@ -327,7 +313,7 @@ def test_a_plan_grows_with_what_it_holds():
         ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json has"),
     ],
 )
-def test_a_model_that_is_not_counted_is_refused(config, told):
+def test_an_unknown_family_is_refused(config, message):
     with pytest.raises(UserError) as error:
         Shape.of(config)
-    assert told in str(error.value)
+    assert message in str(error.value)

@@ -31,7 +31,7 @@ def test_the_base_is_4_bit_and_the_adapter_on_every_linear_layer():
     assert policy.record["trainable_parameters"] == sum(t.numel() for t in adapter(policy).values())
 
 
-def test_16_bits_leaves_the_base_unquantised():
+def test_16_bits_leaves_the_base_unquantized():
     policy = load_policy(config(bits=16))
     assert not any(p.dtype == torch.uint8 for p in policy.model.parameters())
 
@@ -54,7 +54,7 @@ def test_dora_and_targets_reach_peft():
     names = adapter(policy)
     assert any("lora_magnitude_vector" in name for name in names)
     assert all("q_proj" in name or "v_proj" in name for name in names)
-    # The merged copy does not know DoRA: rollouts come from the model itself.
+    # The merged copy does not support DoRA: the model itself is sampled.
     assert build_sampler(policy, config(dora=True)).model is policy.model
 
 
@@ -67,7 +67,7 @@ def test_dora_and_targets_reach_peft():
         ({"config.json": "{}", "pytorch_model.bin": ""}, "pickled weights are not loaded"),
     ],
 )
-def test_a_folder_that_is_no_model_is_refused(tmp_path, files, says):
+def test_a_folder_without_a_model_is_refused(tmp_path, files, says):
     folder = tmp_path / "model"
     if files is not None:
         folder.mkdir()
@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path, files, says):
         check_model(config(name=str(folder)))
 
 
-def test_a_model_that_cannot_be_read_is_one_line(tmp_path):
+def test_a_damaged_model_is_refused_in_one_line(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UserError, match="cannot be loaded") as caught:
@@ -97,7 +97,7 @@ def test_every_end_of_sequence_token_is_known():
     assert policy.tokenizer.pad_token_id not in policy.eos_token_ids
 
 
-def test_a_folder_is_recorded_by_its_weights(tmp_path):
+def test_the_fingerprint_depends_on_the_weights(tmp_path):
     import shutil
 
     from lora_grpo.models.base_model import weights_fingerprint

@@ -1,4 +1,4 @@
-"""What can be evaluated, found and told apart by its files alone."""
+"""Names resolve to model specs, from their files alone."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ def model(tmp_path):
     return shutil.copytree(starter.model_path(), tmp_path / "model")
 
 
-def test_the_embedded_model_and_a_folder_of_it_are_told_apart_by_name_alone(model):
+def test_the_starter_model_and_its_copy_differ_in_name_only(model):
     embedded, copied = resolve("starter", Overrides()), resolve(str(model), Overrides())
     assert (embedded.label, copied.label) == ("starter", "model")
     assert embedded.adapter is None and embedded.base.bits == copied.base.bits == 16
@@ -27,7 +27,7 @@ def test_the_embedded_model_and_a_folder_of_it_are_told_apart_by_name_alone(mode
     assert resolve("starter", Overrides(bits=4)).identity["bits"] == 4
 
 
-def test_a_run_brings_its_base_its_precision_and_its_adapter(tmp_path):
+def test_a_run_resolves_to_its_base_precision_and_adapter(tmp_path):
     run = make_run(tmp_path / "run", base_model.weights_fingerprint(starter.model_path()))
     target = resolve(str(run), Overrides())
     assert (target.label, target.base_name, target.base.bits) == ("trained", "starter", 4)
@@ -38,16 +38,16 @@ def test_a_run_brings_its_base_its_precision_and_its_adapter(tmp_path):
     assert resolve(str(run), Overrides(bits=16)).base.bits == 16
 
 
-@pytest.mark.parametrize("place", ["adapter", "checkpoints/checkpoint-2"])
-def test_an_adapter_within_a_run_is_of_that_run(place, tmp_path):
+@pytest.mark.parametrize("name", ["adapter", "checkpoints/checkpoint-2"])
+def test_an_adapter_or_checkpoint_resolves_to_its_run(name, tmp_path):
     run = make_run(tmp_path / "run")
-    if place != "adapter":
-        make_adapter(run / place, alpha=8)
-    target = resolve(str(run / place), Overrides())
-    assert target.adapter == run / place and target.base.bits == 4 and target.run
+    if name != "adapter":
+        make_adapter(run / name, alpha=8)
+    target = resolve(str(run / name), Overrides())
+    assert target.adapter == run / name and target.base.bits == 4 and target.run
 
 
-def test_an_adapter_alone_names_its_base_or_is_told_it(tmp_path, model):
+def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
     adapter = make_adapter(tmp_path / "adapter", base=str(model))
     assert resolve(str(adapter), Overrides()).base.name == str(model)
     nameless = make_adapter(tmp_path / "nameless")
@@ -82,7 +82,7 @@ def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
         (lambda run: (run / "run.json").write_text("{}"), "is not a run record"),
     ],
 )
-def test_a_run_that_is_not_whole_is_one_line(harm, says, tmp_path):
+def test_an_incomplete_run_is_refused_in_one_line(harm, says, tmp_path):
     run = make_run(tmp_path / "run")
     harm(run)
     with pytest.raises(UserError, match=says) as caught:
@@ -100,7 +100,7 @@ def test_a_run_that_is_not_whole_is_one_line(harm, says, tmp_path):
         ({"adapter_config.json": "[", "adapter_model.safetensors": ""}, r"adapter_config\.json cannot be read"),
     ],
 )
-def test_a_folder_of_something_else_is_refused(files, says, tmp_path):
+def test_a_folder_without_a_model_is_refused(files, says, tmp_path):
     folder = tmp_path / "folder"
     if files is not None:
         folder.mkdir()
@@ -110,14 +110,14 @@ def test_a_folder_of_something_else_is_refused(files, says, tmp_path):
         resolve(str(folder), Overrides())
 
 
-def test_base_is_for_adapters_and_compare_base_too(model):
+def test_base_flags_need_an_adapter(model):
     with pytest.raises(UserError, match="--base starter needs an adapter"):
         resolve(str(model), Overrides(base="starter"))
     with pytest.raises(UserError, match="model is a whole model"):
         resolve(str(model), Overrides()).without_adapter()
 
 
-def test_the_hub_is_asked_for_one_commit_and_its_absence_is_one_line(tmp_path, monkeypatch):
+def test_a_hub_id_resolves_to_one_commit_or_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="owner/absent is not a folder and cannot be loaded from the Hub") as caught:
         resolve("owner/absent", Overrides())
     assert "\n" not in str(caught.value)
@@ -125,22 +125,22 @@ def test_the_hub_is_asked_for_one_commit_and_its_absence_is_one_line(tmp_path, m
     import huggingface_hub
 
     snapshot = shutil.copytree(starter.model_path(), tmp_path / "0a1b2c")
-    asked = []
+    requested = []
 
     def download(name, revision, allow_patterns):
-        asked.append((name, revision))
+        requested.append((name, revision))
         assert not any("bin" in pattern for pattern in allow_patterns)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     target = resolve("owner/model", Overrides(revision="main"))
-    assert asked == [("owner/model", "main")]
+    assert requested == [("owner/model", "main")]
     assert (target.identity["model"], target.identity["revision"]) == ("owner/model", "0a1b2c")
     assert target.identity["weights_sha256"] is None  # the commit says it
 
 
 @pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json"])
-def test_another_adapter_is_another_identity(name, tmp_path):
+def test_the_identity_depends_on_the_adapter(name, tmp_path):
     run = make_run(tmp_path / "run")
     before = resolve(str(run), Overrides()).identity
     shutil.rmtree(run / "adapter")
@@ -172,7 +172,7 @@ def test_the_files_of_a_run_are_its_rows_too(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_another_configuration_is_another_identity(name, model):
+def test_the_identity_depends_on_the_configuration(name, model):
     before = resolve(str(model), Overrides()).identity
     settings = json.loads((model / name).read_text())
     (model / name).write_text(json.dumps({**settings, "rope_theta": 5}))

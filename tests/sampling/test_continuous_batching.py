@@ -30,7 +30,7 @@ from lora_grpo.starter.problems import pool
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
-# Tokens are compared in float32, with seeds whose numbers no rounding tips over the edge between two tokens.
+# Seeds whose uniform numbers are far enough from the edge between two tokens for float32 rounding.
 SEEDS = random.Random(0).sample(range(2**40), 90)
 CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes. Error code 12"
 
@@ -59,7 +59,7 @@ def sampler(model, tokenizer):
 
 @pytest.fixture(scope="module")
 def together(model, tokenizer, prompts):
-    """What comes of 30 prompts x 3 that are decoded all together, greedily and sampled."""
+    """Three completions of 30 prompts, decoded all together, greedily and sampled."""
     sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
     greedy, sampled = (sample(sampler, prompts, 3, **how, seed=SEEDS) for how in (GREEDY, SAMPLED))
     assert len({rollout.truncated for group in greedy + sampled for rollout in group}) == 2
@@ -79,7 +79,7 @@ def passes(model):
 
 @pytest.fixture
 def small_memory(model):
-    """Set `most`: above so many rows a pass fails with `error`, as it does where memory runs out."""
+    """A forward pass with more than `most` rows fails with `error`, as if memory ran out."""
     memory = SimpleNamespace(most=10**9, error=torch.OutOfMemoryError("CUDA out of memory."), failed=[], held=[])
 
     def fail(module, args, inputs):
@@ -95,7 +95,7 @@ def small_memory(model):
 
 def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, pick):
     """A plain decoding loop without continuous batching; a training step must sample the same bits."""
-    pad, ends = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
+    pad, eos = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
     longest = max(map(len, prompts))
     input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -111,12 +111,12 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
     uniform = uniform_numbers(seed, max_tokens, "cpu")
     rows = torch.arange(len(prompts) * samples)
     total = rows.numel()
-    drawn = torch.full((total, max_tokens), pad)
+    samples = torch.full((total, max_tokens), pad)
     lengths = torch.full((total,), max_tokens)
     for step in range(max_tokens):
         token, _ = pick(logits.float(), temperature, top_p, uniform[rows, step])
-        drawn[rows, step] = token
-        ended = torch.isin(token, ends)
+        samples[rows, step] = token
+        ended = torch.isin(token, eos)
         lengths[rows[ended]] = step + 1
         if step + 1 == max_tokens or bool(ended.all()):
             break
@@ -129,7 +129,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
             input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache
         )
         logits, position = output.logits[:, -1], position + 1
-    return [ids[:length] for ids, length in zip(drawn.tolist(), lengths.tolist(), strict=True)]
+    return [ids[:length] for ids, length in zip(samples.tolist(), lengths.tolist(), strict=True)]
 
 
 # All together, as a training step does
@@ -149,11 +149,11 @@ def test_without_a_batch_size_every_step_has_the_bits_of_a_plain_loop(
         return record
 
     monkeypatch.setattr(sampler_module, "pick", recording("now"))
-    drawn = sample(sampler, prompts[:12], 4, **how, seed=SEEDS[:48])
+    samples = sample(sampler, prompts[:12], 4, **how, seed=SEEDS[:48])
     with torch.no_grad():
         ids = sampler.encode(prompts[:12])
         expected = reference(model, tokenizer, ids, 4, **how, seed=SEEDS[:48], pick=recording("then"))
-    assert [rollout.token_ids for group in drawn for rollout in group] == expected
+    assert [rollout.token_ids for group in samples for rollout in group] == expected
     assert len(seen["now"]) == len(seen["then"]) > 20
     for now, then in zip(seen["now"], seen["then"], strict=True):
         assert torch.equal(now[0], then[0]) and torch.equal(now[1], then[1])
@@ -165,8 +165,8 @@ def test_without_a_batch_size_every_step_has_the_bits_of_a_plain_loop(
 @pytest.mark.parametrize(("how", "size"), [("sampled", 7), ("greedy", 16), ("sampled", 64)])
 def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together, passes, how, size):
     sampler.batch_size = size
-    drawn = sample(sampler, prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
-    assert drawn == together[how]
+    samples = sample(sampler, prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
+    assert samples == together[how]
     refills = [rows for rows, columns in passes if columns > 1]
     # Each reads the prompts of a quarter of the batch.
     assert len(refills) == -(-90 // (size // 4)) and max(refills) <= size // 4 // 3 + 2
@@ -179,30 +179,30 @@ def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together,
 
 def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
     sampler.batch_size = 5
-    places = [29, 4, 17]
+    indices = [29, 4, 17]
     alone = sample(
         sampler,
-        [prompts[place] for place in places],
+        [prompts[index] for index in indices],
         2,
         **SAMPLED,
-        seed=[SEEDS[3 * place + n] for place in places for n in (2, 0)],
+        seed=[SEEDS[3 * index + n] for index in indices for n in (2, 0)],
     )
-    assert alone == [[together["sampled"][place][n] for n in (2, 0)] for place in places]
+    assert alone == [[together["sampled"][index][n] for n in (2, 0)] for index in indices]
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
 
 
-def test_columns_that_no_row_needs_any_more_are_cut_off(prompts, sampler, model):
-    """A cache grows with the longest row that runs, not with how long the call goes on."""
+def test_unused_columns_of_the_cache_are_trimmed(prompts, sampler, model):
+    """The cache is as wide as its longest running row, however long the call runs."""
     widths = []
     hook = model.register_forward_pre_hook(
         lambda module, args, inputs: widths.append(inputs["attention_mask"].shape[1]), with_kwargs=True
     )
     sampler.batch_size = 8
     longest = max(map(len, sampler.encode(prompts)))
-    drawn = sample(sampler, prompts, 2, **{**SAMPLED, "max_tokens": 20}, seed=range(60))
+    samples = sample(sampler, prompts, 2, **{**SAMPLED, "max_tokens": 20}, seed=range(60))
     hook.remove()
-    assert max(len(rollout.token_ids) for group in drawn for rollout in group) == 20
+    assert max(len(rollout.token_ids) for group in samples for rollout in group) == 20
     assert max(widths) <= longest + 20 and len(widths) > 90
 
 
@@ -227,7 +227,7 @@ def test_sample_wakes_up_the_sampler_and_lets_it_sleep(prompts, tokenizer, model
     assert sampler.batch_size is None
 
 
-def test_a_sliding_window_is_decoded_in_groups_that_end_together(tokenizer, prompts):
+def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, prompts):
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=768, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -268,38 +268,38 @@ def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, samp
     small_memory.most, small_memory.error, sampler.batch_size = 20, RuntimeError(CPU_MESSAGE), 64
     assert sample(sampler, prompts, 3, **SAMPLED, seed=SEEDS) == together["sampled"] and sampler.batch_size == 16
     assert "64; retrying with 32" in (said := capsys.readouterr().err) and "32; retrying with 16" in said
-    # What the failed passes held was free before the next began.
+    # The memory of a failed pass was freed before the next one started.
     assert len(small_memory.failed) == 2 and not any(held for each in small_memory.held for held in each)
 
 
-@pytest.mark.parametrize(("asked", "most", "left"), [(6, 4, 3), (4, 1, 1)])
-def test_half_is_half_of_what_was_decoded(prompts, sampler, small_memory, asked, most, left):
+@pytest.mark.parametrize(("requested", "most", "left"), [(6, 4, 3), (4, 1, 1)])
+def test_half_is_half_of_the_decoded_batch(prompts, sampler, small_memory, requested, most, left):
     small_memory.most, sampler.batch_size = most, 256
-    sample(sampler, prompts[:asked], 1, **{**GREEDY, "max_tokens": 4}, seed=0)
+    sample(sampler, prompts[:requested], 1, **{**GREEDY, "max_tokens": 4}, seed=0)
     assert sampler.batch_size == left
 
 
-def test_one_completion_that_does_not_fit_ends_the_run_in_one_line(prompts, sampler, small_memory):
+def test_a_single_completion_that_does_not_fit_is_an_error_in_one_line(prompts, sampler, small_memory):
     small_memory.most, sampler.batch_size = 0, 4
     with pytest.raises(RunError, match=r"^out of memory .* --max-completion-tokens or --bits 4 \(.*\)$"):
         sample(sampler, prompts[:2], 2, **GREEDY, seed=0)
 
 
-def test_a_training_step_is_never_cut_up_in_silence(prompts, sampler, small_memory):
+def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory):
     small_memory.most = 4
     with pytest.raises(torch.OutOfMemoryError):
         sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
     assert sampler.batch_size is None
 
 
-def test_another_error_passes(prompts, sampler, small_memory):
+def test_other_errors_propagate(prompts, sampler, small_memory):
     small_memory.most, small_memory.error, sampler.batch_size = 2, RuntimeError("shapes do not fit"), 8
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
     assert sampler.batch_size == 8
 
 
-# How many fit
+# Batch size from memory
 
 
 def on_meta(config, dtype=torch.bfloat16):
@@ -313,7 +313,7 @@ QWEN = Qwen2Config(
 )  # fmt: skip
 
 
-def test_a_row_takes_its_cache_and_the_greater_of_reading_and_picking():
+def test_a_completion_takes_its_cache_and_the_larger_of_prefill_and_token_selection():
     qwen = on_meta(QWEN)
     token = 30 * 2 * 2 * 128 * 2  # 28 layers and two more; keys and values; 2 heads of 128; 2 bytes
     picking = 151936 * 64
@@ -334,7 +334,7 @@ def test_a_row_takes_its_cache_and_the_greater_of_reading_and_picking():
     ],
     ids=["gpt2", "multimodal"],
 )  # fmt: skip
-def test_configurations_differ(config, cached):
+def test_memory_is_read_from_gpt2_and_multimodal_configurations(config, cached):
     embeddings = SimpleNamespace(weight=torch.zeros(1))
     model = SimpleNamespace(config=config, get_input_embeddings=lambda: embeddings)
     more, less = batch_memory.bytes_per_completion(model, 10, 110), batch_memory.bytes_per_completion(model, 10, 10)
@@ -374,8 +374,8 @@ def test_the_batch_size_on_a_gpu_depends_on_free_memory(monkeypatch):
 def test_generate_gets_no_more_than_the_batch_size(model, tokenizer, prompts, together, passes):
     sampler = GenerateSampler(model, tokenizer, [tokenizer.eos_token_id])
     sampler.batch_size = 7
-    drawn = sample(sampler, prompts[:5], 3, **GREEDY, seed=SEEDS[:15])
-    assert drawn == together["greedy"][:5]
+    samples = sample(sampler, prompts[:5], 3, **GREEDY, seed=SEEDS[:15])
+    assert samples == together["greedy"][:5]
     assert max(rows for rows, _ in passes) == 7
     first = sample(sampler, prompts[:2], 1, **SAMPLED, seed=[4, 5])
     assert first == sample(sampler, prompts[:2], 1, **SAMPLED, seed=[4, 6])
@@ -383,10 +383,10 @@ def test_generate_gets_no_more_than_the_batch_size(model, tokenizer, prompts, to
 
 def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=lambda **given: SimpleNamespace(**given)))
-    asked = []
+    requested = []
 
     def fast_generate(requests, each, **options):
-        asked.append(
+        requested.append(
             [(len(request["prompt_token_ids"]), how.seed) for request, how in zip(requests, each, strict=True)]
         )
         ids = [(7, how.seed % 9) for how in each]
@@ -400,9 +400,9 @@ def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
     sampler = SharedVllmSampler(model, tokenizer, [tokenizer.eos_token_id])
     sampler._request = None
     first, second = (len(ids) for ids in sampler.encode(prompts[:2]))
-    drawn = sample(sampler, prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 2**31 + 4])
-    assert asked == [[(first, 1), (first, 2), (second, 3), (second, 4)]]
-    assert [rollout.token_ids for group in drawn for rollout in group] == [[7, 1], [7, 2], [7, 3], [7, 4]]
-    assert [rollout.logprobs for rollout in drawn[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
+    samples = sample(sampler, prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 2**31 + 4])
+    assert requested == [[(first, 1), (first, 2), (second, 3), (second, 4)]]
+    assert [rollout.token_ids for group in samples for rollout in group] == [[7, 1], [7, 2], [7, 3], [7, 4]]
+    assert [rollout.logprobs for rollout in samples[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
     sampler.fit_batch(prompts, 100)
     assert sampler.batch_size is None

@@ -41,7 +41,7 @@ def sampler(policy):
     return sampler
 
 
-def test_greedy_rollouts_are_what_generate_gives(policy, prompts):
+def test_greedy_decoding_equals_generate(policy, prompts):
     live = Sampler(policy.model, policy.tokenizer, policy.eos_token_ids)
     inputs = policy.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
     expected = policy.model.generate(**inputs, do_sample=False, max_new_tokens=40)[:, inputs["input_ids"].shape[1] :]
@@ -57,7 +57,7 @@ def test_the_merged_copy_is_the_policy(policy, prompts, sampler):
     assert (live - copy).abs().max() < 1e-3 < live.abs().max()
 
 
-def test_refresh_follows_the_adapter_and_leaves_it_out(policy, prompts, sampler):
+def test_wake_up_follows_the_adapter_or_leaves_it_out(policy, prompts, sampler):
     ids = policy.tokenizer(prompts[:1], return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         adapted = sampler.model(ids).logits
@@ -99,7 +99,7 @@ def test_sampling_leaves_the_4_bit_base_as_it_was(policy, prompts):
         assert torch.equal(states[name], policy.model.get_parameter(name).quant_state.absmax)
 
 
-def test_a_seed_fixes_the_draw_whatever_was_drawn_before(prompts, sampler):
+def test_a_seed_determines_the_completion(prompts, sampler):
     first = sample(sampler, prompts, 4, **SAMPLED)
     torch.rand(17)
     assert sample(sampler, prompts, 4, **SAMPLED) == first
@@ -109,17 +109,17 @@ def test_a_seed_fixes_the_draw_whatever_was_drawn_before(prompts, sampler):
 
 def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
     """The first token of 4,000 samples against the softmax; total variation below 0.05 (expected about 0.02)."""
-    drawn = sample(sampler, prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
-    counts = torch.bincount(torch.tensor([r.token_ids[0] for r in drawn]), minlength=sampler.model.config.vocab_size)
+    samples = sample(sampler, prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
+    counts = torch.bincount(torch.tensor([r.token_ids[0] for r in samples]), minlength=sampler.model.config.vocab_size)
     ids = policy.tokenizer(prompts[0], return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         expected = torch.softmax(sampler.model(ids).logits[0, -1] / 0.7, dim=-1)
     assert 0.5 * (counts / 4000 - expected).abs().sum() < 0.05
-    assert all(rollout.truncated or rollout.token_ids[0] in sampler.eos_token_ids for rollout in drawn)
+    assert all(rollout.truncated or rollout.token_ids[0] in sampler.eos_token_ids for rollout in samples)
 
 
-def test_rows_that_end_do_not_disturb_the_others(prompts, sampler):
-    """A prompt's samples are the same alone and beside a prompt whose rows end sooner or later."""
+def test_rows_that_end_do_not_affect_the_others(prompts, sampler):
+    """A prompt's samples are the same alone and in a batch with another prompt."""
     together = sample(sampler, prompts, 3, **GREEDY)
     assert [sample(sampler, [prompt], 3, **GREEDY)[0] for prompt in prompts] == together
 

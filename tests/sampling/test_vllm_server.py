@@ -1,4 +1,4 @@
-"""Rollouts from a vLLM server: a real one where vLLM is installed, and the messages that need none."""
+"""Rollouts from a vLLM server: a real one if vLLM is installed, and the messages without one."""
 
 import http.server
 import json
@@ -24,7 +24,7 @@ from lora_grpo.sampling.vllm_server import VllmServer
 
 
 def with_vllm(test):
-    """Mark a test that needs the real server."""
+    """Mark a test that needs a real server."""
     here = pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
     return pytest.mark.engines(here(test))
 
@@ -33,14 +33,14 @@ GREEDY = SamplingParams(num_samples=1, temperature=0.0, top_p=1.0, max_tokens=8)
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Serves the unpacked weights of the embedded model in 4 bits, which is what its policies are trained on."""
+    """A server with the unpacked 4-bit weights of the starter model, which policies are trained on."""
     folder = tmp_path_factory.mktemp("server")
     plain_copy(base_model.load_base(ModelConfig())).save_pretrained(folder / "base")
     base_model.load_tokenizer(ModelConfig()).save_pretrained(folder / "base")
@@ -86,7 +86,7 @@ def train(url, folder, warm, *more):
 
 
 @with_vllm
-def test_a_run_is_drawn_by_the_server(server, tmp_path, warm):
+def test_a_run_samples_from_the_server(server, tmp_path, warm):
     shared = tmp_path / "shared"
     done = train(server, tmp_path / "out", warm, "--sampling.server-folder", shared)
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_run_is_drawn_by_the_server(server, tmp_path, warm):
 
 @with_vllm
 def test_a_server_with_another_base_is_refused_before_a_run_begins(server, tmp_path, warm):
-    """The same model in 16 bits: 0.004 nats a token away."""
+    """The same model in 16 bits differs by 0.004 nats per token."""
     done = train(server, tmp_path / "out", warm, "--model.bits", "16")
     assert done.returncode == 1
     assert "another policy than the one that is trained" in done.stderr and "same bits" in done.stderr
@@ -120,15 +120,15 @@ def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """What a server says that is up, but was not started for this."""
+    """Answers of a server that was not started for training."""
 
     def do_GET(self):
         self.reply(200, {"data": [{"id": "base", "max_model_len": 512, "parent": None}]})
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        told = {"/v1/load_lora_adapter": (404, {"detail": "Not Found"}), "/v1/completions": (500, {})}
-        self.reply(*told[self.path])
+        answers = {"/v1/load_lora_adapter": (404, {"detail": "Not Found"}), "/v1/completions": (500, {})}
+        self.reply(*answers[self.path])
 
     def reply(self, status, body):
         text = json.dumps(body).encode()
@@ -151,7 +151,7 @@ def stand_in():
         thread.join()
 
 
-def test_a_server_without_adapters_is_told_how_to_start(stand_in, tmp_path):
+def test_a_server_without_adapters_is_refused(stand_in, tmp_path):
     engine = VllmServer(stand_in, str(tmp_path / "shared"), max_sequence_tokens=512)
     (tmp_path / "adapter").mkdir()
     with pytest.raises(UserError, match=r"does not load adapters.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve"):
@@ -162,7 +162,7 @@ def test_a_server_without_adapters_is_told_how_to_start(stand_in, tmp_path):
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def test_nothing_listening_is_one_line():
+def test_no_server_is_an_error_in_one_line():
     url = f"http://127.0.0.1:{free_port()}"
     config = replace(RunConfig(), {"sampling": {"server_url": url}})
     with pytest.raises(UserError, match=r"is not a vLLM server \(.*[Cc]onnection refused\); start one there with"):
@@ -170,22 +170,26 @@ def test_nothing_listening_is_one_line():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "more", "says"),
+    ("sampling", "more", "message"),
     [
-        ({"server_url": "gpu2:8000"}, {}, "is no address; expected one such as http://gpu2:8000"),
-        ({"server_url": "http://gpu2", "backend": "transformers"}, {}, "is a vLLM server"),
-        ({"server_url": "http://gpu2"}, {"model": {"engine": "unsloth"}}, "goes with --model.engine peft"),
-        ({"server_url": "http://gpu2"}, {"lora": {"dora": True}}, "--lora.dora is not served by vLLM"),
-        ({"backend": "vllm"}, {"lora": {"dora": True}}, "--lora.dora is not served by vLLM"),
-        ({"server_folder": "/shared"}, {}, "given without --sampling.server-url"),
+        ({"server_url": "gpu2:8000"}, {}, r"--sampling.server-url gpu2:8000 .*http://gpu2:8000"),
+        ({"server_url": "http://gpu2", "backend": "transformers"}, {}, r"leave --sampling.backend transformers out"),
+        (
+            {"server_url": "http://gpu2"},
+            {"model": {"engine": "unsloth"}},
+            r"--sampling.server-url needs --model.engine peft",
+        ),
+        ({"server_url": "http://gpu2"}, {"lora": {"dora": True}}, r"--lora.dora .*--sampling.backend transformers"),
+        ({"backend": "vllm"}, {"lora": {"dora": True}}, r"--lora.dora .*--sampling.backend transformers"),
+        ({"server_folder": "/shared"}, {}, r"--sampling.server-folder .*--sampling.server-url"),
     ],
 )
-def test_what_cannot_go_together_is_told_from_the_settings_alone(sampling, more, says):
-    with pytest.raises(UserError, match=says):
+def test_settings_that_exclude_each_other_are_refused(sampling, more, message):
+    with pytest.raises(UserError, match=message):
         check(replace(RunConfig(output_dir="out"), {"sampling": sampling, **more}))
 
 
-def test_a_server_that_goes_away_is_told_with_what_to_do(stand_in, monkeypatch):
+def test_a_server_that_goes_away_is_an_error_with_a_fix(stand_in, monkeypatch):
     engine = VllmServer(stand_in, None, max_sequence_tokens=512)
     engine.url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr("time.sleep", lambda seconds: None)
