@@ -1,4 +1,4 @@
-"""How a run uses its GPU's memory, from what is there of it: micro-batch, vLLM's share, sequences at once."""
+"""How a run uses a device's memory: micro-batch size, completions sampled in parallel, vLLM's memory share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
-"""Of the free memory: the rest is for what a plan has wrong. A guess, until it is measured on a GPU."""
+"""Share of the free memory that a plan may use; the rest is a margin for error. A guess, not measured on a GPU."""
 
 
 @dataclass(frozen=True)
-class Card:
-    """A GPU's memory in bytes, before this process has taken any of it; without a GPU the machine's own."""
+class Device:
+    """The memory of a GPU in bytes, before this process uses any; without a GPU, the machine's own."""
 
     name: str
     total: int
@@ -26,32 +26,33 @@ class Card:
 
     @property
     def usable(self) -> int:
-        """What a plan may take of the free memory; see USABLE_SHARE."""
+        """Memory that a plan may use; see USABLE_SHARE."""
         return int(USABLE_SHARE * self.free)
 
     @classmethod
-    def of(cls, gpu: hardware.Gpu) -> Card:
+    def of(cls, gpu: hardware.Gpu) -> Device:
         return cls(gpu.name, int(gpu.memory_gib * GIB), int(gpu.free_gib * GIB))
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a run uses a GPU."""
+    """How a run uses a device."""
 
     micro_batch_size: int
-    """Completions in one forward and backward pass."""
+    """Completions per forward and backward pass."""
     gpu_memory_share: float | None
-    """vLLM's `gpu_memory_utilization`: of the card's memory, or for Unsloth of what is free; None without vLLM."""
+    """vLLM's `gpu_memory_utilization`: a share of the GPU's memory, or for Unsloth of the free memory; None without
+    vLLM."""
     max_model_len: int
-    """Longest prompt and completion, in tokens."""
+    """Maximum length of prompt plus completion, in tokens."""
     max_num_seqs: int
-    """Completions decoded at once."""
+    """Completions sampled in parallel."""
     sampler: memory.SamplerKind
     sleeps: bool
-    """A vLLM engine sleeps while the trainer trains."""
+    """vLLM sleeps during training."""
     parts: dict[str, int]
-    """What `memory.parts` says of these numbers, in bytes."""
-    card: Card
+    """The result of `memory.parts`, in bytes."""
+    device: Device
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
@@ -60,34 +61,30 @@ class Fit:
     @property
     def needed(self) -> int:
         """Bytes of the phase that needs most."""
-        return max(sum(phase.values()) for phase in self.phases.values())
+        return max(self.sampling, self.training)
 
     @property
-    def drawing(self) -> int:
-        """Bytes while completions are drawn."""
+    def sampling(self) -> int:
+        """Bytes during sampling."""
         return sum(self.phases["sampling"].values())
 
     @property
     def training(self) -> int:
-        """Bytes of the larger of the two moments of a pass."""
+        """Bytes of the larger of the two training phases, loss and backward."""
         return max(sum(phase.values()) for name, phase in self.phases.items() if name != "sampling")
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.card.usable
+        return self.needed <= self.device.usable
 
     def record(self) -> dict[str, Any]:
-        """Return what run.json says of it, memory in GiB."""
+        """Return the fields for run.json, memory in GiB."""
+        names = ("micro_batch_size", "gpu_memory_share", "max_model_len", "max_num_seqs", "sampler", "sleeps")
         return {
-            "gpu": self.card.name,
-            "total_gib": _gib(self.card.total),
-            "free_gib": _gib(self.card.free),
-            "micro_batch_size": self.micro_batch_size,
-            "gpu_memory_share": self.gpu_memory_share,
-            "max_model_len": self.max_model_len,
-            "max_num_seqs": self.max_num_seqs,
-            "sampler": self.sampler,
-            "sleeps": self.sleeps,
+            "gpu": self.device.name,
+            "total_gib": _gib(self.device.total),
+            "free_gib": _gib(self.device.free),
+            **{name: getattr(self, name) for name in names},
             "planned_gib": {name: _gib(size) for name, size in self.parts.items() if size},
             "planned_phases_gib": {name: _gib(sum(phase.values())) for name, phase in self.phases.items()},
         }
@@ -95,180 +92,152 @@ class Fit:
 
 @dataclass(frozen=True)
 class Planner:
-    """What settings are planned for: a model on a card, with what trains and draws there."""
+    """Plans settings for a model on a device, with its training engine and sampler."""
 
     shape: Shape
-    card: Card
+    device: Device
     sampler: memory.SamplerKind
     fused: bool = False
     """Unsloth's kernels run the layers."""
     sleeps: bool = True
-    """A vLLM engine sleeps while the trainer trains."""
+    """vLLM sleeps during training."""
     world_size: int | None = None
-    """Processes that train together; None reads `WORLD_SIZE`."""
+    """Number of training processes; None reads `WORLD_SIZE`."""
 
     def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
-        """Return the plan for a micro-batch and as many completions at once, whether it fits or not."""
-        sampler = self._sampler(config)
-        found = memory.parts(
-            self.shape, step_of(config, micro, sequences, sampler, fused=self.fused, on_cpu=self.card.on_cpu)
+        """Return the plan for a micro-batch size and a number of parallel completions, whether it fits or not."""
+        sampler, completion = self._sampler(config), config.sampling.max_completion_tokens
+        step = memory.Step(
+            micro_batch_size=micro,
+            prompt_tokens=config.model.max_sequence_tokens - completion,
+            completion_tokens=completion,
+            sequences=sequences,
+            sampler=sampler,
+            bits=config.model.bits,
+            rank=config.lora.rank,
+            targets=config.lora.targets,
+            dora=config.lora.dora,
+            optimizer=config.train.optimizer,
+            checkpointing=config.train.gradient_checkpointing,
+            fused=self.fused,
+            on_cpu=self.device.on_cpu,
         )
-        share, longest = _share(found, self.card, sampler), config.model.max_sequence_tokens
-        return Fit(micro, share, longest, sequences, sampler, self.sleeps, found, self.card)
+        sizes, longest = memory.parts(self.shape, step), config.model.max_sequence_tokens
+        plan = Fit(micro, None, longest, sequences, sampler, self.sleeps, sizes, self.device)
+        if sampler not in ("vllm", "shared"):
+            return plan
+        # Rounded up to a thousandth.
+        share = math.ceil(1000 * (_engine_bytes(plan) + sizes["kv_cache"]) / max(_share_base(plan), 1)) / 1000
+        return dataclasses.replace(plan, gpu_memory_share=min(1.0, share))
 
     def candidates(self, config: RunConfig) -> list[Fit]:
-        """Return the plans that may be chosen, the one that needs least last.
+        """Return the plans to choose from, the one that needs least last.
 
         Raises:
-            UserError: the share that is named leaves vLLM no room for one completion.
+            UserError: the requested share leaves vLLM no room for one completion.
         """
         most = self._completions(config)
-        if self.card.on_cpu:  # the size of a pass is no question of memory there, and a step is decoded together
+        if self.device.on_cpu:  # a whole step is sampled in parallel, and memory does not decide the micro-batch
             return [self.at(config, batch_shape(config, self.world_size).micro_batch_size, most)]
-        if self._fills_share(config):
-            return [self._filling(config, micro) for micro in self._sizes(config)]
-        at_once = [most >> halvings for halvings in range(most.bit_length())]
-        return [self.at(config, micro, sequences) for sequences in at_once for micro in self._sizes(config)]
+        if self._has_share(config):
+            return [self._with_share(config, micro) for micro in self._sizes(config)]
+        parallel = [most >> halvings for halvings in range(most.bit_length())]
+        return [self.at(config, micro, sequences) for sequences in parallel for micro in self._sizes(config)]
 
     def choose(self, config: RunConfig) -> Fit | None:
-        """Return the largest micro-batch that divides the step and fits, with as many completions at once as fit.
+        """Return the plan with the largest micro-batch and the most parallel completions that fit; None if none fits.
 
         Args:
-            config: the run; its `train.micro_batch_size` and `model.gpu_memory_share` are worked out where they are
-                None, and taken as they are where they are named: a micro-batch though it be too much, if a smaller
-                one fits.
-
-        Returns:
-            The plan; None where nothing fits.
+            config: the run. `train.micro_batch_size` and `model.gpu_memory_share` are planned if they are None, else
+                used as requested: also a micro-batch that is too large, if a smaller one fits.
 
         Raises:
-            UserError: the share that is named leaves vLLM no room for one completion.
+            UserError: the requested share leaves vLLM no room for one completion.
         """
         candidates = self.candidates(config)
-        fitting = [found for found in candidates if found.fits]
-        if not fitting and config.train.micro_batch_size is not None and self.smallest_fits(config):
-            fitting = [found for found in candidates if found.drawing <= found.card.usable] or candidates[-1:]
-        # Where the engine sleeps each is the largest; where it does not, memory is shared between the two.
-        return max(
-            fitting, key=lambda found: (found.micro_batch_size * found.max_num_seqs, found.max_num_seqs), default=None
-        )
+        fitting = [plan for plan in candidates if plan.fits]
+        if not fitting and config.train.micro_batch_size is not None and self.fits(config, 1, 1):
+            fitting = [plan for plan in candidates if plan.sampling <= plan.device.usable] or candidates[-1:]
+        # If vLLM sleeps, both numbers are at their maximum; if not, sampling and training share the memory.
+
+        def sizes(plan: Fit) -> tuple[int, int]:
+            return plan.micro_batch_size * plan.max_num_seqs, plan.max_num_seqs
+
+        return max(fitting, key=sizes, default=None)
 
     def least(self, config: RunConfig) -> Fit:
-        """Return the plan that needs least of those that may be chosen."""
-        if self.card.on_cpu:
+        """Return the candidate that needs the least memory."""
+        if self.device.on_cpu:
             return self.candidates(config)[-1]
         micro = self._sizes(config)[-1]
-        return self._filling(config, micro) if self._fills_share(config) else self.at(config, micro, 1)
-
-    def smallest_fits(self, config: RunConfig) -> bool:
-        """Tell whether one completion a pass, and one at once, fits, whatever micro-batch is named."""
-        return self.fits(config, 1, 1)
+        return self._with_share(config, micro) if self._has_share(config) else self.at(config, micro, 1)
 
     def fits(self, config: RunConfig, micro: int, sequences: int) -> bool:
-        """Tell whether a micro-batch fits with as many completions at once."""
-        if self.card.on_cpu or not self._fills_share(config):
+        """Return whether a micro-batch fits with this many parallel completions."""
+        if self.device.on_cpu or not self._has_share(config):
             return self.at(config, micro, sequences).fits
         try:
-            found = self._filling(config, micro)
-        except UserError:  # a share that is too small
+            plan = self._with_share(config, micro)
+        except UserError:  # the share is too small
             return False
-        return found.fits and found.max_num_seqs >= sequences
+        return plan.fits and plan.max_num_seqs >= sequences
 
     def accepts(self, config: RunConfig) -> bool:
-        """Tell whether any plan fits."""
+        """Return whether any plan fits."""
         try:
             return self.least(config).fits
-        except UserError:  # a share that is too small
+        except UserError:  # the share is too small
             return False
 
     def _sizes(self, config: RunConfig) -> list[int]:
-        """Return the micro-batches that may be chosen, the smallest last."""
-        asked = config.train.micro_batch_size
-        return [asked] if asked is not None else micro_batches(config, self.world_size)
+        """Return the micro-batch sizes to choose from, the smallest last."""
+        requested = config.train.micro_batch_size
+        return micro_batches(config, self.world_size) if requested is None else [requested]
 
     def _completions(self, config: RunConfig) -> int:
-        """Return the completions of a step, of one process."""
-        shaped = batch_shape(config, self.world_size)
-        return shaped.accumulation_steps * shaped.micro_batch_size
+        """Return the completions per step and process."""
+        shape = batch_shape(config, self.world_size)
+        return shape.accumulation_steps * shape.micro_batch_size
 
-    def _fills_share(self, config: RunConfig) -> bool:
+    def _has_share(self, config: RunConfig) -> bool:
         return config.model.gpu_memory_share is not None and self._sampler(config) != "transformers"
 
-    def _filling(self, config: RunConfig, micro: int) -> Fit:
-        assert config.model.gpu_memory_share is not None
-        return _with_share(self.at(config, micro, 1), config.model.gpu_memory_share, self._completions(config))
+    def _with_share(self, config: RunConfig, micro: int) -> Fit:
+        """Return the plan with the requested share, which vLLM fills with its KV cache."""
+        share = config.model.gpu_memory_share
+        assert share is not None
+        one = self.at(config, micro, 1)
+        sequence, base, engine = one.parts["kv_cache"], _share_base(one), _engine_bytes(one)
+        cache = int(share * base) - engine
+        if cache < sequence:
+            enough = math.ceil(100 * (engine + sequence) / base) / 100
+            raise UserError(
+                f"--model.gpu-memory-share {share:g} leaves vLLM {max(cache, 0) / GIB:.2f} GiB for its KV cache, and "
+                f"one completion needs {sequence / GIB:.2f}; leave the flag out"
+                + (f", or pass {enough:g} or more" if enough <= 1 else "")
+            )
+        sequences = min(self._completions(config), cache // sequence)
+        sizes = {**one.parts, "kv_cache": cache}
+        return dataclasses.replace(one, gpu_memory_share=share, max_num_seqs=sequences, parts=sizes)
 
     def _sampler(self, config: RunConfig) -> memory.SamplerKind:
-        """Return what draws, which an offer may have changed."""
-        engine = self.sampler in ("vllm", "shared")
-        return "transformers" if engine and config.sampling.backend == "transformers" else self.sampler
+        """Return the sampler, which a suggestion may have changed."""
+        is_engine = self.sampler in ("vllm", "shared")
+        return "transformers" if is_engine and config.sampling.backend == "transformers" else self.sampler
 
 
-def step_of(
-    config: RunConfig,
-    micro_batch_size: int,
-    sequences: int,
-    sampler: memory.SamplerKind,
-    *,
-    fused: bool,
-    on_cpu: bool = False,
-) -> memory.Step:
-    """Return a run's settings as `memory.parts` takes them."""
-    completion = config.sampling.max_completion_tokens
-    return memory.Step(
-        micro_batch_size=micro_batch_size,
-        prompt_tokens=config.model.max_sequence_tokens - completion,
-        completion_tokens=completion,
-        sequences=sequences,
-        sampler=sampler,
-        bits=config.model.bits,
-        rank=config.lora.rank,
-        targets=config.lora.targets,
-        dora=config.lora.dora,
-        optimizer=config.train.optimizer,
-        checkpointing=config.train.gradient_checkpointing,
-        fused=fused,
-        on_cpu=on_cpu,
-    )
+def _engine_bytes(plan: Fit) -> int:
+    """Return the bytes of vLLM's part without its KV cache."""
+    size = sum(plan.parts[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
+    return size + (plan.parts["weights"] if plan.sampler == "shared" else 0)
 
 
-def _share(found: dict[str, int], card: Card, sampler: memory.SamplerKind) -> float | None:
-    """Return vLLM's `gpu_memory_utilization` for its parts, rounded up to a thousandth."""
-    if sampler in ("transformers", "merged"):
-        return None
-    names = ("vllm_weights", "vllm_adapter", "vllm_workspace", "kv_cache")
-    wanted = sum(found[name] for name in names) + (found["weights"] if sampler == "shared" else 0)
-    # Unsloth multiplies by what is free (unsloth_zoo.vllm_utils.approximate_vllm_memory_usage), vLLM by all there is.
-    of = card.free - found["context"] if sampler == "shared" else card.total
-    return min(1.0, math.ceil(1000 * wanted / max(of, 1)) / 1000)
+def _share_base(plan: Fit) -> int:
+    """Return the bytes that vLLM's share is a share of: for Unsloth the free memory, else the GPU's total.
 
-
-def _with_share(one: Fit, share: float, most: int) -> Fit:
-    """Return a plan with the share that the user names: the engine fills it with its cache.
-
-    Args:
-        one: the plan for one completion at once.
-        share: `gpu_memory_utilization`.
-        most: completions of a step.
+    Source: unsloth_zoo.vllm_utils.approximate_vllm_memory_usage.
     """
-    a_sequence = one.parts["kv_cache"]
-    of = one.card.free - one.parts["context"] if one.sampler == "shared" else one.card.total
-    rest = one.parts["vllm_weights"] + one.parts["vllm_adapter"] + one.parts["vllm_workspace"]
-    rest += one.parts["weights"] if one.sampler == "shared" else 0
-    cache = int(share * of) - rest
-    if cache < a_sequence:
-        enough = math.ceil(100 * (rest + a_sequence) / of) / 100
-        raise UserError(
-            f"--model.gpu-memory-share {share:g} leaves vLLM {max(cache, 0) / GIB:.2f} GiB for its cache, and one "
-            f"completion takes {a_sequence / GIB:.2f}; leave the flag out"
-            + (f", or pass {enough:g} or more" if enough <= 1 else "")
-        )
-    return dataclasses.replace(
-        one,
-        gpu_memory_share=share,
-        max_num_seqs=min(most, cache // a_sequence),
-        parts={**one.parts, "kv_cache": cache},
-    )
+    return plan.device.free - plan.parts["context"] if plan.sampler == "shared" else plan.device.total
 
 
 def _gib(size: int) -> float:

@@ -1,12 +1,9 @@
-"""What a run will take, before a weight is loaded: memory by part, what fits at most, steps, tokens and time.
-
-From the model's config.json alone. A run that cannot fit is refused here, with what to change.
-"""
+"""The plan of a run, made from the model's config.json before any weight is loaded."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,32 +15,31 @@ from lora_grpo.config import (
     flag,
     hardware,
     local_sampler,
+    replace,
     uses_vllm,
     with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, memory, positive_int
-from lora_grpo.planning.fit import USABLE_SHARE, Card, Fit, Planner
-from lora_grpo.planning.plan_time import DECODING_SHARES, TRAINING_SHARE, Time, Work, estimate
-from lora_grpo.planning.suggestions import advice, fit, refusal
+from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate
+from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
+from lora_grpo.planning.suggestions import advice, choose_fit, refusal
 from lora_grpo.runs import newest_step
 
-DERIVED = ("train.micro_batch_size", "model.gpu_memory_share")
-"""Settings that are worked out here where they are None; what the user names is taken as it is."""
 _MOST = 1 << 24
-"""No micro-batch or context is larger; where the search for the largest ends."""
+"""Upper limit of the search for the largest micro-batch and context."""
 
 
 @dataclass(frozen=True)
 class Largest:
-    """What would still fit, other settings as they are."""
+    """The largest values that still fit, with all other settings unchanged."""
 
     micro_batch_size: int
-    """With as many completions at once as were chosen; it need not divide a step."""
+    """With the planned number of parallel completions; it need not divide a step."""
     context: int
-    """Longest prompt and completion in tokens, with the chosen micro-batch and completions at once; 0 for none."""
-    context_at_least: int
-    """The same with the smallest micro-batch and one completion at once: more is refused."""
+    """Prompt plus completion in tokens, with the planned micro-batch and parallel completions; 0 if none fits."""
+    smallest_batch_context: int
+    """The same with a micro-batch of one and one completion at a time: more is refused."""
     declared: int | None
     """The context that the model declares, `max_position_embeddings`."""
 
@@ -56,173 +52,162 @@ class Plan:
     engine: str
     processes: int
     work: Work
-    time: Time
+    duration: Duration
     not_planned: str | None
-    """Why there is nothing of the memory; None where it was planned."""
+    """Why the memory is not planned; None if it is."""
     shape: Shape | None
     fit: Fit | None
     largest: Largest | None
     too_large: str | None
-    """What the user named does not fit: what is needed, and what to change; None where it fits."""
+    """The error for requested settings that do not fit, and what to change; None if they fit."""
     instead: str | None
-    """What to change alone; None where it fits."""
+    """What to change; None if it fits."""
     derived: tuple[str, ...]
-    """Settings that the plan worked out."""
-    only_named: bool
-    """The card is one of the size that the preset is named after; none is here."""
+    """Settings that the plan resolved."""
     assumptions: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
-        """Return what run.json says of it: `memory`, of a GPU, and `plan`; memory in GiB."""
-        of_memory = self.fit.record() if self.fit else None
-        on_gpu = self.fit is not None and not self.fit.card.on_cpu
+        """Return the fields for run.json, memory in GiB: `memory`, for a GPU only, and `plan`."""
+        memory = self.fit.record() if self.fit else None
+        on_gpu = self.fit is not None and not self.fit.device.on_cpu
         plan = {
-            "memory": of_memory or {"not_planned": self.not_planned},
+            "memory": memory or {"not_planned": self.not_planned},
             "largest": dataclasses.asdict(self.largest) if self.largest else None,
             "work": {**dataclasses.asdict(self.work), "completions": self.work.completions, "tokens": self.work.tokens},
-            "time": self.time.record(),
+            "time": self.duration.record(),
             "assumptions": list(self.assumptions),
         }
-        return {"memory": {"derived": list(self.derived), **of_memory} if of_memory and on_gpu else None, "plan": plan}
+        return {"memory": {"derived": list(self.derived), **memory} if memory and on_gpu else None, "plan": plan}
 
     def lines(self) -> list[str]:
-        """Say it in a few lines."""
-        said = [f"memory: not planned: {self.not_planned}"] if self.not_planned else []
+        """Return the plan in the few lines that a run starts with."""
+        lines = [f"memory: not planned: {self.not_planned}"] if self.not_planned else []
         if self.fit and self.largest:
-            found, card = self.fit, self.fit.card
-            share = f", vLLM's share {found.gpu_memory_share:g}" if found.gpu_memory_share else ""
+            fit, device = self.fit, self.fit.device
+            share = f", vLLM's share {fit.gpu_memory_share:g}" if fit.gpu_memory_share else ""
             text = (
-                f"memory: micro-batch {found.micro_batch_size} (at most {self.largest.micro_batch_size} would fit), "
-                f"{found.max_num_seqs} completions at once{share}; planned {found.training / GIB:.1f} GiB training, "
-                f"{found.drawing / GIB:.1f} GiB drawing, of {card.free / GIB:.1f} free"
+                f"memory: micro-batch {fit.micro_batch_size} (at most {self.largest.micro_batch_size} would fit), "
+                f"{fit.max_num_seqs} parallel completions{share}; planned {fit.training / GIB:.1f} GiB for training, "
+                f"{fit.sampling / GIB:.1f} GiB for sampling, of {device.free / GIB:.1f} free"
             )
-            said.append(text if found.fits else f"{text}: TOO LITTLE for what your settings ask; {self.instead}")
+            lines.append(text if fit.fits else f"{text}: TOO LITTLE for your settings; {self.instead}")
         work = self.work
-        said.append(
-            f"work: {work.steps} steps of {work.completions_per_step} completions, at most {count(work.tokens)} tokens"
-        )
-        said.append(f"time: {self.time.said()}")
-        return said
+        tokens = count(work.tokens)
+        lines.append(f"work: {work.steps} steps of {work.completions_per_step} completions, at most {tokens} tokens")
+        return [*lines, f"time: {self.duration.text()}"]
 
 
-def make_plan(config: RunConfig, how: Invocation) -> tuple[RunConfig, Plan]:
-    """Work out what a run takes and what was left open for its GPU.
+def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
+    """Plan a run, and resolve the settings that depend on the GPU's memory.
 
     Args:
         config: the checked configuration.
-        how: whether it is planned alone (`--plan`), and goes on with a run.
+        invocation: `plan` allows a GPU that is not present; `resume` subtracts finished steps.
 
     Returns:
-        The configuration with nothing open, and the plan.
+        The resolved configuration, and the plan.
 
     Raises:
         UserError: the run does not fit, or the model's configuration cannot be read.
     """
-    card, only_named = _card(config, how.plan)
-    if only_named:
+    device, is_present = _find_device(config, planning=invocation.plan)
+    if not is_present:
         config = with_gpu_defaults(config)
-    engine, idle = choose_engine(config), local_sampler(config) == "transformers"
-    derived = [
-        name
-        for name in (() if card.on_cpu else DERIVED)
-        if _value(config, name) is None and not (idle and name == "model.gpu_memory_share")
-    ]
-    work = Work.of(config, newest_step(config.folder / "checkpoints") if how.resume else 0)
-    shape = found = largest = too_large = instead = not_planned = None
-    try:
-        if card.on_cpu and uses_vllm(config) and not config.sampling.server_url:
-            raise UserError("what vLLM takes on a CPU is not counted")
-        values = base_model.read_config(config.model)
-    except UserError as error:
-        if derived:
-            raise
-        not_planned = str(error)
-    else:
-        try:
-            shape = Shape.of(values)
-        except UnknownFamily as error:
-            if derived:
-                raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
-            not_planned = str(error)
+    engine = choose_engine(config)
+    derived = [] if device.on_cpu or config.train.micro_batch_size is not None else ["train.micro_batch_size"]
+    if not device.on_cpu and config.model.gpu_memory_share is None and local_sampler(config) != "transformers":
+        derived.append("model.gpu_memory_share")
+    work = Work.of(config, newest_step(config.folder / "checkpoints") if invocation.resume else 0)
+    fit = largest = too_large = instead = None
+    shape, model, not_planned = _read_shape(config, device, derived)
     if shape is not None:
-        planner = Planner(shape, card, _sampler(config, card), fused=engine == "unsloth" and not card.on_cpu)
-        found = fit(planner, config)
-        longest = "max_position_embeddings"
-        largest = _largest(
-            planner, config, found, None if values.get(longest) is None else positive_int(values, longest)
+        planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
+        fit = choose_fit(planner, config)
+        declared = (
+            None if model.get("max_position_embeddings") is None else positive_int(model, "max_position_embeddings")
         )
-        if not found.fits:
+        largest = _find_largest(planner, config, fit, declared)
+        if not fit.fits:
             too_large, instead = refusal(planner, config), advice(planner, config)
-        if not card.on_cpu:
-            config = _settled(config, found)
+        if not device.on_cpu:
+            resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
+            config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
     plan = Plan(
         model=config.model.name,
         engine=engine,
         processes=distributed.world_size(),
         work=work,
-        time=estimate(config, work, shape, found, derived),
+        duration=estimate(config, work, shape, fit, derived),
         not_planned=not_planned,
         shape=shape,
-        fit=found,
+        fit=fit,
         largest=largest,
         too_large=too_large,
         instead=instead,
         derived=tuple(derived),
-        only_named=only_named,
-        assumptions=tuple(_assumptions(config, card, found, only_named)),
+        assumptions=tuple(_assumptions(config, device, fit, is_present=is_present)),
     )
     return config, plan
 
 
-def _card(config: RunConfig, only_planned: bool) -> tuple[Card, bool]:
-    """Return the memory that is planned with, and whether only the preset's name says so."""
+def _read_shape(
+    config: RunConfig, device: Device, derived: Sequence[str]
+) -> tuple[Shape | None, dict[str, Any], str | None]:
+    """Return the model's shape and config.json; without a shape, why the memory cannot be planned.
+
+    Raises:
+        UserError: the memory cannot be planned, but must be, to resolve the derived settings.
+    """
+    if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
+        return None, {}, "vLLM's memory on a CPU is unknown"
+    try:
+        model = base_model.read_config(config.model)
+    except UserError as error:
+        if derived:
+            raise
+        return None, {}, str(error)
+    try:
+        return Shape.of(model), model, None
+    except UnknownFamily as error:
+        if derived:
+            raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
+        return None, model, str(error)
+
+
+def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
+    """Return the device to plan for, and whether it is present."""
     gpus, _ = hardware.nvidia_gpus()
     if gpus:
-        card = Card.of(gpus[0])
-        # Processes that start at different times find different amounts free, and have to come to the same numbers.
-        return (dataclasses.replace(card, free=card.total) if distributed.world_size() > 1 else card), False
-    if only_planned and (gigabytes := hardware.preset_gigabytes(config.preset)):
-        return Card(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), True
-    return Card("this machine", *hardware.machine_memory(), on_cpu=True), False
+        device = Device.of(gpus[0])
+        # Processes that start at different times see different free memory, but must come to the same plan.
+        return (dataclasses.replace(device, free=device.total) if distributed.world_size() > 1 else device), True
+    if planning and (gigabytes := hardware.preset_gigabytes(config.preset)):
+        return Device(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), False
+    return Device("this machine", *hardware.machine_memory(), on_cpu=True), True
 
 
-def _sampler(config: RunConfig, card: Card) -> memory.SamplerKind:
-    """Return what draws: on a CPU the kit's own sampler has an unpacked copy where the adapter is plain."""
-    return "merged" if card.on_cpu and not config.lora.dora else local_sampler(config)
+def _sampler(config: RunConfig, device: Device) -> memory.SamplerKind:
+    """Return the sampler; on a CPU the kit's own uses an unpacked copy of the model, except with DoRA."""
+    return "merged" if device.on_cpu and not config.lora.dora else local_sampler(config)
 
 
-def _settled(config: RunConfig, found: Fit) -> RunConfig:
-    return dataclasses.replace(
-        config,
-        train=dataclasses.replace(config.train, micro_batch_size=found.micro_batch_size),
-        model=dataclasses.replace(config.model, gpu_memory_share=found.gpu_memory_share),
-    )
-
-
-def _largest(planner: Planner, config: RunConfig, found: Fit, declared: int | None) -> Largest:
+def _find_largest(planner: Planner, config: RunConfig, fit: Fit, declared: int | None) -> Largest:
     """Search for the largest micro-batch and context that fit."""
 
-    def with_context(longest: int) -> RunConfig:
-        return dataclasses.replace(config, model=dataclasses.replace(config.model, max_sequence_tokens=longest))
+    def context_fits(longest: int, micro: int, sequences: int) -> bool:
+        return planner.fits(replace(config, {"model": {"max_sequence_tokens": longest}}), micro, sequences)
 
-    def fits(longest: int) -> bool:
-        return planner.fits(with_context(longest), found.micro_batch_size, found.max_num_seqs)
-
-    def micro_fits(micro: int) -> bool:
-        return planner.fits(config, micro, found.max_num_seqs)
-
+    completion, micro, sequences = config.sampling.max_completion_tokens, fit.micro_batch_size, fit.max_num_seqs
     return Largest(
-        micro_batch_size=_highest(micro_fits),
-        context=_highest(fits, above=config.sampling.max_completion_tokens),
-        context_at_least=_highest(
-            lambda longest: planner.smallest_fits(with_context(longest)), above=config.sampling.max_completion_tokens
-        ),
+        micro_batch_size=_highest(lambda size: planner.fits(config, size, sequences)),
+        context=_highest(lambda longest: context_fits(longest, micro, sequences), above=completion),
+        smallest_batch_context=_highest(lambda longest: context_fits(longest, 1, 1), above=completion),
         declared=declared,
     )
 
 
 def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
-    """Return the largest number for which it holds, 0 for none; it holds for all between one such and `above`."""
+    """Return the largest number for which a condition holds, 0 for none; it holds for all numbers down to `above`."""
     low, high = above, above + 1
     while high < _MOST and holds(high):
         low, high = high, 2 * high
@@ -232,46 +217,41 @@ def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
     return low if low > above else 0
 
 
-def _assumptions(config: RunConfig, card: Card, found: Fit | None, only_named: bool) -> Iterator[str]:
-    """Yield everything that is taken for granted."""
-    if only_named:
-        yield f"the GPU has {card.total / GIB:g} GiB and all of it is free; no GPU is here to be asked"
-        yield "engine and sampler are those of the `gpu` extra where the settings leave them open"
-    yield "every prompt and every completion is as long as the settings allow"
+def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_present: bool) -> Iterator[str]:
+    """Yield every assumption of the plan."""
+    if not is_present:
+        yield f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
+        yield "engine and sampling backend are those of the `gpu` extra, unless the settings name them"
+    yield "every prompt and every completion has its maximum length"
     if config.data.filter_by_difficulty:
-        yield "the samples by which --data.filter-by-difficulty chooses its rows are not counted"
+        yield "the samples for --data.filter-by-difficulty are not included"
     if config.monitor.rows:
-        yield f"the watch's passes over at most {config.monitor.rows} held-out rows are not counted"
-    if found is None:
+        yield f"validation on at most {config.monitor.rows} rows is not included"
+    if fit is None:
         return
-    if card.on_cpu:
+    if device.on_cpu:
         yield f"{memory.LIBRARIES / GIB:g} GiB for Python and the libraries, measured on one machine"
-        yield f"{USABLE_SHARE:g} of the available memory can be used (a guess); a container's own limit is not read"
+        yield f"{USABLE_SHARE:g} of the available memory is usable (a guess); a container's own limit is not read"
     else:
-        yield f"{USABLE_SHARE:g} of the free memory can be used (a guess)"
+        yield f"{USABLE_SHARE:g} of the free memory is usable (a guess)"
         context, workspace = memory.CONTEXT / GIB, memory.WORKSPACE / GIB
-        yield f"{context:.1f} GiB for CUDA's context and {workspace:.1f} GiB of workspace (guesses)"
-        yield "activations in 16 bits; attention by a kernel that keeps no square of scores"
-    if found.sampler in ("vllm", "shared"):
+        yield f"{context:.1f} GiB for the CUDA context and {workspace:.1f} GiB of workspace (guesses)"
+        yield "16-bit activations, and an attention kernel that does not store the score matrix"
+    if fit.sampler in ("vllm", "shared"):
         graphs = memory.VLLM_WORKSPACE / GIB
-        yield f"{graphs:.1f} GiB for vLLM's graphs and activations (a guess); it sleeps while training"
+        yield f"{graphs:.1f} GiB for vLLM's graphs and activations (a guess); it sleeps during training"
     if config.sampling.server_url:
-        yield "the vLLM server's own memory is not in it"
-    if not card.on_cpu:
-        low, high = DECODING_SHARES[found.sampler]
+        yield "the vLLM server's own memory is not included"
+    if not device.on_cpu:
+        low, high = SAMPLING_SHARES[fit.sampler]
         yield (
-            f"time: decoding reaches {low:g} to {high:g}, training {TRAINING_SHARE[0]:g} to {TRAINING_SHARE[1]:g} of "
-            "the stated rates (guesses: no GPU was measured); loading and rewards are not in it"
+            f"time: sampling reaches {low:g} to {high:g} and training {TRAINING_SHARE[0]:g} to {TRAINING_SHARE[1]:g} "
+            "of the published rates (guesses: no GPU was measured); loading and rewards are not included"
         )
 
 
-def _value(config: RunConfig, name: str) -> Any:
-    section, _, key = name.partition(".")
-    return getattr(getattr(config, section), key)
-
-
 def count(number: float) -> str:
-    """Write a count to three digits: 16.4 million."""
+    """Return a count to three digits: 16.4 million."""
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if number >= unit:
             return f"{number / unit:.3g} {word}"

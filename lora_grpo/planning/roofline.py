@@ -1,59 +1,103 @@
-"""What a card can do at most: its memory bandwidth and matrix rate, measured, and what follows for a step of GRPO."""
+"""The limits of a GPU, its memory bandwidth and matrix rate, and what they mean for a step of GRPO."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.models import Shape, memory
 
 _SECONDS = 0.5
-"""Each rate is measured for about this long."""
+"""Minimum time of each measurement."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Rates of one card."""
+    """Rates of one GPU."""
 
     copy_gb_per_second: float
-    """Bytes read and written by a device-to-device copy, 1e9 a second."""
+    """Bytes read and written by a device-to-device copy, in 1e9 per second."""
     matmul_tflops: float
-    """Of a large matrix product in the precision that training has, 1e12 operations a second."""
+    """Operations of a large matrix product in training precision, in 1e12 per second."""
+
+
+_PUBLISHED = {
+    # Pattern for the name that nvidia-smi reports: GB/s, TFLOPS. The first match counts.
+    r"\bH200 NVL": (4800, 835),
+    r"\bH200": (4800, 989),
+    r"H100 NVL": (3900, 835),
+    r"H100 PCIe": (2000, 756),
+    r"H100": (3350, 989),
+    r"A100-SXM4-80GB": (2039, 312),
+    r"A100 80GB PCIe": (1935, 312),
+    r"A100": (1555, 312),
+    r"L40S": (864, 362),
+    r"L4\b": (300, 121),
+    r"A10\b": (600, 125),
+    r"T4\b": (320, 65),
+    r"RTX A6000": (768, 154.8),
+    r"RTX 6000 Ada": (960, 364),
+    r"RTX 5090\b(?! (D|Laptop))": (1792, 209.5),
+    r"RTX 5080\b(?! Laptop)": (960, 112.6),
+    r"RTX 5070 Ti\b(?! Laptop)": (896, 87.9),
+    r"RTX 5070\b(?! Laptop)": (672, 61.7),
+    r"RTX 4090\b(?! (D|Laptop))": (1008, 165.2),
+    r"RTX 4080 SUPER": (736, 104.4),
+    r"RTX 4080\b(?! Laptop)": (717, 97.5),
+    r"RTX 4070 Ti\b(?! SUPER)": (504, 80.2),
+    r"RTX 4070\b(?! (SUPER|Ti|Laptop))": (504, 58.3),
+    r"RTX 4060 Ti\b": (288, 44.1),
+    r"RTX 4060\b(?! (Ti|Laptop))": (272, 30.2),
+    r"RTX 3090\b(?! Ti)": (936, 71.2),
+    r"RTX 3080\b(?! (Ti|Laptop))": (760, 59.5),
+    r"RTX 3070\b(?! (Ti|Laptop))": (448, 40.6),
+    r"RTX 3060\b(?! (Ti|Laptop))": (360, 25.5),
+}
+"""Memory bandwidth and dense 16-bit matrix rate with float32 accumulation, without sparsity.
+
+Source: NVIDIA's data sheets (T4, L4, L40S, A10, A100, H100, H200, RTX A6000, RTX 6000 Ada) and the whitepapers of
+Turing, Ampere GA102, Ada and RTX Blackwell. GeForce matrix rates are twice the float32 shader rate.
+"""
+
+
+def published_limits(gpu: str) -> Limits | None:
+    """Return the published rates of a GPU by the name that nvidia-smi reports; None if it is not in the table."""
+    return next((Limits(*rates) for pattern, rates in _PUBLISHED.items() if re.search(pattern, gpu)), None)
 
 
 def measure(size: int | None = None) -> dict[str, Any]:
-    """Measure the card's rates; on a machine without one, the CPU's.
+    """Measure the rates of this machine's GPU, or of its CPU if it has none.
 
     Args:
-        size: side of the square matrices; None is 8192, on a CPU 512. The copied block has sixteen times their bytes,
-            up to a third of what is free.
+        size: side of the square matrices; None is 8192 on a GPU and 512 on a CPU. The copied block has sixteen times
+            their bytes, at most a third of the free memory.
 
     Returns:
-        The fields of `Limits`, and the device's name, precision and versions that were measured.
+        The fields of `Limits`, with the device's name and precision and the CUDA version.
     """
     import torch
+    from torch.utils.benchmark import Timer
 
     from lora_grpo.models import base_model
 
     on_gpu, dtype = torch.cuda.is_available(), base_model.compute_dtype()
     device = torch.device("cuda" if on_gpu else "cpu")
-    wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else (lambda: None)
+
+    def seconds(statement: str, **names: Any) -> float:
+        timer = Timer(statement, globals={"torch": torch, **names}, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange(min_run_time=_SECONDS).median
+
     size = size or (8192 if on_gpu else 512)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
-    seconds = _seconds_each(lambda: torch.matmul(left, right, out=out), wait)
-    tflops = 2 * size**3 / seconds / 1e12
-    block = 16 * left.nbytes
-    if on_gpu:
-        block = min(block, torch.cuda.mem_get_info()[0] // 3)
-    read = torch.ones(block, dtype=torch.uint8, device=device)
-    written = torch.empty_like(read)
-    seconds = _seconds_each(lambda: written.copy_(read), wait)
+    product = seconds("torch.matmul(left, right, out=out)", left=left, right=right, out=out)
+    block = min(16 * left.nbytes, torch.cuda.mem_get_info()[0] // 3) if on_gpu else 16 * left.nbytes
+    source = torch.ones(block, dtype=torch.uint8, device=device)
+    copy = seconds("target.copy_(source)", source=source, target=torch.empty_like(source))
     return {
-        "copy_gb_per_second": round(2 * block / seconds / 1e9, 1),
-        "matmul_tflops": round(tflops, 3),
+        "copy_gb_per_second": round(2 * block / copy / 1e9, 1),
+        "matmul_tflops": round(2 * size**3 / product / 1e12, 3),
         "precision": str(dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "capability": ".".join(map(str, torch.cuda.get_device_capability())) if on_gpu else None,
@@ -61,44 +105,29 @@ def measure(size: int | None = None) -> dict[str, Any]:
     }
 
 
-def _seconds_each(work: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Return the time of one call, from as many as fit into the time for it, after one that does not count."""
-    work()
-    wait()
-    started = time.perf_counter()
-    work()
-    wait()
-    times = max(1, int(_SECONDS / max(time.perf_counter() - started, 1e-6)))
-    started = time.perf_counter()
-    for _ in range(times):
-        work()
-    wait()
-    return (time.perf_counter() - started) / times
-
-
 @dataclass(frozen=True)
 class StepWork:
-    """What one optimisation step computes, as far as the model's shape says."""
+    """What an optimizer step computes, as far as the model's shape tells."""
 
     shape: Shape
     completions: int
-    """Decoded side by side, and trained on."""
+    """Completions sampled in parallel and trained on."""
     prompt_tokens: float
-    """Mean length."""
+    """Mean length of a prompt."""
     completion_tokens: float
-    """Mean length."""
+    """Mean length of a completion."""
     bits: int
-    """Of the base's linear layers: 4 (NF4) or 16."""
+    """Bits per weight of the base model's linear layers: 4 (NF4) or 16."""
     rank: int
-    """Of the adapter, on every linear layer."""
+    """LoRA rank, on all linear layers."""
     recomputes: bool
-    """Whether the forward pass is computed again in the backward pass."""
+    """Gradient checkpointing: the backward pass repeats the forward pass."""
 
     def decoding_bound(self, limits: Limits) -> float:
-        """Return the most tokens a second that decoding can reach.
+        """Return the upper bound of the sampling speed, in tokens per second.
 
-        For each token of all completions, the weights are read once, and keys and values as far as they go; or the
-        products take longer.
+        Each token of all completions reads the weights once and the KV cache so far; with many completions the matrix
+        products take longer than the reads.
         """
         shape, context = self.shape, self.prompt_tokens + self.completion_tokens / 2
         read: float = memory.weight_bytes(shape, self.bits) + 2 * self._adapter
@@ -112,9 +141,9 @@ class StepWork:
         return self.completions / seconds
 
     def training_operations(self) -> float:
-        """Return the operations of the forward and backward passes over all completions with their prompts.
+        """Return the operations of the forward and backward passes over all prompts and completions.
 
-        The base is frozen: backward, its layers have the gradient of their input alone.
+        The base model is frozen, so its layers compute the gradient of their input only.
         """
         shape, length = self.shape, self.prompt_tokens + self.completion_tokens
         passes = 2 + self.recomputes
@@ -125,7 +154,7 @@ class StepWork:
         return self.completions * (base + adapter + attention + head)
 
     def training_share(self, seconds: float, limits: Limits) -> float:
-        """Return which share of the measured matrix rate training reached."""
+        """Return the share of the matrix rate that training reached in so many seconds."""
         return self.training_operations() / seconds / (limits.matmul_tflops * 1e12)
 
     @property

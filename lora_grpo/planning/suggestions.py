@@ -1,151 +1,147 @@
-"""What a run that does not fit its card is told: what it needs by part, and the three cheapest settings to change."""
+"""Suggestions for a run that does not fit: what it needs by part, and the three cheapest settings to change."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo.config import RunConfig, flag, micro_batches
+from lora_grpo.config import RunConfig, flag, micro_batches, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB
 from lora_grpo.planning.fit import Fit, Planner
 
-Offer = Mapping[str, Any]
-"""Settings by their dotted names: `{"model.bits": 4}`."""
+Suggestion = Mapping[str, Any]
+"""Settings by dotted name: `{"model.bits": 4}`."""
 
-OFFERED = 3
-"""Settings that a refusal names."""
+_COUNT = 3
+"""Settings named in an error."""
 _LEAST_TOKENS, _LEAST_RANK = 32, 4
-"""Below these a run learns next to nothing: a smaller model serves better."""
+"""Below these a run learns next to nothing; a smaller model is the better choice."""
 
 
-def fit(planner: Planner, config: RunConfig) -> Fit:
-    """Return how a run uses its card; see `Planner.choose`.
+def choose_fit(planner: Planner, config: RunConfig) -> Fit:
+    """Return how a run uses its device; see `Planner.choose`.
 
     Raises:
-        UserError: nothing fits; says what is needed by part, and three settings to change.
+        UserError: nothing fits; gives the memory by part and three settings to change.
     """
-    found = planner.choose(config)
-    if found is None:
-        raise UserError(refusal(planner, config))
-    return found
+    if fit := planner.choose(config):
+        return fit
+    raise UserError(refusal(planner, config))
 
 
-def cheaper_settings(config: RunConfig, *, by_engine: bool = False) -> list[list[Offer]]:
-    """Return settings that need less memory, the ones that cost least first, each with ever smaller values.
+def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[list[Suggestion]]:
+    """Return settings that need less memory, each with increasingly small values, the best ones first.
 
-    First those that leave the result as it is and cost time, then those that change little, then what can be learned.
+    First come those that only cost time, then those that hardly change the result, then those that limit learning.
 
     Args:
         config: the run.
-        by_engine: vLLM draws the completions; the kit's own sampler needs no weights of its own.
+        with_engine: vLLM samples the completions; the kit's own sampler needs no weights of its own.
     """
-    micro, sampling, longest = config.train.micro_batch_size, config.sampling, config.model.max_sequence_tokens
-    completion, prompt = sampling.max_completion_tokens, longest - sampling.max_completion_tokens
-    found: list[list[Offer]] = []
+    micro, longest = config.train.micro_batch_size, config.model.max_sequence_tokens
+    completion = config.sampling.max_completion_tokens
+    prompt = longest - completion
+    ladders: list[list[Suggestion]] = []
+    if with_engine and config.model.gpu_memory_share is not None:
+        ladders.append([{"model.gpu_memory_share": None}])
     if micro is not None:
-        found.append([{"train.micro_batch_size": size} for size in micro_batches(config) if size < micro])
+        ladders.append([{"train.micro_batch_size": size} for size in micro_batches(config) if size < micro])
     if not config.train.gradient_checkpointing:
-        found.append([{"train.gradient_checkpointing": True}])
-    if by_engine and config.model.gpu_memory_share is not None:
-        found.insert(0, [{"model.gpu_memory_share": None}])
-    if by_engine:
-        found.append([{"sampling.backend": "transformers"}])
+        ladders.append([{"train.gradient_checkpointing": True}])
+    if with_engine:
+        ladders.append([{"sampling.backend": "transformers"}])
     if "8bit" not in config.train.optimizer and config.train.optimizer != "sgd":
-        found.append([{"train.optimizer": "adamw_8bit"}])
+        ladders.append([{"train.optimizer": "adamw_8bit"}])
     if config.model.bits == 16:
-        found.append([{"model.bits": 4}])
-    found.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _LEAST_RANK)])
-    found.append([{"model.max_sequence_tokens": completion + short} for short in _halves(prompt, _LEAST_TOKENS)])
-    found.append(
+        ladders.append([{"model.bits": 4}])
+    ladders.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _LEAST_RANK)])
+    ladders.append([{"model.max_sequence_tokens": completion + short} for short in _halves(prompt, _LEAST_TOKENS)])
+    ladders.append(
         [
             {"sampling.max_completion_tokens": short, "model.max_sequence_tokens": prompt + short}
             for short in _halves(completion, _LEAST_TOKENS)
         ]
     )
-    return [values for values in found if values]
+    return [ladder for ladder in ladders if ladder]
 
 
-def as_flags(offer: Offer) -> str:
-    """Return an offer as it stands on a command line."""
+def as_flags(suggestion: Suggestion) -> str:
+    """Return a suggestion as command-line flags."""
     return " ".join(
         f"no {flag(name)}" if value is None else flag(name) if value is True else f"{flag(name)} {value}"
-        for name, value in offer.items()
+        for name, value in suggestion.items()
     )
 
 
-def changed(config: RunConfig, *offers: Offer) -> RunConfig:
-    """Return the configuration with offers taken."""
-    for name, value in itertools.chain.from_iterable(offer.items() for offer in offers):
+def changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
+    """Return the configuration with suggestions applied."""
+    for name, value in itertools.chain.from_iterable(suggestion.items() for suggestion in suggestions):
         section, _, key = name.partition(".")
-        part = dataclasses.replace(getattr(config, section), **{key: value})
-        config = dataclasses.replace(config, **{section: part})
+        config = replace(config, {section: {key: value}})
     return config
 
 
 def refusal(planner: Planner, config: RunConfig) -> str:
-    """Say what the smallest plan needs by part, and the three cheapest changes: which of them is enough."""
-    least = planner.least(config)
+    """Return the error for a run that does not fit: the memory of the smallest plan by part, and what to change."""
+    least, device = planner.least(config), planner.device
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
-    told = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
-    card = least.card
+    by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
     return (
-        f"{config.model.name} does not fit on {card.name}: {phase} with a micro-batch of {least.micro_batch_size} "
-        f"needs {least.needed / GIB:.2f} GiB ({told}) of {card.usable / GIB:.2f} that can be used "
-        f"({card.free / GIB:.2f} of {card.total / GIB:.2f} are free); {advice(planner, config)}"
+        f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
+        f"needs {least.needed / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
+        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {advice(planner, config)}"
     )
 
 
 def advice(planner: Planner, config: RunConfig) -> str:
-    """Name three settings: those that are enough alone, else those that are enough together, then the nearest."""
-    if planner.card.on_cpu:  # where it is not named it does not depend on the memory
+    """Return three settings to change: single ones that are enough, else a combination, else the closest one."""
+    if planner.device.on_cpu:  # where the default micro-batch does not depend on the memory
         config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
-    ladders = cheaper_settings(config, by_engine=planner.sampler in ("vllm", "shared"))
+    ladders = cheaper_settings(config, with_engine=planner.sampler in ("vllm", "shared"))
 
-    def needs(*offers: Offer) -> str:
-        return f"{planner.least(changed(config, *offers)).needed / GIB:.2f} GiB"
+    def needed(*suggestions: Suggestion) -> int:
+        return planner.least(changed(config, *suggestions)).needed
 
-    def short(offers: Sequence[Offer]) -> list[str]:
-        return [f"{as_flags(offer)} ({needs(offer)}, not enough alone)" for offer in offers]
+    def fits(*suggestions: Suggestion) -> bool:
+        return planner.accepts(changed(config, *suggestions))
 
-    def further(named: Sequence[Offer]) -> str:
-        names = {name for offer in named for name in offer}
-        others = [values[0] for values in ladders if not names & values[0].keys()]
-        others.sort(key=lambda offer: planner.least(changed(config, offer)).needed)
-        return "".join(f"; further {text}" for text in short(others[: max(0, OFFERED - len(named))]))
+    def describe(suggestion: Suggestion, verdict: str) -> str:
+        return f"{as_flags(suggestion)} ({needed(suggestion) / GIB:.2f} GiB, {verdict})"
 
-    firsts = [next((offer for offer in values if planner.accepts(changed(config, offer))), None) for values in ladders]
-    if alone := [offer for offer in firsts if offer][:OFFERED]:
-        enough = [f"{as_flags(offer)} ({needs(offer)}, enough)" for offer in alone]
-        return f"cheapest first, pass {' or '.join(enough)}{further(alone)}"
-    for together in _combinations(ladders):
-        if planner.accepts(changed(config, *together)):
-            told = f"{', '.join(short(together))}{further(together)}"
-            return f"pass together, which needs {needs(*together)} and is enough: {told}"
-    nearest = min(_combinations(ladders), key=lambda offers: planner.least(changed(config, *offers)).needed, default=())
-    if not nearest:  # nothing is left that can be made smaller
+    def also(named: Sequence[Suggestion]) -> str:
+        names = set().union(*named)
+        others = sorted((ladder[0] for ladder in ladders if not names & ladder[0].keys()), key=needed)
+        more = others[: max(0, _COUNT - len(named))]
+        return "".join(f"; also {describe(suggestion, 'not enough alone')}" for suggestion in more)
+
+    alone = [first for ladder in ladders if (first := next(filter(fits, ladder), None))][:_COUNT]
+    if alone:
+        return f"cheapest first, pass {' or '.join(describe(each, 'enough') for each in alone)}{also(alone)}"
+    combinations = _combinations(ladders)
+    if together := next((each for each in combinations if fits(*each)), None):
+        parts = ", ".join(describe(each, "not enough alone") for each in together)
+        return f"pass together ({needed(*together) / GIB:.2f} GiB, enough): {parts}{also(together)}"
+    if not combinations:
         return "pass a smaller --model.name"
-    told = ", ".join(map(as_flags, nearest))
-    return f"not enough even together: {told} ({needs(*nearest)}); pass a smaller --model.name"
+    closest = min(combinations, key=lambda each: needed(*each))
+    flags = ", ".join(map(as_flags, closest))
+    return f"not enough even together: {flags} ({needed(*closest) / GIB:.2f} GiB); pass a smaller --model.name"
 
 
-def _combinations(ladders: Sequence[Sequence[Offer]]) -> list[tuple[Offer, ...]]:
-    """Return up to three offers together: mild values before harsh ones, few before many, cheap before dear."""
-    found = []
+def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> list[tuple[Suggestion, ...]]:
+    """Return combinations of two and three suggestions: mild values first, then few settings, then cheap ones."""
+    combinations = []
     for depth in range(max(map(len, ladders), default=0)):
         values = [ladder[min(depth, len(ladder) - 1)] for ladder in ladders]
-        for count in range(2, OFFERED + 1):
-            found += [offers for offers in itertools.combinations(values, count) if not _overlap(offers)]
-    return found
-
-
-def _overlap(offers: Sequence[Offer]) -> bool:
-    """Tell whether two offers change one setting."""
-    return len(set().union(*offers)) < sum(map(len, offers))
+        for count in range(2, _COUNT + 1):
+            for chosen in itertools.combinations(values, count):
+                if len(set().union(*chosen)) == sum(map(len, chosen)):  # no setting twice
+                    combinations.append(chosen)
+    return combinations
 
 
 def _halves(value: int, least: int) -> list[int]:
-    """Return a value's halves, quarters, ... down to the least."""
+    """Return a value's half, quarter, and so on, down to the least."""
     return [half for halvings in range(1, value.bit_length()) if (half := value >> halvings) >= least]

@@ -14,11 +14,10 @@ from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.hardware import preset_gigabytes
 from lora_grpo.config.schema import RunConfig, check_fields
 from lora_grpo.errors import UserError
-from lora_grpo.models.memory import GIB, parts, phases
+from lora_grpo.models.memory import GIB
 from lora_grpo.models.shape import Shape
-from lora_grpo.planning.fit import USABLE_SHARE, Card, Planner, step_of
-from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings
-from lora_grpo.planning.suggestions import fit as choose
+from lora_grpo.planning.fit import USABLE_SHARE, Device, Planner
+from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings, choose_fit
 
 SHAPES = {
     "0.5B": Shape.of(QWEN25_HALF),
@@ -45,13 +44,13 @@ PRESETS = {recipe.stem: presets_of(recipe) for recipe in RECIPES}
 
 
 def fit(shape, config, card, **others):
-    return choose(Planner(shape, card, **others), config)
+    return choose_fit(Planner(shape, card, **others), config)
 
 
 def card(gigabytes, taken=0.3):
     """A card as it reports itself: a little less than its name says, and some of it in use."""
     total = int(0.96 * gigabytes * GIB)
-    return Card(f"Card with {gigabytes} GB", total, total - int(taken * GIB))
+    return Device(f"Card with {gigabytes} GB", total, total - int(taken * GIB))
 
 
 @pytest.mark.parametrize("sampler", ["transformers", "vllm", "shared"])
@@ -65,9 +64,7 @@ def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size,
     assert found.micro_batch_size in sizes
     larger = [other for other in sizes if other > found.micro_batch_size]
     if larger:
-        step = step_of(config, larger[-1], found.max_num_seqs, sampler, fused=False)
-        needed = max(sum(phase.values()) for phase in phases(parts(shape, step)).values())
-        assert needed > card(size).usable
+        assert not Planner(shape, card(size), sampler).at(config, larger[-1], found.max_num_seqs).fits
     assert found.max_num_seqs == sizes[0]  # all of a step's completions at once
     assert found.max_model_len == config.model.max_sequence_tokens
     if sampler == "transformers":
@@ -131,8 +128,8 @@ def test_what_cannot_fit_is_refused_with_its_parts_and_three_settings():
     assert "Qwen/Qwen2.5-3B-Instruct does not fit on Card with 8 GB" in message
     assert "with a micro-batch of 1 needs" in message
     assert "(weights 5.75, adapter 0.22" in message
-    assert "of 6.64 that can be used (7.38 of 7.68 are free); pass together, which needs " in message
-    assert "and is enough: --train.gradient-checkpointing (" in message
+    assert ", 6.64 are usable (7.38 of 7.68 are free); pass together (" in message
+    assert "GiB, enough): --train.gradient-checkpointing (" in message
     assert message.count("not enough alone") == 3
 
 
@@ -142,7 +139,7 @@ def test_the_settings_that_are_offered_need_less_each():
         {"model": {"bits": 16}, "train": {"gradient_checkpointing": False, "optimizer": "adamw_torch",
                                           "micro_batch_size": 64}},
     )  # fmt: skip
-    offered = cheaper_settings(asked, by_engine=True)
+    offered = cheaper_settings(asked, with_engine=True)
     assert [as_flags(values[0]) for values in offered] == [
         "--train.micro-batch-size 32",
         "--train.gradient-checkpointing",
@@ -168,7 +165,7 @@ def test_what_the_user_names_is_taken_though_it_is_too_much():
     found = fit(SHAPE, named, card(8), sampler="vllm")
     assert found.micro_batch_size == 64
     assert not found.fits
-    assert found.drawing <= card(8).usable  # what is left open still fits
+    assert found.sampling <= card(8).usable  # what is left open still fits
     small = fit(SHAPE, replace(CONFIG, {"train": {"micro_batch_size": 2}}), card(24), sampler="vllm")
     assert small.micro_batch_size == 2
     assert small.fits

@@ -18,11 +18,11 @@ from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.memory import GIB
+from lora_grpo.planning.duration import Duration
 from lora_grpo.planning.fit import Planner
-from lora_grpo.planning.gpu_rates import rates_of
 from lora_grpo.planning.plan import make_plan
-from lora_grpo.planning.plan_report import show_plan
-from lora_grpo.planning.plan_time import Time
+from lora_grpo.planning.roofline import published_limits
+from lora_grpo.planning.text import show_plan
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -33,7 +33,7 @@ def planned(config, **how):
     return config, plan.record()["memory"]
 
 
-def said(config):
+def start_lines(config):
     """What a run begins with."""
     return make_plan(config, Invocation())[1].lines()
 
@@ -56,7 +56,7 @@ def asked(model, **changes):
 def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     config = asked(model)
     assert planned(config) == (config, None)
-    told = said(config)
+    told = start_lines(config)
     assert [line.partition(":")[0] for line in told] == ["memory", "work", "time"]
     assert told[0].startswith("memory: micro-batch 8 (at most ")
     assert told[1] == "work: 200 steps of 64 completions, at most 13.1 million tokens"
@@ -68,9 +68,9 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
     config, record = planned(asked(model))
     assert config.train.micro_batch_size in micro_batches(config)
     assert config.train.micro_batch_size > 1
-    line = said(asked(model))[0]
+    line = start_lines(asked(model))[0]
     assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size} (at most ")
-    assert ", 64 completions at once; planned " in line
+    assert ", 64 parallel completions; planned " in line
     assert line.endswith(" of 7.5 free")
     assert record["derived"] == ["train.micro_batch_size"]
     assert record["gpu"] == "Card 0"
@@ -93,8 +93,8 @@ def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
         planned(asked(model))
     named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
     assert planned(named) == (named, None)
-    assert said(named)[0].startswith("memory: not planned: the memory of a gemma3 model")
-    assert "pass" not in said(named)[0]
+    assert start_lines(named)[0].startswith("memory: not planned: the memory of a gemma3 model")
+    assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
     with pytest.raises(UserError, match="cannot be read"):
         planned(asked(model))
@@ -155,10 +155,11 @@ def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, ca
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "16gb"]
     _, plan = recipe(*flags)
     assert "planned for a GPU with 16 GB: none found" in capsys.readouterr().err
-    assert plan.fit.card.total == plan.fit.card.free == 16 * GIB
+    assert plan.fit.device.total == plan.fit.device.free == 16 * GIB
     assert (plan.engine, plan.fit.sampler) == ("unsloth", "shared")
-    assert plan.assumptions[0].startswith("the GPU has 16 GiB and all of it is free; no GPU is here")
-    assert plan.time.training is None and plan.time.source.startswith("no estimate: the rates of a GPU with 16 GB")
+    assert plan.assumptions[0].startswith("the GPU has 16 GiB, all of it free; no GPU was found")
+    assert plan.duration.training is None
+    assert plan.duration.source.startswith("no estimate: the rates of a GPU with 16 GB")
     presets = {"16gb": {}, "starter": {}}
     with pytest.raises(UserError, match="needs an NVIDIA GPU with 16 GB and found none"):
         parse(flags, recipe="gsm8k_lora", description="", presets=presets)
@@ -168,16 +169,16 @@ def test_the_largest_that_fit_are_accepted_and_one_more_is_not(machine, tmp_path
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
     config, plan = recipe(*flags)
     found, largest = plan.fit, plan.largest
-    planner = Planner(plan.shape, found.card, found.sampler, fused=True)
+    planner = Planner(plan.shape, found.device, found.sampler, fused=True)
     assert found.micro_batch_size <= largest.micro_batch_size
     for more, fits in ((0, True), (1, False)):
         assert planner.at(config, largest.micro_batch_size + more, found.max_num_seqs).fits is fits
         longer = replace(config, {"model": {"max_sequence_tokens": largest.context + more}})
         assert planner.at(longer, found.micro_batch_size, found.max_num_seqs).fits is fits
     longest = ["--sampling.max-completion-tokens", "512", "--model.max-sequence-tokens"]
-    assert recipe(*flags, *longest, str(largest.context_at_least))[1].fit.micro_batch_size == 1
+    assert recipe(*flags, *longest, str(largest.smallest_batch_context))[1].fit.micro_batch_size == 1
     with pytest.raises(UserError, match="does not fit on a GPU with 8 GB"):
-        recipe(*flags, *longest, str(largest.context_at_least + 1))
+        recipe(*flags, *longest, str(largest.smallest_batch_context + 1))
 
 
 LARGE = {
@@ -233,7 +234,7 @@ def test_what_cannot_fit_is_refused_with_offers_that_are_then_accepted(
             with pytest.raises(UserError, match="does not fit"):
                 recipe(*asked, *settings, *flags.split())
     if advice.startswith("pass together"):
-        together = re.findall(r"(--[^(]*?) \(", advice.partition("; further")[0])
+        together = re.findall(r"(--[^(]*?) \(", advice.partition("; also")[0])
         assert recipe(*asked, *settings, *" ".join(together).split())[1].fit.fits
     else:
         assert offers[0][1] == "enough"
@@ -257,10 +258,10 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     with pytest.raises(UserError, match=r"cheapest first, pass --train\.micro-batch-size 2 "):
         show_plan(plan)
     told = capsys.readouterr().out
-    assert "\ntogether " in told and "the longest that fits: 0 with this micro-batch" in told
+    assert "\ntotal " in told and "longest that fits: 0 with these batch sizes" in told
     assert planned(named)[0].train.micro_batch_size == 64
-    line = said(named)[0]
-    assert "TOO LITTLE for what your settings ask; cheapest first, pass --train.micro-batch-size 2 (" in line
+    line = start_lines(named)[0]
+    assert "TOO LITTLE for your settings; cheapest first, pass --train.micro-batch-size 2 (" in line
 
 
 def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):
@@ -296,14 +297,14 @@ def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model,
         cheaper = replace(config, {section: {key: int(value) if value.isdigit() else value or True}})
         if verdict == "enough":
             show_plan(make_plan(cheaper, Invocation(plan=True))[1])
-            assert "TOO LITTLE" not in said(cheaper)[0]
+            assert "TOO LITTLE" not in start_lines(cheaper)[0]
         else:
             refused(cheaper)
     if micro is None:  # by a run too, which would take 8
         with pytest.raises(UserError, match="does not fit on this machine"):
             make_plan(config, Invocation())
     else:
-        assert "TOO LITTLE for what your settings ask; cheapest first, pass " in said(config)[0]
+        assert "TOO LITTLE for your settings; cheapest first, pass " in start_lines(config)[0]
 
 
 def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):
@@ -368,7 +369,7 @@ def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, t
     assert found.returncode == 0 and "owner/cached: 494 million parameters" in found.stdout
     missing = planned_for("owner/missing")
     assert missing.returncode == 2 and "Retrying" not in missing.stderr
-    assert "owner/missing cannot be read: it is not cached, and the Hub is unreachable (" in missing.stderr
+    assert "owner/missing cannot be read: it is not in the cache, and the Hub is out of reach (" in missing.stderr
 
 
 def test_the_filter_is_named_as_not_counted(machine, model):
@@ -380,7 +381,7 @@ def test_the_filter_is_named_as_not_counted(machine, model):
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):
     config, plan = recipe()
-    assert plan.fit.card.on_cpu and plan.fit.sampler == "merged"
+    assert plan.fit.device.on_cpu and plan.fit.sampler == "merged"
     assert {"merged_copy", "libraries"} <= plan.fit.phases["sampling"].keys()
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
     assert plan.record()["memory"] is None
@@ -399,7 +400,7 @@ def test_a_vllm_on_a_cpu_is_not_planned(machine, capsys):
     _, plan = recipe("--sampling.backend", "vllm")
     assert plan.fit is None
     show_plan(plan)
-    assert "memory      not planned: what vLLM takes on a CPU is not counted" in capsys.readouterr().out
+    assert "memory      not planned: vLLM's memory on a CPU is unknown" in capsys.readouterr().out
 
 
 # Time
@@ -416,15 +417,15 @@ def test_measured_steps_of_a_like_run_are_the_estimate(machine, tmp_path):
     run_folder = tmp_path / "run"
     flags = ["--output-dir", str(run_folder)]
     config, plan = recipe(*flags)
-    assert plan.time.training is None and "no estimate for a CPU" in plan.time.source
+    assert plan.duration.training is None and "no estimate for a CPU" in plan.duration.source
     with_steps(run_folder, config, [90.0, 4.0, 6.0, 5.0])
-    assert recipe(*flags)[1].time.training == (60 * 5.0, 60 * 5.0)
+    assert recipe(*flags)[1].duration.training == (60 * 5.0, 60 * 5.0)
     (run_folder / "checkpoints" / "checkpoint-20").mkdir(parents=True)
     resumed = replace(config, {"train": {"max_steps": 60}})
     _, plan = make_plan(resumed, Invocation(plan=True, resume=True))
     assert plan.work.steps == 40
-    assert plan.time.training == (40 * 5.0, 40 * 5.0)
-    assert recipe(*flags, "--sampling.num-generations", "8")[1].time.training is None
+    assert plan.duration.training == (40 * 5.0, 40 * 5.0)
+    assert recipe(*flags, "--sampling.num-generations", "8")[1].duration.training is None
 
 
 def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_path):
@@ -442,9 +443,9 @@ def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_p
     less, plan = with_free(5000)
     assert less.model.gpu_memory_share != config.model.gpu_memory_share
     assert less.train.micro_batch_size != config.train.micro_batch_size
-    assert plan.time.source.startswith("measured")
+    assert plan.duration.source.startswith("measured")
     named = ["--train.micro-batch-size", str(less.train.micro_batch_size)]
-    assert not with_free(5000, *named)[1].time.source.startswith("measured")
+    assert not with_free(5000, *named)[1].duration.source.startswith("measured")
 
 
 @pytest.mark.parametrize(
@@ -459,7 +460,7 @@ def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_p
     ],
 )
 def test_a_duration_is_said_in_plain_numbers(seconds, said):
-    assert Time(seconds, (0.0, 0.0), "here").said() == f"{said} for the steps (here)"
+    assert Duration(seconds, (0.0, 0.0), "here").text() == f"{said} for the steps (here)"
 
 
 def test_a_recipe_without_an_evaluation_counts_none(machine, tmp_path):
@@ -468,7 +469,7 @@ def test_a_recipe_without_an_evaluation_counts_none(machine, tmp_path):
     settled, plan = make_plan(config, Invocation(plan=True))
     assert plan.work.evaluated == 0
     with_steps(tmp_path / "run", settled, [9.0, 4.0, 4.0])
-    said = make_plan(config, Invocation(plan=True))[1].time.said()
+    said = make_plan(config, Invocation(plan=True))[1].duration.text()
     assert said.startswith("13 min for the steps (measured: the median of 2 steps")
 
 
@@ -476,7 +477,7 @@ def test_too_few_measured_steps_are_none(machine, tmp_path):
     run_folder = tmp_path / "run"
     config, _ = recipe("--output-dir", str(run_folder))
     with_steps(run_folder, config, [90.0, 4.0])
-    assert recipe("--output-dir", str(run_folder))[1].time.training is None
+    assert recipe("--output-dir", str(run_folder))[1].duration.training is None
 
 
 def test_a_known_gpu_has_a_range_that_its_rates_decide(machine, tmp_path):
@@ -484,11 +485,11 @@ def test_a_known_gpu_has_a_range_that_its_rates_decide(machine, tmp_path):
     told = {}
     for name in ("NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 D"):
         machine(script=f"echo '0, GPU-1, {name}, 24564, 24000'")
-        told[name] = recipe("--preset", "24gb", "--model.name", folder)[1].time
+        told[name] = recipe("--preset", "24gb", "--model.name", folder)[1].duration
     slow, fast, unknown = told.values()
-    assert slow.training[0] < slow.training[1] and slow.evaluating[1] < slow.training[1]
+    assert slow.training[0] < slow.training[1] and slow.evaluation[1] < slow.training[1]
     assert 2 < slow.training[0] / fast.training[0] < 7  # bandwidths are 2.8 apart, matrix rates 6.5
-    assert unknown.training is None and "the rates of NVIDIA GeForce RTX 4090 D are not known" in unknown.source
+    assert unknown.training is None and "the rates of NVIDIA GeForce RTX 4090 D are unknown" in unknown.source
 
 
 @pytest.mark.parametrize(
@@ -515,5 +516,5 @@ def test_a_known_gpu_has_a_range_that_its_rates_decide(machine, tmp_path):
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_nvidia_smi_gives_it(name, bandwidth):
-    found = rates_of(name)
+    found = published_limits(name)
     assert (found and found.copy_gb_per_second) == bandwidth

@@ -1,0 +1,178 @@
+"""The work of a run and its duration: from measured steps of the same run, else from its GPU's published rates."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.config import RunConfig
+from lora_grpo.files import json_files
+from lora_grpo.models import Shape
+from lora_grpo.planning.fit import Fit
+from lora_grpo.planning.roofline import StepWork, published_limits
+
+_MEASURED_STEPS = 3
+"""Steps of a run that are enough for an estimate; the first is a warm-up and does not count."""
+TRAINING_SHARE = (0.15, 0.5)
+"""Lowest and highest share of the published matrix rate that training reaches. A guess: no GPU was measured."""
+SAMPLING_SHARES = {"vllm": (0.15, 0.6), "shared": (0.15, 0.6), "transformers": (0.01, 0.1)}
+"""Lowest and highest share of the decoding bound that a sampler reaches. Guesses as well."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run has to do, with every prompt and completion at its maximum length."""
+
+    steps: int
+    """Remaining steps."""
+    completions_per_step: int
+    prompt_tokens: int
+    """Longest prompt that fits the context."""
+    completion_tokens: int
+    evaluated: int | None
+    """Completions of the evaluations before and after; None if the number of evaluation rows is not known yet."""
+
+    @classmethod
+    def of(cls, config: RunConfig, done: int = 0) -> Work:
+        """Return the work of a run after `done` steps."""
+        rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
+        evaluated = None if rows is None else 2 * rows * (config.eval.num_samples + 1)  # 1 is the greedy one
+        return cls(
+            steps=max(0, config.train.max_steps - done),
+            completions_per_step=config.train.prompts_per_step * config.sampling.num_generations,
+            prompt_tokens=config.model.max_sequence_tokens - completion,
+            completion_tokens=completion,
+            evaluated=0 if config.data.evaluation_task == "prompts" else evaluated,
+        )
+
+    @property
+    def completions(self) -> int:
+        """Completions of all remaining steps."""
+        return self.steps * self.completions_per_step
+
+    @property
+    def tokens(self) -> int:
+        """Upper bound of the tokens of all remaining steps, prompts included."""
+        return self.completions * (self.prompt_tokens + self.completion_tokens)
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An estimate, lowest and highest, in seconds."""
+
+    training: tuple[float, float] | None
+    """All steps; None without an estimate."""
+    evaluation: tuple[float, float] | None
+    """The evaluations before and after; None if unknown."""
+    source: str
+    """Where the estimate comes from, or what would give one."""
+
+    def text(self) -> str:
+        """Return the estimate as one line."""
+        if self.training is None:
+            return self.source
+        line = f"{_range(self.training)} for the steps"
+        if self.evaluation and self.evaluation[1]:
+            line += f" and {_range(self.evaluation)} for the evaluations before and after"
+        elif self.evaluation is None:
+            line += ", without the evaluations before and after"
+        return f"{line} ({self.source})"
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields for run.json."""
+        both = {"training_seconds": self.training, "evaluation_seconds": self.evaluation}
+        return {
+            **{name: value and [round(each) for each in value] for name, value in both.items()},
+            "source": self.source,
+        }
+
+
+def estimate(
+    config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None, derived: Collection[str] = ()
+) -> Duration:
+    """Estimate the duration of a run.
+
+    Args:
+        config: the resolved configuration.
+        work: what there is to do.
+        shape: the model's shape; None if unknown.
+        fit: how the run uses its memory; None if that was not planned.
+        derived: settings that the plan resolved.
+    """
+    if measured := _measured_step(config, derived):
+        seconds, steps = measured
+        source = f"measured: the median of {steps} steps in {config.output_dir}, {seconds:.1f} s per step"
+        return Duration((work.steps * seconds,) * 2, None if work.evaluated != 0 else (0.0, 0.0), source)
+    hint = f"run {_MEASURED_STEPS} steps in {config.output_dir} and repeat --plan, which reads its metrics.jsonl"
+    if shape is None or fit is None:
+        return Duration(None, None, f"no estimate, because the memory is not planned; {hint}")
+    if fit.device.on_cpu:
+        return Duration(None, None, f"no estimate for a CPU; {hint}")
+    limits = published_limits(fit.device.name)
+    if limits is None:
+        return Duration(None, None, f"no estimate: the rates of {fit.device.name} are unknown; {hint}")
+    step = StepWork(
+        shape,
+        fit.max_num_seqs,
+        work.prompt_tokens,
+        work.completion_tokens,
+        config.model.bits,
+        config.lora.rank,
+        config.train.gradient_checkpointing,
+    )
+    tokens_per_second, operations = step.decoding_bound(limits), step.training_operations() / fit.max_num_seqs
+
+    def sampling(completions: int) -> tuple[float, float]:
+        rounds = math.ceil(completions / fit.max_num_seqs)
+        tokens = rounds * fit.max_num_seqs * work.completion_tokens
+        return _at_shares(tokens / tokens_per_second, SAMPLING_SHARES[fit.sampler])
+
+    sampled = sampling(work.completions_per_step)
+    trained = _at_shares(work.completions_per_step * operations / (limits.matmul_tflops * 1e12), TRAINING_SHARE)
+    source = (
+        f"from NVIDIA's {limits.copy_gb_per_second:g} GB/s and {limits.matmul_tflops:g} TFLOPS for a "
+        f"{fit.device.name} and guessed shares of them; completions at maximum length, rewards not included"
+    )
+    training = work.steps * (sampled[0] + trained[0]), work.steps * (sampled[1] + trained[1])
+    return Duration(training, None if work.evaluated is None else sampling(work.evaluated), source)
+
+
+def _range(seconds: tuple[float, float]) -> str:
+    """Return a range of seconds to two digits: 12 to 40 min."""
+    units = ((86400, "days", 2 * 86400), (3600, "h", 3600), (60, "min", 60), (1, "s", 0))
+    size, unit = next((size, unit) for size, unit, least in units if seconds[1] >= least)
+    low, high = (f"{float(f'{each / size:.2g}'):,.10g}" for each in seconds)
+    return f"{high} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def _at_shares(seconds: float, shares: tuple[float, float]) -> tuple[float, float]:
+    """Return the time at the highest and at the lowest share of the limit."""
+    return seconds / shares[1], seconds / shares[0]
+
+
+def _measured_step(config: RunConfig, derived: Collection[str]) -> tuple[float, int] | None:
+    """Return the median seconds of a step in the output folder and the number of steps; None for another run."""
+    try:
+        record = json.loads((config.folder / "run.json").read_text(encoding="utf-8"))
+        # Settings planned both times depend on the free memory and hardly change the duration.
+        ignored = {*derived} & {*(record.get("memory") or {}).get("derived", ())} | {"model.gpu_memory_share"}
+        now = json.loads(json.dumps(config.to_dict()))
+        if _speed_settings(record["config"], ignored) != _speed_settings(now, ignored):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    lines = [line for line in json_files.read_finished_lines(config.folder / "metrics.jsonl") if isinstance(line, dict)]
+    seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))][1:]
+    return (statistics.median(seconds), len(seconds)) if len(seconds) >= _MEASURED_STEPS - 1 else None
+
+
+def _speed_settings(settings: dict[str, Any], ignored: Collection[str]) -> dict[str, Any]:
+    """Return the settings that decide how long a step takes, by dotted name."""
+    names = [f"{section}.{name}" for section in ("model", "lora", "sampling") for name in settings[section]]
+    names += ["train.prompts_per_step", "train.micro_batch_size", "train.gradient_checkpointing", "train.optimizer"]
+    pairs = [(name, *name.split(".")) for name in names if name not in ignored]
+    return {name: settings[section][key] for name, section, key in pairs}
