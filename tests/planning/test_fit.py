@@ -181,7 +181,7 @@ def test_a_named_share_is_filled_with_the_cache():
     assert 1 <= tight.max_num_seqs < 64
     with pytest.raises(UserError) as refused:
         fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(24), sampler="vllm")
-    assert "--model.gpu-memory-share 0.05 leaves vLLM 0.00 GiB for its cache" in str(refused.value)
+    assert "--model.gpu-memory-share 0.05 leaves vLLM 0.00 GiB for its KV cache" in str(refused.value)
     assert str(refused.value).endswith("; leave the flag out, or pass 0.12 or more")
     with pytest.raises(UserError, match=r"; leave the flag out$"):
         fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(2), sampler="vllm")

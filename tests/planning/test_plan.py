@@ -60,7 +60,7 @@ def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     assert [line.partition(":")[0] for line in told] == ["memory", "work", "time"]
     assert told[0].startswith("memory: micro-batch 8 (at most ")
     assert told[1] == "work: 200 steps of 64 completions, at most 13.1 million tokens"
-    assert told[2].startswith("time: no estimate for a CPU; the first 3 steps of a run in out give one")
+    assert told[2].startswith("time: no estimate for a CPU; run 3 steps in out and repeat --plan")
 
 
 def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
@@ -369,7 +369,7 @@ def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, t
     assert found.returncode == 0 and "owner/cached: 494 million parameters" in found.stdout
     missing = planned_for("owner/missing")
     assert missing.returncode == 2 and "Retrying" not in missing.stderr
-    assert "owner/missing cannot be read: it is not in the cache, and the Hub is out of reach (" in missing.stderr
+    assert "owner/missing cannot be read: it is not cached, and the Hub is unreachable (" in missing.stderr
 
 
 def test_the_filter_is_named_as_not_counted(machine, model):
