@@ -12,11 +12,11 @@ HumanEval's own harness reads them.
 import sys
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.evaluation import Options, evaluate_and_report
+from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 
 
 def main() -> None:
-    evaluate_and_report(read_flags(Options, sys.argv[1:], prog="evaluate.py", description=str(__doc__)))
+    evaluate_and_report(read_flags(EvaluateOptions, sys.argv[1:], prog="evaluate.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

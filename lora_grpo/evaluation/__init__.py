@@ -3,7 +3,7 @@
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.comparison import verdict
 from lora_grpo.evaluation.measurement import UNPARSED, Source, counts_by_task
-from lora_grpo.evaluation.options import Options
+from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import Interval, bootstrap_interval, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import (
     Graded,
@@ -22,9 +22,9 @@ from lora_grpo.evaluation.run import Draws, draw_and_grade, evaluate
 __all__ = [
     "UNPARSED",
     "Draws",
+    "EvaluateOptions",
     "Graded",
     "Interval",
-    "Options",
     "Protocol",
     "Report",
     "Result",

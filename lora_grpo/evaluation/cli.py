@@ -1,4 +1,4 @@
-"""`scripts/evaluate.py`: a model, or two on the same rows, asked, graded and reported; or files of samples."""
+"""`scripts/evaluate.py`: evaluate a model or a file of samples, or compare two of them, and report."""
 
 from __future__ import annotations
 
@@ -6,348 +6,267 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lora_grpo import __version__, sandbox
+from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import evaluation_folder, samples_file
+from lora_grpo.evaluation import folder as evaluation_folder
+from lora_grpo.evaluation import samples_file
+from lora_grpo.evaluation.folder import RESULTS, Request
 from lora_grpo.evaluation.measurement import Source
-from lora_grpo.evaluation.options import (
-    Options,
-    Plan,
-    check_for_files,
-    check_ks,
-    check_numbers,
-    is_samples_file,
-    protocol,
-)
-from lora_grpo.evaluation.report import Graded, Protocol, Report, Sampling, how_graded, make_report
-from lora_grpo.evaluation.results import Result
-from lora_grpo.evaluation.results import task_id as harness_id
+from lora_grpo.evaluation.options import EvaluateOptions, Plan, make_plan
+from lora_grpo.evaluation.report import Graded, Protocol, Report, Sampling, how_graded, make_report, write_report
+from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import draw_and_grade, finished_samples
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
-from lora_grpo.models import BASE, ModelSpec, Overrides, files_of, resolve, run_of
-from lora_grpo.runs import read_record
+from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
 from lora_grpo.sampling import Sampler, build
 from lora_grpo.tasks import CODE_TASKS, Data, chat, fingerprint, load_evaluation_rows, start_sandbox
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One model's graded samples, and what the report says of where they come from."""
-
-    label: str
-    results: list[Result]
-    told: dict[str, Any]
-    file: str
-
-
-def evaluate_and_report(options: Options) -> Report:
+def evaluate_and_report(options: EvaluateOptions) -> Report:
     """Evaluate what the flags name, write and print the report, and return it.
 
-    Whatever is finished is not done again: samples and verdicts are kept as they come, and a command that asks the same
-    as the one before is answered from its report.
+    Finished samples and verdicts are kept: a killed evaluation continues, and a finished one answers at once.
 
     Raises:
-        UserError: a mistake in flags, files or data. What is in the folder is as it was then.
-        RunError: memory did not suffice, or programs cannot be run.
+        UserError: a mistake in flags, files or data; existing results are left as they were.
+        RunError: memory does not suffice, or programs cannot be run.
     """
-    check_numbers(options)
-    sandbox.check_settings(options.sandbox)
-    folder = _folder(options)
-    asked = {
-        "kit": __version__,
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "output_dir"},
-        "files": evaluation_folder.stamp(_files(options)),
-    }
-    report = evaluation_folder.answer(folder, asked) or _evaluate(options, folder, asked)
+    options.check()
+    sides, plan = _sides(options)
+    ks = _choose_ks(options, sides, plan)
+    request = sides[0].request
+    folder = options.output_dir or _default_folder(options, sides[0])
+    evaluation_folder.check(folder, request, overwrite=options.overwrite)
+    names = [RESULTS, *(f"compared-{evaluation_folder.digest(side.request)}.{RESULTS}" for side in sides[1:])]
+    with lock.holding(folder):
+        graded = [side.grade(folder, name) for side, name in zip(sides, names, strict=True)]
+        contaminated = [side.label for side in sides if isinstance(side, _ModelSide) and side.is_contaminated]
+        report = make_report(sides[0].protocol(contaminated), ks, *graded)
+        write_report(folder, report)
     report.show()
     if report.evaluated.tasks < report.protocol.rows:
-        missing = f"only {report.evaluated.tasks} of the {report.protocol.rows} tasks of the data have samples"
-        print(missing, file=sys.stderr)
-    print(f"report    {folder / evaluation_folder.PAGE}")
+        print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
+    print(f"results   {folder / RESULTS}\nreport    {folder / 'report.md'}")
     return report
-
-
-def _evaluate(options: Options, folder: Path, asked: Mapping[str, Any]) -> Report:
-    sources, plan = _sources(options)
-    data, backend = None, ""
-    if plan is not None:
-        backend = build.choose_backend(options.backend)
-        start_sandbox(plan.data, options.sandbox)
-        data = load_evaluation_rows(plan.data, plan.seed, trained_seed=plan.trained_seed)
-    _check_tasks(sources, data)
-    seed = plan.seed if plan else options.seed or 0
-    ks = _ks(options, [source for source in sources if isinstance(source, SampleFile)], plan)
-    labels = _labels(options, sources)
-    names = [f"{'compared.' * place}{_file_name(source)}" for place, source in enumerate(sources)]
-    evaluation_folder.facts(folder, names[0], {})  # a folder of something else is refused before it is touched
-    with lock.holding(folder):
-        evaluation_folder.settle(folder)
-        for name in evaluation_folder.edited(folder):
-            print(f"{folder / name} is not as it was left; the report is of what it holds now", file=sys.stderr)
-        sides, samplers = [], _Samplers()
-        for name, label, source in zip(names, labels, sources, strict=True):
-            if isinstance(source, SampleFile):
-                sides.append(_grade(folder, name, label, source, options.sandbox))
-            else:
-                assert plan is not None and data is not None
-                sides.append(_ask(folder, name, label, source, plan, data, backend, samplers))
-        protocol = _protocol(sources[0], sides[0], seed, plan, data, options)
-        protocol = protocol.model_copy(update={"contaminated": _contaminated(sources, sides, plan)})
-        report = _report(sources[0], sides, ks, seed, protocol)
-        evaluation_folder.finish(folder, asked, report)
-    return report
-
-
-# What is asked
-
-
-def _sources(options: Options) -> tuple[list[SampleFile | ModelSpec], Plan | None]:
-    """Return what is evaluated, what it is compared with, and how models among them are asked."""
-    overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
-    names = [options.named] if options.compare is None else [options.named, options.compare]
-    found: list[ModelSpec | None] = []
-    for place, name in enumerate(names):
-        if place == 1 and name == BASE:
-            if found[0] is None:
-                raise UserError("--compare base means the base below an adapter; name another file of samples")
-            found.append(found[0].without_adapter())
-        else:
-            found.append(None if is_samples_file(name) else resolve(name, overrides))
-        # What is said of one model's base and revision is not meant for the other's.
-        overrides = dataclasses.replace(overrides, base=None, revision=None)
-    first = next((target for target in found if target is not None), None)
-    if first is None:
-        check_for_files(options)
-    plan = None if first is None else protocol(options, first.run, first.context_tokens)
-    task = options.task if plan is None else plan.data.evaluation_task
-    if task is None:
-        raise UserError("--task is missing; say what the samples answer")
-    data = options.data if plan is None else plan.data.eval
-    sources = [
-        target or samples_file.read(Path(name).expanduser(), task, data, options.style, options.sandbox)
-        for name, target in zip(names, found, strict=True)
-    ]
-    return sources, plan
-
-
-def _check_tasks(sources: Sequence[SampleFile | ModelSpec], data: Data | None) -> None:
-    """Refuse to compare answers to different tasks, before anything is asked or moved."""
-    tasks = []
-    for source in sources:
-        rows = (
-            [sample.row for sample in source.samples] if isinstance(source, SampleFile) else data.eval if data else []
-        )
-        tasks.append({harness_id(row) for row in rows})
-    lost = len(tasks[0] ^ tasks[-1])
-    if lost:
-        raise UserError(f"{lost} tasks have samples on one side alone; evaluate both on the same tasks")
-
-
-def _labels(options: Options, sources: Sequence[SampleFile | ModelSpec]) -> list[str]:
-    """Return what tables call the sides, never the same for both."""
-    names = [options.named, options.compare or ""]
-    labels = [
-        source.label if isinstance(source, ModelSpec) else json_files.stem(Path(name))
-        for source, name in zip(sources, names, strict=False)
-    ]
-    if len(labels) == 2 and names[0] == names[1]:
-        raise UserError(f"--compare {names[1]} is what is evaluated; name another model or file")
-    return labels if len(set(labels)) == len(labels) else [*names]
-
-
-def _file_name(source: SampleFile | ModelSpec) -> str:
-    return "samples.jsonl" if isinstance(source, ModelSpec) else "results.jsonl"
-
-
-def _ks(options: Options, files: Sequence[SampleFile], plan: Plan | None) -> tuple[int, ...]:
-    """Return the k of pass@k: those asked for, or those of the usual ones that there are samples for."""
-    if plan:
-        ks: tuple[int, ...] = plan.ks
-    elif options.k is None:
-        ks = tuple(k for k in (1, 10, 100) if all(k <= file.fewest for file in files))
-    else:
-        ks = options.k
-    check_ks(ks)
-    for file in files:
-        if max(ks) > file.fewest:
-            raise UserError(
-                f"--k {max(ks)} exceeds {file.fewest}, the fewest samples of a task; pass --k {file.fewest} or less"
-            )
-    return tuple(sorted(set(ks)))
-
-
-def _folder(options: Options) -> Path:
-    """Return where samples and report go."""
-    if options.output_dir is not None:
-        return options.output_dir
-    name = options.named
-    if is_samples_file(name):
-        return Path("outputs") / "evaluation" / f"{json_files.stem(Path(name))}-{options.task}"
-    given = Path(name).expanduser()
-    run = run_of(given)
-    task = options.task
-    if run is not None and task is None:
-        asked = read_record(run)["config"]["data"]
-        task = asked["eval_task"] or asked["task"]
-    if run == given:
-        return given / "evaluation" / str(task)
-    return Path("outputs") / "evaluation" / f"{name.strip('/.~').replace('/', '--')}-{task}"
-
-
-def _files(options: Options) -> list[Path]:
-    """Return the files that an answer depends on."""
-    named = [name for name in (options.named, options.compare) if name not in (None, BASE)]
-    paths = [Path(name).expanduser() for name in (options.data, options.few_shot_data) if name]
-    for name in map(str, named):
-        paths += [Path(name).expanduser()] if is_samples_file(name) else files_of(name, options.base)
-    return paths
-
-
-# What is answered
 
 
 @dataclass
-class _Samplers:
-    """The loaded model, which the side after it may share."""
+class _FileSide:
+    """A file of samples to grade."""
 
-    target: ModelSpec | None = None
-    sampler: Sampler | None = None
-    sequence_tokens: int = 0
+    label: str
+    file: SampleFile
+    data_source: str | None
+    limits: sandbox.Settings
+    seed: int
+    isolation: str | None = None
+    """How programs are isolated; known once grading has started."""
 
-    def of(self, target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
-        """Return a sampler of this target, ready to draw: the one at hand if it has the same base."""
-        at_hand = self.target
-        shared = (
-            at_hand is not None
-            and (at_hand.base, at_hand.tokenizer) == (target.base, target.tokenizer)
-            and target.adapter in (at_hand.adapter, None)
-            and self.sequence_tokens >= sequence_tokens
-        )
-        if not shared or self.sampler is None:
-            if self.sampler is not None:
-                self.sampler.close()
-            self.sampler = None  # before the next model takes its memory
-            self.sampler = build.load_sampler(target, backend, tokenizer, sequence_tokens, seed)
-            self.target, self.sequence_tokens = target, sequence_tokens
-        return self.sampler
+    @property
+    def request(self) -> Request:
+        return self.file.identity
 
+    @property
+    def task(self) -> str:
+        return self.file.task
 
-def _ask(
-    folder: Path,
-    name: str,
-    label: str,
-    target: ModelSpec,
-    plan: Plan,
-    data: Data,
-    backend: str,
-    samplers: _Samplers,
-) -> _Side:
-    """Draw and grade what is not there yet."""
-    identity = {
-        "rows": len(data.eval),
-        "asked_sha256": fingerprint(data.eval),  # rows and messages, worked examples among them
-        **plan.told(),
-        **target.identity,
-        "backend": backend,
-    }
-    facts = evaluation_folder.facts(folder, name, identity)
-    results = finished_samples(folder / name, data.eval, [plan.draws]) if facts is not None else None
-    if facts is None or results is None:
-        tokenizer = build.load_tokenizer(target)
-        room = build.check_context(target, tokenizer, data.eval, plan.draws.max_tokens)
-        sampler = samplers.of(target, backend, tokenizer, room, plan.seed)
-        prompts = [chat.render_row(tokenizer, row) for row in data.eval]
-        facts = {
-            "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-            **build.describe(target, backend, sampler),
-            "isolation": data.record["sandbox"],
-        }
-        facts = evaluation_folder.begin(folder, name, identity, facts)
-        results = draw_and_grade(
-            folder / name,
-            sampler,
-            data.eval,
-            plan.data.evaluation_task,
-            [plan.draws],
-            plan.seed,
-            label,
-            adapter=target.adapter is not None,
-        )
-    return _Side(label, results, {**target.identity, **facts}, name)
+    @property
+    def tasks(self) -> set[str]:
+        return {task_id(sample.row) for sample in self.file.samples}
 
+    def grade(self, folder: Path, name: str) -> Graded:
+        """Grade the samples that have no verdict yet."""
+        environment = evaluation_folder.environment(folder, name)
+        results = json_files.read_finished_lines(folder / name) if environment else []
+        if environment is None or len(results) != len(self.file.samples):
+            isolation = sandbox.start(self.limits) if self.task in CODE_TASKS else None
+            environment = evaluation_folder.start(folder, name, self.request, {"isolation": isolation})
+            results = samples_file.grade(self.file, folder / name)
+        self.isolation = environment["isolation"]
+        return Graded(self.label, self.file.results_by_task(results), Source(**self.request))
 
-def _grade(folder: Path, name: str, label: str, file: SampleFile, limits: sandbox.Settings) -> _Side:
-    """Grade what is not graded yet of a file of samples."""
-    facts = evaluation_folder.facts(folder, name, file.identity)
-    results = json_files.read_finished_lines(folder / name) if facts is not None else []
-    if facts is None or len(results) != len(file.samples):
-        isolation = sandbox.start(limits) if file.task in CODE_TASKS else None
-        facts = evaluation_folder.begin(folder, name, file.identity, {"isolation": isolation})
-        results = samples_file.grade(file, folder / name)
-    return _Side(label, file.results_by_task(results), {**file.identity, **facts}, name)
-
-
-# What is reported
-
-
-def _report(
-    source: SampleFile | ModelSpec, sides: Sequence[_Side], ks: tuple[int, ...], seed: int, protocol: Protocol
-) -> Report:
-    models = [Graded(side.label, side.results, Source(**side.told)) for side in sides]
-    return make_report(protocol, ks, *models)
-
-
-def _protocol(
-    source: SampleFile | ModelSpec, side: _Side, seed: int, plan: Plan | None, data: Data | None, options: Options
-) -> Protocol:
-    if isinstance(source, SampleFile):
+    def protocol(self, contaminated: list[str]) -> Protocol:
         return Protocol(
-            task=source.task,
-            rows=source.tasks_in_data,
-            data_sha256=source.identity["data_sha256"],
-            data_source=options.data,
-            contaminated=[],
-            grading=how_graded(source.task, as_program=True),
-            sandbox=side.told["isolation"],
-            seed=seed,
+            task=self.task,
+            rows=self.file.tasks_in_data,
+            data_sha256=self.request["data_sha256"],
+            data_source=self.data_source,
+            contaminated=contaminated,
+            grading=how_graded(self.task, as_program=True),
+            sandbox=self.isolation,
+            seed=self.seed,
         )
-    assert plan is not None and data is not None
-    return Protocol(
-        task=plan.data.evaluation_task,
-        rows=len(data.eval),
-        data_sha256=data.record["eval"]["sha256"],
-        data_source=plan.data.eval,
-        left_out_as_trained_on=data.record["left_out_as_trained_on"],
-        contaminated=[],
-        sampling=Sampling(
-            prompt_style=plan.data.prompt_style,
-            few_shot=plan.data.few_shot,
-            num_samples=plan.draws.num_samples,
-            temperature=plan.draws.temperature,
-            top_p=plan.draws.top_p,
-            max_completion_tokens=plan.draws.max_tokens,
-        ),
-        grading=how_graded(plan.data.evaluation_task),
-        sandbox=side.told["isolation"],
-        seed=seed,
-    )
 
 
-def _contaminated(sources: Sequence[SampleFile | ModelSpec], sides: Sequence[_Side], plan: Plan | None) -> list[str]:
-    """Return the sides whose run was trained on rows of this benchmark that are asked here, and say so."""
-    found = []
-    for source, side in zip(sources, sides, strict=True):
-        if plan is None or not isinstance(source, ModelSpec) or source.run is None or source.adapter is None:
-            continue
-        trained_on = source.run["data"].get("trained_on_benchmark")
-        left_out = plan.trained_seed is not None and source is sources[0]
-        if trained_on == plan.data.evaluation_task and not left_out:
-            found.append(side.label)
-            print(f"CONTAMINATED: {side.label} was trained on {trained_on}; its score says nothing", file=sys.stderr)
-    return found
+@dataclass
+class _Loaded:
+    """The model in memory; the base below its adapter can be sampled without loading it again."""
+
+    model: ModelSpec | None = None
+    sampler: Sampler | None = None
+
+
+@dataclass
+class _ModelSide:
+    """A model to sample."""
+
+    label: str
+    model: ModelSpec
+    plan: Plan
+    data: Data
+    backend: str
+    loaded: _Loaded
+    request: Request = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = self.data.eval  # with their messages, worked examples among them
+        self.request = {"rows_sha256": fingerprint(rows), **self.plan.request, **self.model.identity}
+        self.request["backend"] = self.backend
+
+    @property
+    def task(self) -> str:
+        return self.plan.task
+
+    @property
+    def tasks(self) -> set[str]:
+        return {task_id(row) for row in self.data.eval}
+
+    @property
+    def is_contaminated(self) -> bool:
+        """Whether the model's run trained on rows of this benchmark that are evaluated here."""
+        run = self.model.run if self.model.adapter else None
+        if run is None or run["data"].get("trained_on_benchmark") != self.task:
+            return False
+        return self.plan.trained_seed is None or run is not self.plan.run  # else those rows are left out
+
+    def grade(self, folder: Path, name: str) -> Graded:
+        """Sample and grade what is missing."""
+        rows, draws = self.data.eval, self.plan.draws
+        environment = evaluation_folder.environment(folder, name)
+        results = finished_samples(folder / name, rows, [draws]) if environment else None
+        if environment is None or results is None:
+            sampler, found = self._load()
+            environment = evaluation_folder.start(folder, name, self.request, found)
+            adapter = self.model.adapter is not None
+            results = draw_and_grade(
+                folder / name, sampler, rows, self.task, [draws], self.plan.seed, self.label, adapter=adapter
+            )
+        return Graded(self.label, results, Source(**self.model.identity, **environment))
+
+    def protocol(self, contaminated: list[str]) -> Protocol:
+        plan, record = self.plan, self.data.record
+        return Protocol(
+            task=plan.task,
+            rows=len(self.data.eval),
+            data_sha256=record["eval"]["sha256"],
+            data_source=plan.data.eval,
+            left_out_as_trained_on=record["left_out_as_trained_on"],
+            contaminated=contaminated,
+            sampling=Sampling(
+                prompt_style=plan.data.prompt_style,
+                few_shot=plan.data.few_shot,
+                num_samples=plan.draws.num_samples,
+                temperature=plan.draws.temperature,
+                top_p=plan.draws.top_p,
+                max_completion_tokens=plan.draws.max_tokens,
+            ),
+            grading=how_graded(plan.task),
+            sandbox=record["sandbox"],
+            seed=plan.seed,
+        )
+
+    def _load(self) -> tuple[Sampler, dict[str, object]]:
+        """Return a sampler, and the prompts, versions and hardware that it uses."""
+        model, loaded = self.model, self.loaded
+        tokenizer = build.load_tokenizer(model)
+        sequence_tokens = build.check_context(model, tokenizer, self.data.eval, self.plan.draws.max_tokens)
+        held = loaded.model
+        same_base = held is not None and (held.base, held.tokenizer) == (model.base, model.tokenizer)
+        if loaded.sampler is None or not same_base or (held and model.adapter not in (held.adapter, None)):
+            if loaded.sampler:
+                loaded.sampler.close()
+            loaded.sampler = None  # frees its memory before the next model is loaded
+            loaded.sampler = build.load_sampler(model, self.backend, tokenizer, sequence_tokens, self.plan.seed)
+            loaded.model = model
+        prompts = [chat.render_row(tokenizer, row) for row in self.data.eval]
+        digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+        return loaded.sampler, {"prompts_sha256": digest, **build.describe(model, self.backend, loaded.sampler)}
+
+
+def _sides(options: EvaluateOptions) -> tuple[list[_FileSide | _ModelSide], Plan | None]:
+    """Resolve and check what is evaluated and what it is compared with, without loading a model."""
+    names = [options.target, *([options.compare] if options.compare else [])]
+    if len(set(names)) < len(names):
+        raise UserError(f"--compare {options.compare} is what is evaluated; pass another model or file")
+    models = _resolve_models(options, names)
+    labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
+    labels = labels if len(set(labels)) == len(labels) else names
+    first, plan, data, backend = next((model for model in models if model), None), None, None, ""
+    if first:
+        plan = make_plan(options, first.run, first.context_tokens)
+        backend = build.choose_backend(options.backend)
+        start_sandbox(plan.data, plan.limits)
+        data = load_evaluation_rows(plan.data, plan.seed, trained_seed=plan.trained_seed)
+    else:
+        options.check_for_files()
+    task = plan.task if plan else options.task
+    if task is None:
+        raise UserError("--task is missing; say what the samples answer")
+    source, seed = (plan.data.eval, plan.seed) if plan else (options.data, options.seed or 0)
+    loaded = _Loaded()
+    sides: list[_FileSide | _ModelSide] = []
+    for name, label, model in zip(names, labels, models, strict=True):
+        if model and plan and data:
+            sides.append(_ModelSide(label, model, plan, data, backend, loaded))
+        else:
+            file = samples_file.read(Path(name).expanduser(), task, source, options.style, options.sandbox)
+            sides.append(_FileSide(label, file, source, options.sandbox, seed))
+    if unpaired := sides[0].tasks ^ sides[-1].tasks:
+        raise UserError(f"{len(unpaired)} tasks have samples on one side only; evaluate both on the same tasks")
+    return sides, plan
+
+
+def _resolve_models(options: EvaluateOptions, names: list[str]) -> list[ModelSpec | None]:
+    """Return the model of each name; None for a file of samples."""
+    overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
+    first = None if _is_samples_file(names[0]) else resolve(names[0], overrides)
+    if len(names) == 1:
+        return [first]
+    if names[1] != BASE:
+        # --base and --revision are those of the evaluated model.
+        overrides = dataclasses.replace(overrides, base=None, revision=None)
+        return [first, None if _is_samples_file(names[1]) else resolve(names[1], overrides)]
+    if first is None:
+        raise UserError("--compare base means the base below an adapter; pass another file of samples")
+    return [first, first.without_adapter()]
+
+
+def _is_samples_file(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.is_file() or path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _choose_ks(options: EvaluateOptions, sides: list[_FileSide | _ModelSide], plan: Plan | None) -> tuple[int, ...]:
+    """Return the k of pass@k: those requested, or the usual ones that there are enough samples for."""
+    fewest = min((side.file.fewest for side in sides if isinstance(side, _FileSide)), default=None)
+    if fewest is None:
+        return plan.ks if plan else ()
+    usual = plan.ks if plan else tuple(k for k in (1, 10, 100) if k <= fewest)
+    ks = tuple(sorted(set(options.k))) if options.k else usual
+    if max(ks) > fewest:
+        raise UserError(f"--k {max(ks)} exceeds {fewest}, the fewest samples of a task; pass --k {fewest} or less")
+    return ks
+
+
+def _default_folder(options: EvaluateOptions, side: _FileSide | _ModelSide) -> Path:
+    name = options.target
+    given = Path(name).expanduser()
+    evaluation = f"{side.task}-{evaluation_folder.digest(side.request)}"
+    if isinstance(side, _ModelSide) and run_of(given) == given:
+        return given / "evaluation" / evaluation
+    stem = json_files.stem(given) if isinstance(side, _FileSide) else name.strip("/.~").replace("/", "--")
+    return Path("outputs") / "evaluation" / f"{stem}-{evaluation}"

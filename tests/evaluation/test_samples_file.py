@@ -12,7 +12,8 @@ from lora_grpo import sandbox
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import cli, samples_file
 from lora_grpo.evaluation.cli import evaluate_and_report
-from lora_grpo.evaluation.options import Options
+from lora_grpo.evaluation.options import EvaluateOptions
+from lora_grpo.evaluation.report import read_report
 from lora_grpo.files.lock import holding
 from lora_grpo.tasks import code_grading, mbpp
 
@@ -57,7 +58,7 @@ def asked(tmp_path):
     completions = [RIGHT.format(1)] * 2 + [RIGHT.format(2), RIGHT.format(9)] + ["    return (", "    return 4"]
     lines = [{"task_id": f"HumanEval/{1 + i // 2}", "completion": text} for i, text in enumerate(completions)]
     samples = write(tmp_path / "samples.jsonl", lines)
-    return Options(samples=samples, task="humaneval", output_dir=tmp_path / "out", data=str(data), k=(1, 2))
+    return EvaluateOptions(samples=samples, task="humaneval", output_dir=tmp_path / "out", data=str(data), k=(1, 2))
 
 
 @pytest.fixture
@@ -81,20 +82,22 @@ def test_results_and_report_are_the_harnesss(asked):
     assert results[0] == {**read(asked.samples)[0], "passed": True, "result": "passed", "status": "passed"}
     assert results[3]["result"].startswith("failed: ") and results[3]["status"] == "failed"
     assert results[4]["status"] == "invalid"
-    assert report["pass@1"] == pytest.approx(0.5)
-    assert report["pass@2"] == pytest.approx(2 / 3)
-    assert (report["tasks"], report["samples"], report["tasks_in_data"]) == (3, 6, 3)
-    assert report["statuses"] == {"failed": 2, "invalid": 1, "passed": 3}
-    assert report["isolation"].startswith("isolation ")
-    assert report["intervals"]["pass@1"][0] < 0.5 < report["intervals"]["pass@1"][1]
-    assert json.loads((asked.output_dir / "report.json").read_text()) == report
+    assert report.evaluated.scores["pass@1"] == pytest.approx(0.5)
+    assert report.evaluated.scores["pass@2"] == pytest.approx(2 / 3)
+    assert (report.evaluated.tasks, report.evaluated.samples, report.protocol.rows) == (3, 6, 3)
+    assert report.evaluated.statuses == {"failed": 2, "invalid": 1, "passed": 3}
+    assert report.protocol.sandbox.startswith("isolation ")
+    assert report.evaluated.intervals["pass@1"][0] < 0.5 < report.evaluated.intervals["pass@1"][1]
+    assert read_report(asked.output_dir) == report
+    written = json.loads((asked.output_dir / "report.json").read_text())
+    assert written["pass@1"] == report.evaluated.scores["pass@1"]
     assert {path.name for path in found(asked.output_dir)} == FILES
 
 
 def test_the_usual_k_are_reported_as_far_as_there_are_samples(asked):
     report = evaluate_and_report(replace(asked, k=None))
-    assert [name for name in report if name.startswith("pass@")] == ["pass@1"]
-    assert [point["k"] for point in report["curve"]] == [1, 2]
+    assert [*report.evaluated.scores] == ["pass@1"]
+    assert [point.k for point in report.evaluated.curve] == [1, 2]
 
 
 def test_nothing_is_extracted_or_cut(asked, runs):
@@ -128,21 +131,21 @@ def test_keys_of_a_sample_mean_nothing_to_the_kit(asked):
     extra = {"num_tokens": "abc", "label": "x", "labels": 3, "draw": [1], "truncated": {}, "model": "\ud800\x1b[31m"}
     write(asked.samples, [{**line, **extra} for line in read(asked.samples)])
     report = evaluate_and_report(asked)
-    assert report["pass@1"] == pytest.approx(0.5) and "mean_tokens" not in report["health"]
+    assert report.evaluated.scores["pass@1"] == pytest.approx(0.5) and "mean_tokens" not in report.evaluated.health
 
 
 def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
     for path in (asked.samples, Path(asked.data)):
         path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     zipped = replace(asked, samples=tmp_path / "samples.jsonl.gz", data=str(tmp_path / "data.jsonl.gz"))
-    assert evaluate_and_report(zipped)["pass@1"] == pytest.approx(0.5)
+    assert evaluate_and_report(zipped).evaluated.scores["pass@1"] == pytest.approx(0.5)
 
 
 def test_tasks_without_samples_are_counted_and_said(asked, capsys):
     write(asked.samples, [{"task_id": "HumanEval/2", "completion": RIGHT.format(2)}])
     report = evaluate_and_report(replace(asked, k=(1,)))
-    assert (report["tasks"], report["tasks_in_data"], report["pass@1"]) == (1, 3, 1.0)
-    assert "only 1 of the 3 tasks of the data have samples" in capsys.readouterr().err
+    assert (report.evaluated.tasks, report.protocol.rows, report.evaluated.scores["pass@1"]) == (1, 3, 1.0)
+    assert "only 1 of 3 tasks have samples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [11, "11", "mbpp/11", "Mbpp/11"])
@@ -153,7 +156,7 @@ def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     report = evaluate_and_report(replace(asked, task="mbpp", data=str(data)))
     assert runs == [[right, "    return x"]]
     assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [True, False]
-    assert report["tasks_in_data"] == 2
+    assert report.protocol.rows == 2
 
 
 @pytest.mark.parametrize(("style", "strict"), [("hashes", [True, False, False]), ("xml", [False, True, False])])
@@ -167,8 +170,8 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
     assert [result["flexible"] for result in results] == [True, True, True]
     assert [result["robust"] for result in results] == [result["passed"] for result in results] == [True, True, False]
     assert [result["result"] for result in results] == ["passed", "passed", "failed: no_answer"]
-    assert report["rules"] == {"strict": 1, "flexible": 3, "robust": 2}
-    assert report["isolation"] is None
+    assert report.evaluated.rules == {"strict": 1, "flexible": 3, "robust": 2}
+    assert report.protocol.sandbox is None
 
 
 # Killed and asked again
@@ -182,8 +185,8 @@ def test_a_finished_evaluation_answers_again_without_running_anything(asked, run
     assert len(runs) == 1
     assert (asked.output_dir / "results.jsonl").stat().st_mtime_ns == before
     other_k = evaluate_and_report(replace(asked, k=(2,)))
-    assert "pass@2" in other_k and "pass@1" not in other_k
-    assert json.loads((asked.output_dir / "report.json").read_text()) == other_k
+    assert [*other_k.evaluated.scores] == ["pass@2"]
+    assert read_report(asked.output_dir) == other_k
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"task_id": "Human'])
@@ -212,63 +215,60 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, run
     assert {path.name for path in found(asked.output_dir)} == FILES
 
 
-@pytest.mark.parametrize("lost", ["report.json", "report.md"])
-def test_killed_before_the_report(lost, asked, runs):
+def test_a_report_that_is_missing_is_written_again(asked, runs):
     report = evaluate_and_report(asked)
-    (asked.output_dir / lost).unlink()
-    state = json.loads((asked.output_dir / "evaluation.json").read_text())
-    (asked.output_dir / "evaluation.json").write_text(json.dumps({**state, "asked": None}))
+    for name in ("report.json", "report.md"):
+        (asked.output_dir / name).unlink()
     assert evaluate_and_report(asked) == report
     assert len(runs) == 1
     assert {path.name for path in found(asked.output_dir)} == FILES
 
 
-@pytest.mark.parametrize(
-    ("change", "differing"),
-    [
-        ({"sandbox": sandbox.Settings(timeout_seconds=2)}, "timeout_seconds was 3.0 and is 2"),
-        ({"samples": "other"}, "samples_sha256 was "),
-        ({"data": "other"}, "data_sha256 was "),
-    ],
-)
-def test_another_evaluation_starts_anew_says_why_and_loses_nothing(change, differing, asked, tmp_path, capsys, runs):
+@pytest.mark.parametrize("change", ["timeout_seconds", "samples_sha256", "data_sha256"])
+def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(change, asked, tmp_path):
     report = evaluate_and_report(asked)
-    if "samples" in change:
-        change = {"samples": write(tmp_path / "s.jsonl", read(asked.samples)[2:])}
-    if "data" in change:
-        change = {"data": str(write(tmp_path / "d.jsonl", [*HUMANEVAL, {**HUMANEVAL[0], "task_id": "x"}]))}
-    before = (asked.output_dir / "results.jsonl").read_bytes()
-    capsys.readouterr()
-    evaluate_and_report(replace(asked, **change))
-    said = capsys.readouterr().err
-    (aside,) = (asked.output_dir / "previous").iterdir()
-    assert differing in said and f"results.jsonl starts anew, the earlier one is in {aside}" in said
-    assert (aside / "results.jsonl").read_bytes() == before
-    assert json.loads((aside / "report.json").read_text()) == report
-    # Asked for again it comes back, and nothing runs.
-    count = len(runs)
+    before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
+    changes = {
+        "timeout_seconds": {"sandbox": sandbox.Settings(timeout_seconds=2)},
+        "samples_sha256": {"samples": write(tmp_path / "s.jsonl", read(asked.samples)[2:])},
+        "data_sha256": {"data": str(write(tmp_path / "d.jsonl", [*HUMANEVAL, {**HUMANEVAL[0], "task_id": "x"}]))},
+    }
+    other = replace(asked, **changes[change])
+    with pytest.raises(UserError, match=f"holds another evaluation: {change} was .*; pass another --output-dir, or"):
+        evaluate_and_report(other)
+    assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
     assert evaluate_and_report(asked) == report
-    assert len(runs) == count
-    assert (asked.output_dir / "results.jsonl").read_bytes() == before
+    evaluate_and_report(replace(other, overwrite=True))
+    with pytest.raises(UserError, match="holds another evaluation"):
+        evaluate_and_report(asked)
+
+
+def test_each_evaluation_has_a_folder_of_its_own_by_default(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for limits in (sandbox.Settings(), sandbox.Settings(timeout_seconds=2), sandbox.Settings()):
+        evaluate_and_report(replace(asked, output_dir=None, sandbox=limits))
+    folders = [path.name for path in (tmp_path / "outputs" / "evaluation").iterdir()]
+    assert len(folders) == 2 and all(name.startswith("samples-humaneval-") for name in folders)
 
 
 def test_files_that_answer_other_tasks_are_not_compared_and_nothing_is_moved(asked, tmp_path):
     report = evaluate_and_report(asked)
     other = write(tmp_path / "other.jsonl", read(asked.samples)[2:])
     before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
-    with pytest.raises(UserError, match="1 tasks have samples on one side alone"):
+    with pytest.raises(UserError, match="1 tasks have samples on one side only"):
         evaluate_and_report(replace(asked, compare=str(other)))
     assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
     assert evaluate_and_report(asked) == report
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("results.jsonl", "{}\n"), ("report.json", "{"), ("notes.txt", ""), ("evaluation.json", "[]")]
+    ("name", "content"),
+    [("results.jsonl", "{}\n"), ("report.json", "{"), ("notes.txt", ""), ("evaluation.json", '{"results.jsonl": 1}')],
 )
 def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
     asked.output_dir.mkdir()
     (asked.output_dir / name).write_text(content)
-    with pytest.raises(UserError, match="choose another --output-dir"):
+    with pytest.raises(UserError, match="pass another --output-dir"):
         evaluate_and_report(asked)
     assert [path.name for path in found(asked.output_dir)] == [name]
     assert (asked.output_dir / name).read_text() == content
@@ -401,7 +401,7 @@ def test_the_script_prints_a_table_and_where_the_files_are(asked):
     assert "pass@1" in done.stdout and "50.0" in done.stdout
     assert f"results   {asked.output_dir / 'results.jsonl'}" in done.stdout
     assert f"report    {asked.output_dir / 'report.md'}" in done.stdout
-    assert "5 s and" in json.loads((asked.output_dir / "report.json").read_text())["isolation"]
+    assert "5 s and" in read_report(asked.output_dir).protocol.sandbox
 
 
 @pytest.mark.parametrize(
@@ -448,11 +448,11 @@ def test_every_canonical_solution_of_humaneval_passes(real_data, tmp_path):
     rows = [json.loads(line) for line in gzip.decompress(data.read_bytes()).splitlines()]
     samples = [{"task_id": row["task_id"], "completion": row["canonical_solution"]} for row in rows]
     samples += [{"task_id": row["task_id"], "completion": "    pass\n"} for row in rows]
-    options = Options(
+    options = EvaluateOptions(
         str(write(tmp_path / "s.jsonl", samples)), "humaneval", output_dir=tmp_path / "out", data=str(data)
     )
     report = evaluate_and_report(options)
-    assert report["pass@1"] == 0.5
+    assert report.evaluated.scores["pass@1"] == 0.5
     assert [result["passed"] for result in read(tmp_path / "out" / "results.jsonl")] == [True] * 164 + [False] * 164
 
 
@@ -461,15 +461,26 @@ def test_every_solution_of_mbpp_passes_but_those_known_to_be_broken(real_data, t
     rows = [json.loads(line) for line in data.read_bytes().splitlines()]
     broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
     samples = [{"task_id": r["task_id"], "completion": r["code"]} for r in rows if f"mbpp/{r['task_id']}" not in broken]
-    options = Options(str(write(tmp_path / "s.jsonl", samples)), "mbpp", output_dir=tmp_path / "out", data=str(data))
+    options = EvaluateOptions(
+        str(write(tmp_path / "s.jsonl", samples)), "mbpp", output_dir=tmp_path / "out", data=str(data)
+    )
     report = evaluate_and_report(options)
-    assert (report["pass@1"], report["tasks"], report["tasks_in_data"]) == (1.0, 974 - len(broken), 974)
+    assert (report.evaluated.scores["pass@1"], report.evaluated.tasks, report.protocol.rows) == (
+        1.0,
+        974 - len(broken),
+        974,
+    )
 
 
 def test_every_solution_of_gsm8k_passes(real_data, tmp_path):
     data = real_data / "gsm8k" / "test.jsonl"
     lines = enumerate(data.read_text(encoding="utf-8").splitlines())
     samples = [{"task_id": f"gsm8k/test/{i}", "completion": json.loads(line)["answer"]} for i, line in lines]
-    options = Options(str(write(tmp_path / "s.jsonl", samples)), "gsm8k", output_dir=tmp_path / "out", data=str(data))
+    options = EvaluateOptions(
+        str(write(tmp_path / "s.jsonl", samples)), "gsm8k", output_dir=tmp_path / "out", data=str(data)
+    )
     report = evaluate_and_report(options)
-    assert (report["pass@1"], report["rules"]) == (1.0, {"strict": 1319, "flexible": 1319, "robust": 1319})
+    assert (report.evaluated.scores["pass@1"], report.evaluated.rules) == (
+        1.0,
+        {"strict": 1319, "flexible": 1319, "robust": 1319},
+    )
