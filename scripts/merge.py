@@ -10,11 +10,11 @@ the smallest precision that keeps it. Killed at any moment, the same command goe
 import sys
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.merging import Options, merge_and_report
+from lora_grpo.merging import MergeOptions, merge
 
 
 def main() -> None:
-    merge_and_report(read_flags(Options, sys.argv[1:], prog="merge.py", description=str(__doc__)))
+    merge(read_flags(MergeOptions, sys.argv[1:], prog="merge.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

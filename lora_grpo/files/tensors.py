@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
@@ -29,6 +29,14 @@ ITEM_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16"
 """Bytes per element; dtypes not listed have one byte."""
 BLOCK_ELEMENTS = 2**20
 """Elements to process at a time: 4 MiB in float32, which fits a CPU cache."""
+
+
+class Rows(Protocol):
+    """A tensor that is read by rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def rows(self, start: int, stop: int) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, shape[0])
 
 
-def same_values(first: StoredTensor, second: StoredTensor) -> bool:
+def same_values(first: Rows, second: Rows) -> bool:
     """Return whether two tensors have one shape and equal values, read block by block."""
     return first.shape == second.shape and all(
         bool((first.rows(*rows).float() == second.rows(*rows).float()).all()) for rows in row_blocks(first.shape)

@@ -215,7 +215,8 @@ def _check_intact(folder: Path, kind: str) -> None:
         file_tensors(path)
     if (folder / INDEX).is_file():
         model_tensors(folder)
-    for shard in (read_report(folder) or {}).get("shards", ()) if kind == "merged" else ():
-        path = folder / shard["file"]
-        if not path.is_file() or path.stat().st_size != shard["bytes"] or atomic.sha256(path) != shard["sha256"]:
+    report = read_report(folder) if kind == "merged" else None
+    for shard in report.shards if report else ():
+        path = folder / shard.file
+        if not path.is_file() or path.stat().st_size != shard.bytes or atomic.sha256(path) != shard.sha256:
             raise UserError(f"{path} is missing or not as merging wrote it; delete {folder} and merge again")

@@ -1,160 +1,131 @@
-"""The weights that an adapter is merged onto: the base's own, or what 4-bit training saw of them."""
+"""The weights an adapter is merged into: the base's own, or those that 4-bit training used."""
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import StoredTensor, model_tensors
-from lora_grpo.merging.delta import Tensor
+from lora_grpo.files import Rows, StoredTensor, model_tensors
 
 Onto = Literal["full", "dequantized"]
+FLOATS = ("F64", "F32", "F16", "BF16")
 _QUANT_STATE = ".quant_state.bitsandbytes__nf4"
+
+
+class Tensor(Rows, Protocol):
+    """A tensor of the base."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    def read(self) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantized:
+    """A linear weight as 4-bit training used it: NF4 values in float32."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    unpack: Callable[[], Any]
+
+    def rows(self, start: int, stop: int) -> Any:
+        return _unpacked(self)[start:stop].clone()
+
+    def read(self) -> Any:
+        return self.rows(0, self.shape[0])
+
+
+@functools.lru_cache(maxsize=1)  # weights are large and read one after the other
+def _unpacked(weight: Dequantized) -> Any:
+    return weight.unpack()
 
 
 def base_tensors(folder: Path, onto: Onto, *, trust_remote_code: bool) -> dict[str, Tensor]:
     """Return the base's tensors by name.
 
     Args:
-        folder: the base's.
-        onto: `full` takes them as they are; `dequantized` rounds every linear layer to NF4 and back, as
-            bitsandbytes does when it loads a base in 4 bits (or unpacks those that are stored so).
-        trust_remote_code: run the model's own code to find out which of its layers are linear.
+        folder: the base model.
+        onto: `full` returns them as stored; `dequantized` rounds every linear layer to NF4 and back, as bitsandbytes
+            does when it loads a model in 4 bits, or unpacks weights that are stored in NF4.
+        trust_remote_code: run the model's own code to find its linear layers.
 
     Raises:
-        UserError: a tensor cannot be read, or the base is packed and `full` was asked for.
+        UserError: a tensor cannot be read, or the base is quantized and `full` was requested.
     """
     stored = model_tensors(folder)
     packed = {name.removesuffix(_QUANT_STATE) for name in stored if name.endswith(_QUANT_STATE)}
-    strange = sorted(
-        name
-        for name, tensor in stored.items()
-        if tensor.dtype not in ("F64", "F32", "F16", "BF16") and not name.startswith(tuple(packed) or ("\0",))
-    )
-    if strange:
-        raise UserError(
-            f"{folder} is quantised ({strange[0]} is {stored[strange[0]].dtype}), and an adapter is merged into 16 or "
-            "32 bits; give the model that it was made of with --base"
-        )
-    if packed and onto == "full":
-        raise UserError(
-            f"{folder} is packed in 4 bits; give the 16-bit model that it was made of with --base (and --force-base), "
-            "or pass --onto dequantized"
-        )
+    extras = {name for name in stored if any(name.startswith(f"{weight}.") for weight in packed)}
+    for name in stored.keys() - packed - extras:
+        if stored[name].dtype not in FLOATS:
+            raise UserError(
+                f"{folder} is quantized ({name} is {stored[name].dtype}) and cannot be merged into; pass the 16-bit "
+                "model it was made from with --base"
+            )
     if onto == "full":
+        if packed:
+            raise UserError(
+                f"{folder} is packed in 4 bits; pass the 16-bit model it was made from with --base (and --force-base), "
+                "or pass --onto dequantized"
+            )
         return dict(stored)
-    if packed:
-        extras = {name for name in stored for weight in packed if name.startswith(f"{weight}.")}
-        return {
-            name: Packed.of(name, stored) if name in packed else tensor
-            for name, tensor in stored.items()
-            if name not in extras
-        }
-    linear = _linear_weights(folder, trust_remote_code)
-    return {name: RoundTrip(tensor) if name in linear else tensor for name, tensor in stored.items()}
+    linear = packed or _linear_weights(folder, trust_remote_code)
+    dequantize = _unpack_stored if packed else _round_to_nf4
+    return {
+        name: dequantize(tensor, stored) if name in linear else tensor
+        for name, tensor in stored.items()
+        if name not in extras
+    }
 
 
-@dataclass
-class RoundTrip:
-    """A weight rounded to NF4 (double-quantised, blocks of 64) and back."""
+def _round_to_nf4(tensor: StoredTensor, stored: dict[str, StoredTensor]) -> Dequantized:
+    """Return a weight rounded to NF4 (double-quantized, blocks of 64) and back."""
 
-    stored: StoredTensor
-    _whole: Any = None
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    def rows(self, start: int, stop: int) -> Any:
-        """Return rows in float32."""
-        if self._whole is None:
-            _kept.hold(self)
-            self._whole = self._unpack()
-        return self._whole[start:stop].clone()
-
-    def read(self) -> Any:
-        """Return all of it in float32."""
-        return self.rows(0, self.shape[0])
-
-    def _unpack(self) -> Any:
+    def unpack() -> Any:
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-        packed, state = quantize_4bit(self.stored.read().float(), quant_type="nf4", compress_statistics=True)
+        packed, state = quantize_4bit(tensor.read().float(), quant_type="nf4", compress_statistics=True)
         return dequantize_4bit(packed, state)
 
+    return Dequantized(tensor.name, tensor.dtype, tensor.shape, tensor.path, unpack)
 
-@dataclass
-class Packed(RoundTrip):
-    """A weight that is stored in NF4."""
 
-    parts: dict[str, StoredTensor] | None = None
-    """The packed values' scales and tables, by the names bitsandbytes saves them under."""
-    unpacked: tuple[int, ...] = ()
+def _unpack_stored(tensor: StoredTensor, stored: dict[str, StoredTensor]) -> Dequantized:
+    """Return a weight that is stored in NF4, with its scales and tables as bitsandbytes names them."""
+    name = tensor.name
+    parts = {key.removeprefix(f"{name}."): part for key, part in stored.items() if key.startswith(f"{name}.")}
+    try:
+        state = json.loads(bytes(parts[_QUANT_STATE[1:]].read().numpy().tobytes()))
+        shape = tuple(int(size) for size in state["shape"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{tensor.path}: the quantization state of {name} cannot be read ({error})") from None
 
-    @classmethod
-    def of(cls, name: str, stored: dict[str, StoredTensor]) -> Packed:
-        """Return the packed weight of a name.
-
-        Raises:
-            UserError: its shape cannot be read.
-        """
-        parts = {key.removeprefix(f"{name}."): value for key, value in stored.items() if key.startswith(f"{name}.")}
-        try:
-            said = json.loads(bytes(parts[_QUANT_STATE[1:]].read().numpy().tobytes()))
-            shape = tuple(int(size) for size in said["shape"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{stored[name].path}: how {name} is packed cannot be read ({error})") from None
-        return cls(stored[name], parts=parts, unpacked=shape)
-
-    @property
-    def dtype(self) -> str:
-        return "BF16"  # the precision that 4-bit models are computed in
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.unpacked
-
-    def _unpack(self) -> Any:
+    def unpack() -> Any:
         import torch
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
-        assert self.parts is not None
-        state = QuantState.from_dict({key: part.read() for key, part in self.parts.items()}, torch.device("cpu"))
+        state = QuantState.from_dict({key: part.read() for key, part in parts.items()}, torch.device("cpu"))
         state.dtype = torch.float32
-        return dequantize_4bit(self.stored.read(), state)
+        return dequantize_4bit(tensor.read(), state)
 
-
-class _Kept:
-    """Lets go of the last unpacked weight when the next is asked for: memory holds one."""
-
-    def __init__(self) -> None:
-        self._last: RoundTrip | None = None
-
-    def hold(self, tensor: RoundTrip) -> None:
-        if self._last is not None:
-            self._last._whole = None
-        self._last = tensor
-
-
-_kept = _Kept()
+    return Dequantized(name, "BF16", shape, tensor.path, unpack)  # 4-bit models compute in bfloat16
 
 
 def empty_model(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Return the model of a folder without its weights: parameters that have a shape and no memory.
+    """Return a model whose parameters have shapes but no memory.
 
     Raises:
-        UserError: transformers cannot make it.
+        UserError: transformers cannot build it.
     """
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -165,28 +136,27 @@ def empty_model(folder: Path, *, trust_remote_code: bool) -> Any:
             del config.quantization_config
         with init_empty_weights(include_buffers=False):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
-    except Exception as error:  # a configuration that is damaged or unknown raises many types
-        reason = first_line(error)
-        raise UserError(f"the model in {folder} cannot be made: {reason}") from error
+    except Exception as error:  # damaged or unknown configurations raise many types
+        raise UserError(f"the model in {folder} cannot be built: {first_line(error)}") from error
 
 
 def head_weight(folder: Path, *, trust_remote_code: bool) -> str | None:
-    """Return the name of the weight of a model's head, or None where it has none."""
+    """Return the name of the weight of a model's head, or None if it has no head."""
     model = empty_model(folder, trust_remote_code=trust_remote_code)
     head = model.get_output_embeddings()
     return next((f"{name}.weight" for name, module in model.named_modules() if module is head), None)
 
 
 def _linear_weights(folder: Path, trust_remote_code: bool) -> set[str]:
-    """Return the names of the weights that transformers rounds when it loads a model in 4 bits."""
+    """Return the names of the weights that transformers quantizes when it loads a model in 4 bits."""
     import torch
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     model = empty_model(folder, trust_remote_code=trust_remote_code)
-    kept = get_keys_to_not_convert(model)
+    skipped = get_keys_to_not_convert(model)
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and should_convert_module(name, kept)
+        if isinstance(module, torch.nn.Linear) and should_convert_module(name, skipped)
     }

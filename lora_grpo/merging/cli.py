@@ -1,8 +1,7 @@
-"""`scripts/merge.py`: an adapter and its base made one model, with a report of what that cost."""
+"""`scripts/merge.py`: merge an adapter into its base and report what that cost."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -18,159 +17,114 @@ from lora_grpo.files import atomic, json_files, lock
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import Onto, base_tensors, head_weight
 from lora_grpo.merging.divergence import measure_divergences
-from lora_grpo.merging.fidelity import Dtype, Fidelity, candidates, check_finite, choose, measure, too_large
+from lora_grpo.merging.fidelity import Choice, check_finite, choose
 from lora_grpo.merging.mapping import Plan, make_plan
-from lora_grpo.merging.report import FORMAT, REPORT, check_current, read_report, show
+from lora_grpo.merging.report import (
+    REPORT,
+    Adapter,
+    Base,
+    Divergences,
+    MergeReport,
+    ShardFile,
+    TensorCounts,
+    check_current,
+    read_report,
+    show,
+)
 from lora_grpo.models import ModelSpec, Overrides, base_model, resolve, run_of
 
 
 @dataclass(frozen=True)
-class Options:
+class MergeOptions:
     """Flags of `scripts/merge.py`."""
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER")]
-    """A run's folder, an adapter's, or an adapter's Hub id."""
+    """A run folder, an adapter folder, or the Hub id of an adapter."""
     output: Path | None = None
-    """Folder of the merged model; None is `merged` in the run, or `<adapter>-merged` beside an adapter."""
+    """Folder of the merged model; default: `merged` in the run, or `<adapter>-merged` next to an adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the merged weights; `auto` takes the smallest that keeps 99 % of the update."""
+    """Precision of the merged weights; `auto` uses the smallest that keeps 99 % of the update."""
     onto: Onto = "full"
-    """The base's own weights (`full`), or what 4-bit training saw of them: rounded to NF4 and back (`dequantized`)."""
+    """Merge into the base's own weights (`full`), or into what 4-bit training used: NF4 values (`dequantized`)."""
     base: str | None = None
-    """The base, where it has moved or is not named: a folder or a Hub id."""
+    """The base model, a folder or a Hub id, if it has moved or the adapter does not name it."""
     revision: str | None = None
     """Hub commit, branch or tag of the base."""
     force_base: bool = False
-    """Take a base whose weights are not those that run.json names."""
+    """Accept a base whose weights differ from those recorded in run.json."""
     trust_remote_code: bool = False
     """Run Python code that comes with the base."""
 
 
-def merge_and_report(options: Options) -> Path:
+@dataclass(frozen=True)
+class _Merge:
+    """A requested merge, resolved: which adapter, into which base, and where it goes."""
+
+    options: MergeOptions
+    target: ModelSpec
+    adapter: Path
+    output: Path
+
+    @property
+    def base(self) -> Path:
+        """The base's folder."""
+        return Path(self.target.base.name)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the base's own code may run."""
+        return self.target.base.trust_remote_code
+
+    def identity(self) -> dict[str, str]:
+        """Return what determines the merged bytes, except for the dtype."""
+        known = self.target.identity
+        return {
+            "base_sha256": base_model.weights_fingerprint(self.base),
+            **{name: known[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")},
+            "onto": self.options.onto,
+            "kit": __version__,
+        }
+
+
+def merge(options: MergeOptions) -> Path:
     """Merge, print the report, and return the merged model's folder.
 
     Raises:
-        UserError: what was asked for cannot be merged; nothing is written.
-        RunError: a weight came out as NaN or infinite.
+        UserError: the adapter cannot be merged; nothing is written.
+        RunError: a merged weight is NaN or infinite.
     """
     base_model.wait_without_spinning()
-    if Path(options.what).is_file():
-        raise UserError(f"{options.what} is a file; give the folder of a run or of an adapter")
-    overrides = Overrides(
-        base=options.base,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        any_base=options.force_base,
-    )
-    target = resolve(options.what, overrides)
-    if target.adapter is None:
-        raise UserError(f"{options.what} is a whole model; give a run or an adapter to merge")
-    output = (options.output or default_output(options.what, target.adapter)).expanduser().resolve()
-    identity = _identity(target, options)
-    if _is_there(output, identity, options.dtype):
-        writer.tidy(output)
-        show(output, read_report(output) or {})
-        return output
-
-    folder = Path(target.base.name)
-    trusted = target.base.trust_remote_code
-    _check_tokenizer(target.tokenizer)
-    base = base_tensors(folder, options.onto, trust_remote_code=trusted)
-    plan = make_plan(base, target.adapter, _read_config(folder, trusted))
-    _check_new_head(plan, base, folder, trusted)
-    staging = writer.staging_folder(output)
-    # The smallest that is possible; what is chosen is checked again below.
-    writer.check_disk(staging, writer.lay_out(plan, "bf16" if options.dtype == "auto" else options.dtype))
-    base_model.silence_libraries()
-    check_finite(plan.outputs)
-    chosen = _choose(options.dtype, plan)
-    shards = writer.lay_out(plan, chosen.dtype)
-    writer.check_disk(staging, shards)
-    with lock.holding(staging, "--output"):
-        if _is_there(output, identity, options.dtype):  # another process has just finished it
-            shutil.rmtree(staging)
-        else:
-            try:
-                files = writer.write_shards(staging, shards, {**identity, "dtype": chosen.dtype})
-            except KeyboardInterrupt:
-                print(f"the same command goes on; what is finished lies in {staging}", file=sys.stderr)
-                raise
-            writer.write_index(staging, shards)
-            writer.write_config(staging, plan, chosen.dtype)
-            _copy_rest(target, plan, staging)
-            if _identity(target, options) != identity:
-                raise UserError(f"{target.adapter} or its base changed during the merge; run the command again")
-            divergences = measure_divergences(target, base, plan, staging, options.onto)
-            atomic.write_json(staging / REPORT, _report(target, options, identity, plan, chosen, files, divergences))
-            writer.publish(staging, output)
-    show(output, read_report(output) or {})
-    return output
+    job = _resolve(options)
+    identity = job.identity()
+    report = _existing(job, identity)
+    if report:
+        writer.tidy(job.output)
+    else:
+        report = _merge(job, identity)
+    show(job.output, report)
+    return job.output
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The dtype that is written, why, and what each candidate keeps."""
-
-    dtype: Dtype
-    reason: str
-    measured: dict[Dtype, Fidelity]
-
-
-def _report(
-    target: ModelSpec,
-    options: Options,
-    identity: Mapping[str, Any],
-    plan: Plan,
-    chosen: _Chosen,
-    shards: list[dict[str, Any]],
-    divergences: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return merge_report.json."""
-    return {
-        "lora_grpo_merge": FORMAT,
-        "identity": identity,
-        "asked": options.dtype,
-        "dtype": chosen.dtype,
-        "reason": chosen.reason,
-        "onto": options.onto,
-        "base": {
-            "name": _public(target.base_name),
-            "revision": target.base.revision,
-            "fingerprint": identity["base_sha256"],
-            "checked": _was_checked(target, options),
-        },
-        "adapter": {"name": _public(options.what), "sha256": identity["adapter_sha256"]},
-        "trust_remote_code": target.base.trust_remote_code,
-        "retained": chosen.measured[chosen.dtype].to_dict(),
-        "other_dtypes": {name: kept.to_dict() for name, kept in chosen.measured.items() if name != chosen.dtype},
-        "kl": divergences,
-        "tensors": {"changed": sum(output.changed for output in plan.outputs.values()), "all": len(plan.outputs)},
-        "untied": plan.tie_word_embeddings is False,
-        "vocab_size": plan.vocab_size,
-        "shards": shards,
-    }
-
-
-def merged_model(named: Path) -> Path:
-    """Return the merged model of a run, made now where there is none; a model's own folder is that model.
+def merged_model(folder: Path) -> Path:
+    """Return the merged model of a run, merging it if needed; the folder of a model is returned as it is.
 
     Raises:
-        UserError: the run's merge is of an adapter that it no longer has.
+        UserError: the run's adapter has changed since it was merged.
     """
-    if not (named / "run.json").is_file():
-        return named
-    if (named / "merged").is_dir():
-        check_current(named / "merged")
-        return named / "merged"
-    return merge_and_report(Options(str(named)))
+    if not (folder / "run.json").is_file():
+        return folder
+    if (folder / "merged").is_dir():
+        check_current(folder / "merged")
+        return folder / "merged"
+    return merge(MergeOptions(str(folder)))
 
 
 def default_output(what: str, adapter: Path) -> Path:
-    """Return where an adapter is merged to: `merged` in its run, else beside it, and of a Hub id to `outputs`.
+    """Return `merged` in the adapter's run, else a folder next to the adapter, or in `outputs` for a Hub id.
 
     Args:
-        what: what it was called.
-        adapter: its folder, which of a Hub id is in the Hub's cache.
+        what: the name that was requested.
+        adapter: the adapter's folder; for a Hub id, in the Hub's cache.
     """
     if not base_model.is_folder_name(what):
         return Path("outputs") / f"{what.rpartition('/')[2]}-merged"
@@ -180,115 +134,152 @@ def default_output(what: str, adapter: Path) -> Path:
     return adapter.with_name(f"{adapter.name}-merged")
 
 
-def _identity(target: ModelSpec, options: Options) -> dict[str, Any]:
-    """Return what makes two merges the same in every bit, but for the dtype."""
-    known = target.identity
-    return {
-        "base_sha256": base_model.weights_fingerprint(Path(target.base.name)),
-        "config_sha256": known["config_sha256"],
-        "adapter_sha256": known["adapter_sha256"],
-        "tokenizer_sha256": known["tokenizer_sha256"],
-        "onto": options.onto,
-        "kit": __version__,
-    }
+def _resolve(options: MergeOptions) -> _Merge:
+    if Path(options.what).is_file():
+        raise UserError(f"{options.what} is a file; pass the folder of a run or of an adapter")
+    overrides = Overrides(
+        base=options.base,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        any_base=options.force_base,
+    )
+    target = resolve(options.what, overrides)
+    if target.adapter is None:
+        raise UserError(f"{options.what} is a whole model; pass a run or an adapter to merge")
+    output = options.output or default_output(options.what, target.adapter)
+    return _Merge(options, target, target.adapter, output.expanduser().resolve())
 
 
-def _is_there(output: Path, identity: Mapping[str, Any], dtype: str) -> bool:
-    """Whether the folder holds this very merge.
+def _existing(job: _Merge, identity: Mapping[str, str]) -> MergeReport | None:
+    """Return the report of this very merge if the output holds it.
 
     Raises:
-        UserError: it holds something else.
+        UserError: the output holds something else.
     """
+    output, dtype = job.output, job.options.dtype
     if output.is_file():
-        raise UserError(f"--output {output} is a file; give a folder")
+        raise UserError(f"--output {output} is a file; pass a folder")
     if not output.is_dir() or not any(output.iterdir()):
-        return False
+        return None
     report = read_report(output)
     if report is None:
-        raise UserError(f"{output} holds other files; give another --output")
-    found, asked, chosen = report["identity"], report["asked"], report["dtype"]
-    shards = {output / shard["file"]: shard["bytes"] for shard in report["shards"]}
-    whole = all(path.is_file() and path.stat().st_size == size for path, size in shards.items())
-    changed = [name for name in identity if found.get(name) != identity[name]]
-    if not changed and dtype not in (asked, chosen):
-        changed = [f"dtype ({chosen}, now {dtype})"]
-    if not whole:
-        changed = ["its own shards, which are damaged"]
-    if changed:
+        raise UserError(f"{output} holds other files; pass another --output")
+    differs = [name for name in identity if report.identity.get(name) != identity[name]]
+    if not differs and dtype not in (report.requested_dtype, report.dtype):
+        differs = [f"dtype ({report.dtype}, now {dtype})"]
+    paths = [(output / shard.file, shard.bytes) for shard in report.shards]
+    if not all(path.is_file() and path.stat().st_size == size for path, size in paths):
+        differs = ["shards (damaged)"]
+    if differs:
         raise UserError(
-            f"{output} holds another merge: {', '.join(changed)} differ; delete it or give another --output"
+            f"{output} holds another merge: {', '.join(differs)} differ; delete it or pass another --output"
         )
-    return True
+    return report
 
 
-def _choose(asked: Dtype | Literal["auto"], plan: Plan) -> _Chosen:
-    measured = measure(plan.outputs, candidates(asked, plan.base_dtype))
-    if asked == "fp16" and (name := too_large(plan.outputs)):
-        raise UserError(f"{name} does not fit fp16's range of ±65504; pass --dtype bf16, fp32 or auto")
-    if asked != "auto":
-        return _Chosen(asked, f"{asked}, as asked", measured)
-    dtype, reason = choose(measured, plan.outputs)
-    if dtype not in measured:
-        measured |= measure(plan.outputs, [dtype])
-    return _Chosen(dtype, reason, measured)
+def _merge(job: _Merge, identity: dict[str, str]) -> MergeReport:
+    for name in base_model.TOKENIZER_FILES:
+        if name.endswith(".json") and (job.target.tokenizer / name).is_file():
+            json_files.read_object(job.target.tokenizer / name)
+    base = base_tensors(job.base, job.options.onto, trust_remote_code=job.trusted)
+    plan = make_plan(base, job.adapter, _read_config(job))
+    _check_new_head(job, plan, base.keys())
+    dtype, staging = job.options.dtype, writer.staging_folder(job.output)
+    # At least this much is needed; the chosen dtype is checked again below.
+    writer.check_disk(staging, writer.lay_out(plan, "bf16" if dtype == "auto" else dtype))
+    base_model.silence_libraries()
+    check_finite(plan.outputs)
+    choice = choose(dtype, plan)
+    shards = writer.lay_out(plan, choice.dtype)
+    writer.check_disk(staging, shards)
+    with lock.holding(staging, "--output"):
+        if report := _existing(job, identity):  # another process has just finished it
+            shutil.rmtree(staging)
+            return report
+        try:
+            files = writer.write_shards(staging, shards, {**identity, "dtype": choice.dtype})
+        except KeyboardInterrupt:
+            print(f"interrupted; run the same command to continue from {staging}", file=sys.stderr)
+            raise
+        writer.write_index(staging, shards)
+        writer.write_config(staging, plan, choice.dtype)
+        _copy_other_files(job, plan, staging)
+        if job.identity() != identity:
+            raise UserError(f"{job.adapter} or its base changed during the merge; run the command again")
+        kl = measure_divergences(job.target, base, plan, staging, job.options.onto)
+        report = _report(job, identity, plan, choice, files, kl)
+        atomic.write_json(staging / REPORT, report.model_dump())
+        writer.publish(staging, job.output)
+    return report
 
 
-def _copy_rest(target: ModelSpec, plan: Plan, staging: Path) -> None:
-    """Copy the tokenizer with its chat template, the generation config, the licence, and the model's own code."""
-    folder = Path(target.base.name)
-    wanted = [target.tokenizer / name for name in base_model.TOKENIZER_FILES]
-    wanted += [folder / "generation_config.json"]
-    wanted += [path for pattern in base_model.LICENSE_FILES for path in folder.glob(pattern)]
+def _report(
+    job: _Merge, identity: dict[str, str], plan: Plan, choice: Choice, shards: list[ShardFile], kl: Divergences
+) -> MergeReport:
+    recorded = (job.target.run or {}).get("policy", {})
+    revision = job.target.base.revision
+    is_recorded = bool(recorded.get("fingerprint")) or (revision is not None and recorded.get("revision") == revision)
+    return MergeReport(
+        identity=identity,
+        requested_dtype=job.options.dtype,
+        dtype=choice.dtype,
+        reason=choice.reason,
+        onto=job.options.onto,
+        base=Base(
+            name=_public(job.target.base_name),
+            revision=revision,
+            fingerprint=identity["base_sha256"],
+            checked=is_recorded and not job.options.force_base,
+        ),
+        adapter=Adapter(name=_public(job.options.what), sha256=identity["adapter_sha256"]),
+        trust_remote_code=job.trusted,
+        retained=choice.measured[choice.dtype],
+        other_dtypes={name: kept for name, kept in choice.measured.items() if name != choice.dtype},
+        kl=kl,
+        tensors=TensorCounts(changed=sum(each.changed for each in plan.outputs.values()), all=len(plan.outputs)),
+        untied=plan.tie_word_embeddings is False,
+        vocab_size=plan.vocab_size,
+        shards=shards,
+    )
+
+
+def _public(name: str) -> str:
+    """Return a Hub id as it is, and only the last part of a path: reports are published."""
+    return Path(name).expanduser().resolve().name if base_model.is_folder_name(name) else name
+
+
+def _copy_other_files(job: _Merge, plan: Plan, staging: Path) -> None:
+    """Copy the tokenizer, the generation config, the license, and the model's own code."""
+    paths = [job.target.tokenizer / name for name in base_model.TOKENIZER_FILES]
+    paths += [job.base / "generation_config.json"]
+    paths += [path for pattern in base_model.LICENSE_FILES for path in job.base.glob(pattern)]
     if "auto_map" in plan.config:
-        wanted += folder.glob("*.py")
-    for path in wanted:
+        paths += job.base.glob("*.py")
+    for path in paths:
         if path.is_file():
             shutil.copyfile(path, staging / path.name)
 
 
-def _read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Return the base's config.json, with what transformers takes where it does not say whether the head is tied.
+def _read_config(job: _Merge) -> dict[str, Any]:
+    """Return the base's config.json, with transformers' default where it does not declare whether the head is tied.
 
     Raises:
         UserError: it cannot be read.
     """
-    path = folder / "config.json"
-    config = json_files.read_object(path)
+    config = base_model.read_config(job.target.base)
     if not any("tie_word_embeddings" in inner for inner in (config, config.get("text_config") or {})):
         from transformers import AutoConfig
 
         try:
-            known = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
-        except Exception as error:  # what is damaged or unknown raises many types
-            raise UserError(f"{path} cannot be read: {first_line(error)}") from error
+            known = AutoConfig.from_pretrained(job.base, trust_remote_code=job.trusted).get_text_config()
+        except Exception as error:  # damaged or unknown configurations raise many types
+            raise UserError(f"{job.base / 'config.json'} cannot be read: {first_line(error)}") from error
         config["tie_word_embeddings"] = bool(getattr(known, "tie_word_embeddings", False))
     return config
 
 
-def _check_new_head(plan: Plan, base: Mapping[str, Any], folder: Path, trust_remote_code: bool) -> None:
-    """Refuse to write a head of its own for a model that would look for it under another name."""
-    for name in plan.outputs.keys() - base.keys():
-        if name != (found := head_weight(folder, trust_remote_code=trust_remote_code)):
-            raise UserError(f"the head of {folder.name} is {found}, and the merge would have to write it as {name}")
-
-
-def _check_tokenizer(folder: Path) -> None:
-    """Refuse a tokenizer that would be copied and could not be read."""
-    for name in base_model.TOKENIZER_FILES:
-        if name.endswith(".json") and (folder / name).is_file():
-            try:
-                json.loads((folder / name).read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise UserError(f"{folder / name} cannot be read: {first_line(error)}") from None
-
-
-def _public(name: str) -> str:
-    """Return a Hub id as it is, and of a folder its own name: the report is published, and a path is private."""
-    return Path(name).expanduser().resolve().name if base_model.is_folder_name(name) else name
-
-
-def _was_checked(target: ModelSpec, options: Options) -> bool:
-    """Whether the base is known to be the one that the adapter was trained on."""
-    recorded = (target.run or {}).get("policy", {})
-    same_commit = recorded.get("revision") is not None and recorded["revision"] == target.base.revision
-    return not options.force_base and (bool(recorded.get("fingerprint")) or same_commit)
+def _check_new_head(job: _Merge, plan: Plan, base_names: Any) -> None:
+    """Refuse to write a new head if the model would look for it under another name."""
+    for name in plan.outputs.keys() - base_names:
+        if name != (expected := head_weight(job.base, trust_remote_code=job.trusted)):
+            raise UserError(f"the head of {job.base.name} is {expected}, and the merge would write it as {name}")

@@ -1,13 +1,13 @@
-"""What merging an adapter will do to each tensor of its base, decided before any tensor is read.
+"""What the merge does to each tensor of the base, decided before any data is read.
 
-Every key of the adapter is consumed by exactly one output, or the plan is refused: a key that nothing consumes is a
-part of what was learned that would be left out in silence. The keys are PEFT's (0.21):
+Every key of the adapter is used by exactly one output, or the merge is refused: an unused key is a part of the training
+that would silently be lost. Keys as PEFT (0.21) saves them:
 
-    X.lora_A.weight, X.lora_B.weight                        W_X += scale · B·A
-    X.lora_B.bias                                           b_X += scale · bias
-    X.lora_embedding_A, X.lora_embedding_B                  W_X += scale · (B·A)ᵀ
-    X.lora_magnitude_vector                                 DoRA: W_X is scaled to these norms
-    X.token_adapter.trainable_tokens_delta                  rows of W_X are replaced
+    X.lora_A.weight, X.lora_B.weight                            W_X += scale * B @ A
+    X.lora_B.bias                                               b_X += scale * bias
+    X.lora_embedding_A, X.lora_embedding_B                      W_X += scale * (B @ A).T
+    X.lora_magnitude_vector                                     DoRA: W_X is rescaled to these norms
+    X.token_adapter.trainable_tokens_delta                      rows of W_X are replaced
     X.weight, X.bias, X.base_layer.weight, X.base_layer.bias    the tensor is replaced
 """
 
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import ITEM_SIZES, StoredTensor, file_tensors, json_files
-from lora_grpo.merging.delta import LowRank, Output, Tensor
-from lora_grpo.merging.tied import embedding_and_head, is_same, is_tied, resized, settle
+from lora_grpo.files import StoredTensor, file_tensors, json_files, same_values
+from lora_grpo.merging.base_weights import Tensor
+from lora_grpo.merging.outputs import LowRank, Output
+from lora_grpo.merging.tied import embedding_and_head, is_tied, settle
 
 _PARTS = (
     "lora_A.weight",
@@ -35,37 +36,39 @@ _PARTS = (
     "lora_magnitude_vector",
     "token_adapter.trainable_tokens_delta",
 )
-_UNDERSTOOD = {
+_SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core",
     "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
-"""Settings that change nothing here, or that are followed. Any other that is set would change the arithmetic."""
-_PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal")
-"""Ways to begin an adapter that leave its base as it was."""
+"""Settings that do not change the arithmetic, or that are implemented here. Any other must be unset."""
+_BASE_PRESERVING_INITS = (True, False, "gaussian", "eva", "orthogonal")
+"""Initializations of an adapter that leave the base unchanged."""
+
+Parts = dict[str, dict[str, StoredTensor]]
+"""module -> part of `_PARTS` -> tensor."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of the merged model's tensors, and what its configuration has to say of them."""
+    """The tensors of the merged model and the changes to its configuration."""
 
     outputs: dict[str, Output]
     tie_word_embeddings: bool | None
-    """What the configuration is set to; None leaves it as it is."""
+    """The new setting; None if unchanged."""
     vocab_size: int | None
-    """The same, where the vocabulary was resized."""
+    """The new size; None if unchanged."""
     config: Mapping[str, Any] = field(repr=False)
     """The base's config.json."""
 
     @property
     def base_dtype(self) -> str:
-        """Safetensors' name of the dtype that most of the base's bytes are in."""
+        """safetensors' name of the dtype of most parameters of the base."""
         total: Counter[str] = Counter()
         for output in self.outputs.values():
-            if output.base is not None:
-                total[output.base.dtype] += math.prod(output.base.shape) * ITEM_SIZES.get(output.base.dtype, 1)
+            total[output.base.dtype] += math.prod(output.base.shape)
         return total.most_common(1)[0][0]
 
 
@@ -73,35 +76,26 @@ def read_settings(adapter: Path) -> dict[str, Any]:
     """Return adapter_config.json.
 
     Raises:
-        UserError: it cannot be read, or asks for what is not merged here.
+        UserError: it cannot be read, or the adapter is of a kind that cannot be merged here.
     """
     path = adapter / "adapter_config.json"
     settings = json_files.read_object(path)
     if settings.get("peft_type") != "LORA":
-        raise UserError(f"{path} is of the type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
-    foreign = sorted(name for name, value in settings.items() if value and name not in _UNDERSTOOD)
-    if foreign:
-        raise UserError(f"{path} sets {', '.join(foreign)}, which cannot be merged here; merge it with PEFT itself")
-    if settings.get("init_lora_weights", True) not in _PLAIN_INITS:
+        raise UserError(f"{path} has peft_type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
+    unsupported = sorted(name for name, value in settings.items() if value and name not in _SUPPORTED)
+    if unsupported:
+        raise UserError(f"{path} sets {', '.join(unsupported)}, which cannot be merged here; merge it with PEFT")
+    init = settings.get("init_lora_weights", True)
+    if init not in _BASE_PRESERVING_INITS:
         raise UserError(
-            f"{path} says init_lora_weights={settings['init_lora_weights']!r}: such an adapter begins by changing its "
-            "base; save it with path_initial_model_for_weight_conversion (PEFT), which makes a plain one of it"
+            f"{path} has init_lora_weights={init!r}, which changes the base; convert the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion"
         )
-    for name in ("rank_pattern", "alpha_pattern"):
-        try:
-            for key, value in (settings.get(name) or {}).items():
-                re.compile(key)
-                float(value)
-        except (AttributeError, TypeError, ValueError, re.error) as error:
-            raise UserError(f"{path} has a {name} that cannot be read: {error}") from None
-    for name in ("r", "lora_alpha"):
-        if not isinstance(settings.get(name), int | float) or isinstance(settings[name], bool):
-            raise UserError(f"{path} has {name}={settings.get(name)!r}; expected a number")
     return settings
 
 
 def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, Any]) -> Plan:
-    """Decide what becomes of every tensor.
+    """Decide what happens to every tensor.
 
     Args:
         base: the base's tensors.
@@ -109,70 +103,60 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
         config: the base's config.json.
 
     Raises:
-        UserError: a key of the adapter would be left over or does not fit; says which.
+        UserError: a key of the adapter is not used or does not fit.
     """
     settings = read_settings(adapter)
     weights = file_tensors(adapter / "adapter_model.safetensors")
+    parts, whole = _group(weights)
     embedding, head = embedding_and_head(base)
     tied = is_tied(config, base, embedding, head)
-    parts, plain = _sort(weights)
     outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
-    if tied and embedding and any(name == head or name.startswith(f"{head[:-7]}.") for name in (*parts, *plain)):
+    if tied and embedding and (head.removesuffix(".weight") in parts or head in whole):
         outputs[head] = Output(head, base[embedding])
-    used: set[str] = set()
+    used = {key for key in weights if ".original_module." in key}  # the base's own, saved beside its replacement
 
-    for name, (tensor, *again) in plain.items():
-        known = outputs.get(name)
-        if known is None or not all(is_same(tensor, other) for other in again):
+    for name, (tensor, *copies) in whole.items():
+        if name not in outputs or not all(same_values(tensor, copy) for copy in copies):
             continue
-        # An embedding may have grown; everything else keeps its shape.
-        if known.shape[1:] != tensor.shape[1:] or (known.shape != tensor.shape and name not in (embedding, head)):
-            raise UserError(_misfit(adapter, name, known.shape, tensor.shape))
-        outputs[name] = replace(known, replacement=tensor)
-        used |= {tensor.name, *(other.name for other in again)}
+        old, new = outputs[name].shape, tensor.shape
+        if old[1:] != new[1:] or (old != new and name not in (embedding, head)):  # only a vocabulary can be resized
+            raise _misfit(adapter, name, old, new)
+        outputs[name] = replace(outputs[name], replacement=tensor)
+        used |= {tensor.name, *(copy.name for copy in copies)}
     for module, found in parts.items():
         if f"{module}.weight" in outputs:
-            used |= _add(outputs, module, found, settings, adapter, config)
-    used |= {key for key in weights if ".original_module." in key}  # the base's own, saved beside what replaces it
-    if left := sorted(set(weights) - used):
-        raise UserError(_left_over(adapter, {key: weights[key] for key in left}, outputs))
+            used |= _add_update(outputs, module, found, settings, adapter, config)
+            used |= _add_tokens(outputs, module, found, settings, adapter)
+    if unused := sorted(weights.keys() - used):
+        raise UserError(
+            f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''} of {adapter} cannot be merged into this "
+            "base; pass the adapter's own base with --base, or use the adapter with PEFT"
+        )
     tie = settle(outputs, embedding, head) if tied and embedding else None
     if not tied and embedding and head in base and config.get("tie_word_embeddings"):
-        # The head is a tensor of its own and the configuration denies it. PEFT believes that, and ties trained tokens.
-        tie, below, above = False, outputs[embedding], outputs[head]
-        outputs[head] = above if above.changed else replace(above, tokens=below.tokens)
-    return Plan(outputs, tie, resized(outputs, embedding, head, base, adapter), config)
+        # The base stores a different head although its configuration ties them. PEFT then ties trained tokens.
+        tie = False
+        if not outputs[head].changed:
+            outputs[head] = replace(outputs[head], tokens=outputs[embedding].tokens)
+    return Plan(outputs, tie, _new_vocab_size(outputs, embedding, head, adapter), config)
 
 
-def _sort(
-    weights: Mapping[str, StoredTensor],
-) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, list[StoredTensor]]]:
-    """Sort an adapter's tensors into parts of each module, and whole tensors by their name in the base."""
-    parts: dict[str, dict[str, StoredTensor]] = {}
-    plain: dict[str, list[StoredTensor]] = {}
+def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[StoredTensor]]]:
+    """Group an adapter's tensors into parts of each module, and whole tensors by their name in the base."""
+    parts: Parts = {}
+    whole: dict[str, list[StoredTensor]] = {}
     for key, tensor in weights.items():
         name = key.removeprefix("base_model.model.")
         part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
         if part:
             parts.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
         elif ".original_module." not in name:
-            # PEFT (0.21) saves a resized module that is trained as well under each of the two names.
-            plain.setdefault(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."), []).append(tensor)
-    return parts, plain
+            # PEFT (0.21) saves a module that is both resized and trained under both names.
+            whole.setdefault(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."), []).append(tensor)
+    return parts, whole
 
 
-def _left_over(adapter: Path, left: Mapping[str, StoredTensor], outputs: Mapping[str, Output]) -> str:
-    names = ", ".join([*left][:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-    parts, plain = _sort(left)
-    if all(f"{module}.weight" in outputs for module in (*parts, *(name.rpartition(".")[0] for name in plain))):
-        return f"{names} of {adapter} cannot be merged into the layers that they belong to; use the adapter with PEFT"
-    return (
-        f"the base has nothing that {names} of {adapter} could be merged into: it is another base's adapter (give its "
-        "own with --base), or of a model whose files call their tensors otherwise (use it with PEFT)"
-    )
-
-
-def _add(
+def _add_update(
     outputs: dict[str, Output],
     module: str,
     parts: Mapping[str, StoredTensor],
@@ -180,80 +164,96 @@ def _add(
     adapter: Path,
     config: Mapping[str, Any],
 ) -> set[str]:
-    """Add a module's parts to its outputs, and return the keys that this consumed."""
+    """Add a module's low-rank update to its outputs, and return the keys it used."""
     weight, bias = f"{module}.weight", f"{module}.bias"
-    output = outputs[weight]
-    used = set()
     embedded = "lora_embedding_A" in parts
-    a, b = (parts.get("lora_embedding_A" if embedded else "lora_A.weight"),
-            parts.get("lora_embedding_B" if embedded else "lora_B.weight"))  # fmt: skip
-    if a is not None and b is not None and len(output.shape) == 2:
-        scale = _scale(module, a.shape[0], settings, adapter)
-        made, kept = (b.shape[0], a.shape[1]), output.shape
-        transposed = embedded or (made != kept if kept[0] != kept[1] else _is_conv1d(module, config))
-        if a.shape[0] != b.shape[1] or (made[::-1] if transposed else made) != kept:
-            raise UserError(_misfit(adapter, module, kept, made))
-        magnitude = parts.get("lora_magnitude_vector")
-        if magnitude is not None and math.prod(magnitude.shape) != made[0]:
-            raise UserError(_misfit(adapter, magnitude.name, made[:1], magnitude.shape))
-        outputs[weight] = output = replace(output, low_rank=LowRank(a, b, scale, transposed, magnitude))
-        used |= {a.name, b.name} | ({magnitude.name} if magnitude else set())
-        added = parts.get("lora_B.bias")
-        if added is not None and bias in outputs:  # PEFT cannot merge it either where the base has no bias
-            if added.shape != outputs[bias].shape:
-                raise UserError(_misfit(adapter, added.name, outputs[bias].shape, added.shape))
-            outputs[bias] = replace(outputs[bias], bias=(added, scale))
-            used.add(added.name)
-    rows = parts.get("token_adapter.trainable_tokens_delta")
-    if rows is not None:
-        places = _token_places(settings.get("trainable_token_indices"), module)
-        if len(places) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or max(places) >= output.shape[0]:
-            raise UserError(
-                f"{rows.name} of {adapter} has the shape {_shape(rows.shape)}, for {len(places)} tokens of "
-                f"adapter_config.json and {module} of {_shape(output.shape)}"
-            )
-        outputs[weight] = replace(output, tokens=(rows, places))
-        used.add(rows.name)
+    a = parts.get("lora_embedding_A" if embedded else "lora_A.weight")
+    b = parts.get("lora_embedding_B" if embedded else "lora_B.weight")
+    magnitude, added = parts.get("lora_magnitude_vector"), parts.get("lora_B.bias")
+    shape = outputs[weight].shape
+    if a is None or b is None or len(shape) != 2:
+        return set()
+    update = (b.shape[0], a.shape[1])
+    transposed = embedded or (update != shape if shape[0] != shape[1] else _is_conv1d(module, config))
+    if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != shape:
+        raise _misfit(adapter, module, shape, update)
+    if magnitude is not None and math.prod(magnitude.shape) != update[0]:
+        raise _misfit(adapter, magnitude.name, update[:1], magnitude.shape)
+    scale = _scale(module, a.shape[0], settings, adapter)
+    outputs[weight] = replace(outputs[weight], low_rank=LowRank(a, b, scale, transposed, magnitude))
+    used = {tensor.name for tensor in (a, b, magnitude) if tensor is not None}
+    if added is not None and bias in outputs:  # without a bias in the base, PEFT cannot merge it either
+        if added.shape != outputs[bias].shape:
+            raise _misfit(adapter, added.name, outputs[bias].shape, added.shape)
+        outputs[bias] = replace(outputs[bias], bias=(added, scale))
+        used.add(added.name)
     return used
 
 
-def _is_conv1d(module: str, config: Mapping[str, Any]) -> bool:
-    """Whether a layer keeps its weight as (in, out), where the shape does not tell.
+def _add_tokens(
+    outputs: dict[str, Output],
+    module: str,
+    parts: Mapping[str, StoredTensor],
+    settings: Mapping[str, Any],
+    adapter: Path,
+) -> set[str]:
+    """Add a module's trained tokens to its output, and return the keys this used."""
+    rows = parts.get("token_adapter.trainable_tokens_delta")
+    if rows is None:
+        return set()
+    indices, output = settings.get("trainable_token_indices") or [], outputs[f"{module}.weight"]
+    if isinstance(indices, dict):
+        indices = next((value for name, value in indices.items() if _matches(name, module)), [])
+    if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or max(indices) >= output.shape[0]:
+        raise _misfit(adapter, rows.name, (len(indices), *output.shape[1:]), rows.shape)
+    outputs[output.name] = replace(output, tokens=(rows, tuple(indices)))
+    return {rows.name}
 
-    Only GPT and GPT-2 have transformers' Conv1D. `fan_in_fan_out` of adapter_config.json is that of the last layer that
-    PEFT (0.21) happened to make.
+
+def _is_conv1d(module: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a square weight is stored as (in, out).
+
+    Only GPT and GPT-2 have transformers' Conv1D. adapter_config.json cannot tell: PEFT (0.21) writes the
+    `fan_in_fan_out` of the last layer that it created.
     """
-    named = module.rpartition(".")[2] in ("c_attn", "q_attn", "c_fc", "c_proj")
-    return named and config.get("model_type") in ("gpt2", "openai-gpt")
+    is_candidate = module.rpartition(".")[2] in ("c_attn", "q_attn", "c_fc", "c_proj")
+    return is_candidate and config.get("model_type") in ("gpt2", "openai-gpt")
 
 
 def _scale(module: str, rank: int, settings: Mapping[str, Any], adapter: Path) -> float:
-    """Return alpha / r, or alpha / sqrt(r), as PEFT would for this module."""
+    """Return alpha / r, or alpha / sqrt(r) for rsLoRA, with the patterns' values where they match the module."""
 
-    def setting(pattern: str, default: str) -> float:
-        for key, value in (settings.get(pattern) or {}).items():
-            if re.match(rf"(.*\.)?({key})$", module):
-                return float(value)
-        return float(settings[default])
+    def value(patterns: str, default: str) -> float:
+        matching = (each for key, each in (settings.get(patterns) or {}).items() if _matches(key, module))
+        return float(next(matching, settings[default]))
 
-    expected = setting("rank_pattern", "r")
+    try:
+        expected, alpha = value("rank_pattern", "r"), value("alpha_pattern", "lora_alpha")
+    except (AttributeError, KeyError, TypeError, ValueError, re.error) as error:
+        raise UserError(f"{adapter}/adapter_config.json has an invalid rank or alpha: {error}") from None
     if expected != rank:
-        raise UserError(f"{adapter}: {module} has rank {rank}, and adapter_config.json says {expected:g}")
-    return setting("alpha_pattern", "lora_alpha") / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+        raise UserError(f"{adapter}: {module} has rank {rank}, and adapter_config.json has {expected:g}")
+    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def _token_places(indices: Any, module: str) -> tuple[int, ...]:
-    if isinstance(indices, dict):
-        indices = next((value for name, value in indices.items() if re.match(rf"(.*\.)?{name}$", module)), [])
-    return tuple(indices or ())
+def _matches(pattern: str, module: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None
 
 
-def _misfit(adapter: Path, name: str, base: tuple[int, ...], found: tuple[int, ...]) -> str:
-    return (
-        f"the adapter in {adapter} was made for another base: {name} has the shape {_shape(base)} there, and the "
-        f"adapter's is {_shape(found)}; give its own with --base"
+def _new_vocab_size(outputs: Mapping[str, Output], embedding: str | None, head: str, adapter: Path) -> int | None:
+    if embedding is None:
+        return None
+    size = outputs[embedding].shape[0]
+    if head in outputs and outputs[head].shape[0] != size:
+        raise UserError(
+            f"{adapter} has an embedding of {size} tokens, and the head has {outputs[head].shape[0]}; save both with "
+            "PEFT's save_embedding_layers=True"
+        )
+    return size if size != outputs[embedding].base.shape[0] else None
+
+
+def _misfit(adapter: Path, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
+    return UserError(
+        f"the adapter in {adapter} was trained on another base: {name} has the shape {list(got)}, expected "
+        f"{list(expected)}; pass its own base with --base"
     )
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "one number"

@@ -1,82 +1,161 @@
-"""merge_report.json: what a merged model's folder says of where it comes from, and whether that still is so."""
+"""merge_report.json: what a merged model was made from and what the merge cost."""
 
 from __future__ import annotations
 
-import json
+import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lora_grpo.errors import UserError
-from lora_grpo.merging.fidelity import share
+from lora_grpo.merging.base_weights import Onto
 from lora_grpo.models import adapter_sha256
 
 REPORT = "merge_report.json"
-FORMAT = 1
+Dtype = Literal["bf16", "fp16", "fp32"]
 
 
-def read_report(folder: Path) -> dict[str, Any] | None:
-    """Return the report in a folder, or None where there is none that this version reads."""
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Base(_Record):
+    """The model that the adapter was merged into."""
+
+    name: str
+    """A Hub id, or the name of a folder."""
+    revision: str | None
+    fingerprint: str
+    """SHA-256 over its weight files."""
+    checked: bool
+    """Whether it is known to be the base that the adapter was trained on."""
+
+
+class Adapter(_Record):
+    """The adapter that was merged."""
+
+    name: str
+    sha256: str
+
+
+class Retained(_Record):
+    """What one dtype keeps of the adapter's update; see fidelity.py. None if nothing changes."""
+
+    overall: float | None
+    error: float | None
+    worst: float | None
+    worst_layer: str | None
+
+
+class Divergences(_Record):
+    """Mean KL divergences in nats per token; `adapter_merged` is KL(adapter || merged)."""
+
+    texts: int = 0
+    tokens: int = 0
+    adapter_merged: float | None = None
+    adapter_base: float | None = None
+    trained_merged: float | None = None
+    """From the adapter on its 4-bit base; None unless a 4-bit run was merged into 16-bit weights."""
+    not_measured: str | None = None
+    """The reason, if there are no figures."""
+
+
+class TensorCounts(_Record):
+    changed: int
+    all: int
+
+
+class ShardFile(_Record):
+    file: str
+    bytes: int
+    sha256: str
+
+
+class MergeReport(_Record):
+    """The contents of merge_report.json."""
+
+    identity: dict[str, str]
+    """Digests and settings; two merges that share them and the dtype have the same bytes."""
+    requested_dtype: Dtype | Literal["auto"]
+    dtype: Dtype
+    reason: str
+    """Why this dtype was chosen."""
+    onto: Onto
+    base: Base
+    adapter: Adapter
+    trust_remote_code: bool
+    retained: Retained
+    other_dtypes: dict[Dtype, Retained]
+    """The same for the dtypes that were rejected."""
+    kl: Divergences
+    tensors: TensorCounts
+    untied: bool
+    """The base's tied head and embedding are two tensors in the merged model."""
+    vocab_size: int | None
+    """The new size; None if unchanged."""
+    shards: list[ShardFile]
+
+
+def read_report(folder: Path) -> MergeReport | None:
+    """Return the report of a merged model, or None if the folder holds no readable report."""
     try:
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return MergeReport.model_validate_json((folder / REPORT).read_bytes())
+    except (OSError, ValidationError):
         return None
-    needed = {"identity", "asked", "dtype", "reason", "onto", "base", "retained", "kl", "untied", "shards"}
-    known = isinstance(report, dict) and report.get("lora_grpo_merge") == FORMAT and not needed - report.keys()
-    return report if known and isinstance(report["identity"], dict) else None
 
 
 def check_current(folder: Path) -> None:
-    """Refuse what a run's folder holds of an adapter that it no longer has: `merged`, and `gguf` made of that.
+    """Check that a run's `merged` or `gguf` folder was made from the adapter that the run has now.
 
     Raises:
-        UserError: says how to make it again.
+        UserError: the adapter has changed since.
     """
     report, adapter = read_report(folder), folder.parent / "adapter"
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
-    if report["identity"].get("adapter_sha256") != adapter_sha256(adapter):
+    if report.adapter.sha256 != adapter_sha256(adapter):
         raise UserError(
-            f"{folder} was merged from another adapter than {adapter} now is; delete it and run scripts/merge.py "
-            f"{folder.parent} again"
+            f"{folder} was merged from an older {adapter}; delete it and run scripts/merge.py {folder.parent} again"
         )
 
 
-def show(output: Path, report: Mapping[str, Any]) -> None:
-    """Print what a report says of the merged model in `output`, and what can be done with it."""
-    for word, text in _lines(output, report):
-        print(f"{word:<10}{text}")
+def show(output: Path, report: MergeReport) -> None:
+    """Print the report of the merged model in `output`, and the commands that use it."""
+    for label, text in _lines(output, report):
+        print(f"{label:<10}{text}")
     run = output.parent if (output.parent / "run.json").is_file() else None
     merged, source = shlex.quote(str(output)), shlex.quote(str(run or output))
-    asked = f"{source} --compare {merged}" if run else f"{merged} --task gsm8k"
-    print(f"\nevaluate  python scripts/evaluate.py {asked}")
+    target = f"{source} --compare {merged}" if run else f"{merged} --task gsm8k"
+    print(f"\nevaluate  python scripts/evaluate.py {target}")
     print(f"GGUF      python scripts/export_gguf.py {source} --modelfile")
     print(f"share     python scripts/push.py {source} YOU/NAME{' --what merged' if run else ''} --dry-run")
 
 
-def _lines(output: Path, report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    base = f"{report['base']['name']} ({report['onto']})"
-    size = _size(sum(shard["bytes"] for shard in report["shards"]))
-    yield "merged", f"{output}: {report['dtype']}, {size}, onto {base}"
-    yield "dtype", report["reason"]
-    kept = report["retained"]
-    if kept["overall"] is not None:
-        least = f"least {share(kept['worst'])} in {kept['worst_layer']}"
-        yield "update", f"{share(kept['overall'])} kept, {least}; rounding adds {kept['error']:.2g} times its size"
-    kl = report["kl"]
-    if "not_measured" in kl:
-        yield "KL", f"not measured: {kl['not_measured']}"
+def _lines(output: Path, report: MergeReport) -> Iterator[tuple[str, str]]:
+    num_bytes = sum(shard.bytes for shard in report.shards)
+    size = f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    yield "merged", f"{output}: {report.dtype}, {size}, into {report.base.name} ({report.onto})"
+    yield "dtype", report.reason
+    kept, kl = report.retained, report.kl
+    if kept.overall is not None and kept.worst is not None:
+        worst = f"{percent(kept.worst)} in {kept.worst_layer}"
+        yield "update", f"{percent(kept.overall)} kept, at least {worst}; relative rounding error {kept.error:.2g}"
+    if kl.not_measured:
+        yield "KL", f"not measured: {kl.not_measured}"
     else:
-        both = f"adapter‖merged {kl['adapter_merged']:.2g}, adapter‖base {kl['adapter_base']:.2g} nats a token"
-        yield "KL", f"{both}, over {kl['tokens']} tokens of {kl['texts']} texts"
-        if "trained_merged" in kl:
-            yield "", f"adapter on its 4-bit base‖merged {kl['trained_merged']:.2g}; --onto dequantized keeps that base"
-    if not report["base"]["checked"]:
-        yield "base", "not checked: nothing says which weights the adapter was trained on"
-    if report["untied"]:
-        yield "head", "apart from the embedding now: the adapter changed one of the two alone"
+        pair = f"KL(adapter || merged) {kl.adapter_merged:.2g}, KL(adapter || base) {kl.adapter_base:.2g}"
+        yield "KL", f"{pair} nats per token, over {kl.tokens} tokens of {kl.texts} texts"
+    if kl.trained_merged is not None:
+        yield "", f"KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}; --onto dequantized keeps that base"
+    if not report.base.checked:
+        yield "base", "not checked: the adapter does not record which weights it was trained on"
+    if report.untied:
+        yield "head", "no longer tied to the embedding: the adapter changed only one of the two"
 
 
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+def percent(value: float) -> str:
+    """Return a share as a percentage, rounded down: 99.96 % is not 100 %, but 99.9999 % (float32 noise) is."""
+    return f"{math.floor(value * 1000 + 0.01) / 10:.1f} %"

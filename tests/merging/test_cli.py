@@ -17,7 +17,8 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import lock
 from lora_grpo.files.lock import holding
 from lora_grpo.merging import cli, writer
-from lora_grpo.merging.cli import Options, default_output, merge_and_report
+from lora_grpo.merging.cli import MergeOptions, default_output, merge
+from lora_grpo.merging.report import Divergences, read_report
 from lora_grpo.merging.writer import staging_folder
 from lora_grpo.models import base_model
 from lora_grpo.models.target import Overrides, resolve
@@ -53,11 +54,11 @@ def run(trained, tmp_path):
 @pytest.fixture
 def no_divergence(monkeypatch):
     """For tests of something else: three forward passes take longer than the rest."""
-    monkeypatch.setattr(cli, "measure_divergences", lambda *what: {"not_measured": "not in this test"})
+    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
 def test_a_run_is_merged_beside_its_adapter_with_all_that_a_model_needs(run, capsys):
-    assert merge_and_report(Options(str(run))) == run / "merged"
+    assert merge(MergeOptions(str(run))) == run / "merged"
     out = capsys.readouterr().out
     merged = run / "merged"
     model = load(merged)
@@ -75,35 +76,40 @@ def test_a_run_is_merged_beside_its_adapter_with_all_that_a_model_needs(run, cap
     assert report["retained"]["overall"] > 0.99 and report["kl"]["tokens"] == 128
     # The run was trained in 4 bits: that is further from the merge than rounding alone.
     assert report["kl"]["adapter_merged"] < report["kl"]["trained_merged"] < report["kl"]["adapter_base"]
-    assert f"merged    {merged}: bf16, 4.0 MB" in out and "adapter‖base" in out and "4-bit base" in out
+    assert (
+        f"merged    {merged}: bf16, 4.0 MB" in out
+        and "KL(adapter || base)" in out
+        and "4-bit base" in out
+        and out.isascii()
+    )
     assert str(run) not in (merged / "merge_report.json").read_text()
     assert not staging_folder(merged).exists() and not list(merged.glob(".*"))
 
 
 def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys):
-    merge_and_report(Options(str(run)))
+    merge(MergeOptions(str(run)))
     first, before = capsys.readouterr().out, contents(run / "merged")
     times = {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
-    assert merge_and_report(Options(str(run), dtype="bf16")) == run / "merged"  # what auto had chosen
+    assert merge(MergeOptions(str(run), dtype="bf16")) == run / "merged"  # what auto had chosen
     assert capsys.readouterr().out == first and contents(run / "merged") == before
     assert times == {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
 
     with pytest.raises(UserError, match=r"holds another merge: dtype \(bf16, now fp32\) differ"):
-        merge_and_report(Options(str(run), dtype="fp32"))
+        merge(MergeOptions(str(run), dtype="fp32"))
     with pytest.raises(UserError, match="holds another merge: onto differ"):
-        merge_and_report(Options(str(run), onto="dequantized"))
+        merge(MergeOptions(str(run), onto="dequantized"))
     make_adapter(starter.model_path(), run / "adapter", r=2)
     with pytest.raises(UserError, match="holds another merge: adapter_sha256 differ"):
-        merge_and_report(Options(str(run)))
+        merge(MergeOptions(str(run)))
     assert contents(run / "merged") == before
 
 
 def test_the_weights_are_read_again_where_a_finished_merge_is_damaged(no_divergence, run):
-    merge_and_report(Options(str(run)))
+    merge(MergeOptions(str(run)))
     shard = run / "merged" / "model.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(UserError, match="its own shards, which are damaged"):
-        merge_and_report(Options(str(run)))
+    with pytest.raises(UserError, match=r"shards \(damaged\)"):
+        merge(MergeOptions(str(run)))
 
 
 def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unchecked(run, tmp_path, capsys):
@@ -111,12 +117,12 @@ def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unch
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
     for name in ("LICENSE", "NOTICE.txt"):
         (base / name).write_text(name)
-    assert merge_and_report(Options(str(adapter), base=str(base), dtype="fp32")) == tmp_path / "mine-merged"
+    assert merge(MergeOptions(str(adapter), base=str(base), dtype="fp32")) == tmp_path / "mine-merged"
     assert "base      not checked" in capsys.readouterr().out
     merged = tmp_path / "mine-merged"
     assert (merged / "LICENSE").read_text() == "LICENSE" and (merged / "NOTICE.txt").is_file()
     report = json.loads((merged / "merge_report.json").read_text())
-    assert report["base"]["name"] == "base" and not report["base"]["checked"] and "trained_merged" not in report["kl"]
+    assert report["base"]["name"] == "base" and not report["base"]["checked"] and report["kl"]["trained_merged"] is None
     assert report["retained"]["overall"] == pytest.approx(1, abs=1e-5) and report["kl"]["adapter_merged"] < 1e-9
     assert (logits_of(load(merged)) - logits_of(live(base, adapter))).abs().max() < 2e-5
     config = json.loads((merged / "config.json").read_text())
@@ -128,7 +134,7 @@ def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
     adapter = make_adapter(base, tmp_path / "adapter", resize=70)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(starter.model_path() / name, adapter / name)
-    output = merge_and_report(Options(str(adapter), base=str(base), output=tmp_path / "merged"))
+    output = merge(MergeOptions(str(adapter), base=str(base), output=tmp_path / "merged"))
     report = json.loads((output / "merge_report.json").read_text())
     assert report["vocab_size"] == 70 and "the vocabulary was resized" in report["kl"]["not_measured"]
     assert load(output).get_input_embeddings().weight.shape[0] == 70
@@ -137,7 +143,7 @@ def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
 def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
     base = make_base(tmp_path / "base", tied=False, dtype="float16")
     adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
-    output = merge_and_report(Options(str(adapter), base=str(base)))
+    output = merge(MergeOptions(str(adapter), base=str(base)))
     assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
 
 
@@ -147,15 +153,15 @@ def test_a_configuration_that_says_nothing_of_the_tie_means_what_transformers_ta
     del config["tie_word_embeddings"]
     (base / "config.json").write_text(json.dumps(config))
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "embed_tokens"])
-    output = merge_and_report(Options(str(adapter), base=str(base), dtype="fp32"))
+    output = merge(MergeOptions(str(adapter), base=str(base), dtype="fp32"))
     assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
 
 
 def test_a_divergence_that_cannot_be_measured_does_not_cost_the_merge(run):
     (run / "completions" / "step-00001.jsonl").write_text('{"id": "a", "completion": "b"}\n')
-    output = merge_and_report(Options(str(run)))
+    output = merge(MergeOptions(str(run)))
     report = json.loads((output / "merge_report.json").read_text())
-    assert report["kl"] == {"not_measured": "KeyError: 'question'"} and load(output)
+    assert report["kl"]["not_measured"] == "KeyError: 'question'" and load(output)
 
 
 def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):
@@ -164,15 +170,15 @@ def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tm
     weights["model.norm.weight"][0] += 1
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="is not the base that the run in "):
-        merge_and_report(Options(str(run), base=str(other)))
-    output = merge_and_report(Options(str(run), base=str(other), force_base=True))
+        merge(MergeOptions(str(run), base=str(other)))
+    output = merge(MergeOptions(str(run), base=str(other), force_base=True))
     assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
 
 
 def refused(said, options, leaves=None):
     """The command says so in one line and leaves its folder as it was."""
     with pytest.raises(UserError) as caught:
-        merge_and_report(options)
+        merge(options)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -183,30 +189,30 @@ def test_a_head_that_would_get_another_name_is_refused(tmp_path):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BioGptForCausalLM(BioGptConfig(vocab_size=32, **shape)).save_pretrained(tmp_path / "base")
     adapter = make_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["embed_tokens"])
-    refused("the head of base is output_projection.weight", Options(str(adapter), base=str(tmp_path / "base")))
+    refused("the head of base is output_projection.weight", MergeOptions(str(adapter), base=str(tmp_path / "base")))
 
 
 def test_what_is_no_adapter_is_refused(run, tmp_path):
-    refused("starter is a whole model; give a run or an adapter", Options("starter"))
-    refused("does not exist", Options("/nowhere/run"))
+    refused("starter is a whole model; pass a run or an adapter", MergeOptions("starter"))
+    refused("does not exist", MergeOptions("/nowhere/run"))
     (run / "adapter" / "adapter_model.safetensors").rename(run / "adapter" / "adapter_model.bin")
-    refused("has no adapter yet", Options(str(run)))
+    refused("has no adapter yet", MergeOptions(str(run)))
     pickled = shutil.copytree(run / "adapter", tmp_path / "pickled")
-    refused("pickled weights are not loaded", Options(str(pickled), base="starter"))
+    refused("pickled weights are not loaded", MergeOptions(str(pickled), base="starter"))
     assert not (run / "merged").exists()
 
 
 def test_files_that_cannot_be_read_are_told_in_one_line(run, tmp_path):
     adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
-    options = Options(str(adapter), base=str(base))
+    options = MergeOptions(str(adapter), base=str(base))
     for text in ("{bad", "[]"):
         (base / "config.json").write_text(text)
         refused("base/config.json", options)
     shutil.copy(starter.model_path() / "config.json", base)
     (adapter / "tokenizer.json").write_text("{bad")
     refused("tokenizer.json cannot be read", options)
-    refused("is a file; give the folder", Options(str(run / "run.json")))
+    refused("is a file; pass the folder", MergeOptions(str(run / "run.json")))
     assert not (tmp_path / "mine-merged").exists() and not staging_folder(tmp_path / "mine-merged").exists()
 
 
@@ -222,7 +228,7 @@ def test_where_a_merge_goes_by_itself(run, tmp_path, monkeypatch):
 def test_a_link_is_followed_to_where_the_model_goes(no_divergence, run, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    assert merge_and_report(Options(str(run), output=tmp_path / "link")) == tmp_path / "disk"
+    assert merge(MergeOptions(str(run), output=tmp_path / "link")) == tmp_path / "disk"
     assert load(tmp_path / "link")
 
 
@@ -235,53 +241,57 @@ def test_a_full_disk_in_the_middle_is_one_line_and_goes_on(no_divergence, run, m
         write(self, data)
 
     monkeypatch.setattr(writer.TensorWriter, "write", full)
-    refused("is full; make room, and the same command goes on", Options(str(run)))
+    refused("is full; free some space and run the same command again", MergeOptions(str(run)))
     monkeypatch.setattr(writer.TensorWriter, "write", write)
-    assert load(merge_and_report(Options(str(run))))
+    assert load(merge(MergeOptions(str(run))))
 
 
 def test_one_that_another_process_has_just_finished_is_taken(no_divergence, run, monkeypatch):
     def finished_first(staging, flag):
         monkeypatch.setattr(lock, "holding", holding)
-        merge_and_report(Options(str(run)))
+        merge(MergeOptions(str(run)))
         return holding(staging, flag)
 
     monkeypatch.setattr(lock, "holding", finished_first)
-    assert merge_and_report(Options(str(run))) == run / "merged"
+    assert merge(MergeOptions(str(run))) == run / "merged"
     assert not staging_folder(run / "merged").exists()
 
 
-def test_a_base_from_the_hub_is_checked_by_its_commit(run):
-    target = resolve(str(run), Overrides())
-    commit = dataclasses.replace(target.base, revision="abc")
-    recorded = {"policy": {"fingerprint": None, "revision": "abc"}}
-    known = dataclasses.replace(target, base=commit, run=recorded)
-    assert cli._was_checked(known, Options(str(run)))
-    assert not cli._was_checked(dataclasses.replace(known, base=target.base), Options(str(run)))
-    assert not cli._was_checked(known, Options(str(run), force_base=True))
+def test_a_base_from_the_hub_is_checked_by_its_commit(no_divergence, run, tmp_path, monkeypatch):
+    def merged_report(name, revision, **options):
+        target = resolve(str(run), Overrides())
+        base = dataclasses.replace(target.base, revision=revision)
+        recorded = {**target.run, "policy": {"fingerprint": None, "revision": "abc"}}
+        changed = dataclasses.replace(target, base=base, run=recorded)
+        monkeypatch.setattr(cli, "resolve", lambda what, overrides: changed)
+        return read_report(merge(MergeOptions(str(run), output=tmp_path / name, **options)))
+
+    assert merged_report("known", "abc").base.checked
+    assert not merged_report("other", None).base.checked
+    assert not merged_report("forced", "abc", force_base=True).base.checked
 
 
 def test_a_pickled_base_is_refused(run, tmp_path):
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
     (base / "model.safetensors").rename(base / "pytorch_model.bin")
     adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
-    refused("holds no .safetensors weights; pickled weights are not loaded", Options(str(adapter), base=str(base)))
+    refused("holds no .safetensors weights; pickled weights are not loaded", MergeOptions(str(adapter), base=str(base)))
 
 
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    refused("holds other files; give another --output", Options(str(run), output=tmp_path / "mine"))
-    refused("is a file; give a folder", Options(str(run), output=tmp_path / "mine" / "thesis.tex"))
+    refused("holds other files; pass another --output", MergeOptions(str(run), output=tmp_path / "mine"))
+    refused("is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
     with holding(staging_folder(run / "merged")):
-        refused("another process works in", Options(str(run)))
+        refused("another process works in", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_a_full_disk_is_found_out_before_anything_is_written(run, monkeypatch):
     usage = type("usage", (), {"free": 60_000_000})
-    monkeypatch.setattr("lora_grpo.merging.writer.shutil.disk_usage", lambda path: usage)
-    refused("0.1 GB free and the merge needs 0.1 GB; make room", Options(str(run)))
+    monkeypatch.setattr("lora_grpo.files.disk.shutil.disk_usage", lambda path: usage)
+    refused("0.06 GB free and needs 0.07 GB", MergeOptions(str(run)))
     assert not (run / "merged").exists() and not staging_folder(run / "merged").exists()
 
 
@@ -290,20 +300,20 @@ def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
     weights = load_file(base / "model.safetensors")
     weights["model.layers.2.mlp.up_proj.weight"][0, 0] = 70000.0
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    options = Options(str(run), base=str(base), force_base=True, dtype="fp16")
+    options = MergeOptions(str(run), base=str(base), force_base=True, dtype="fp16")
     refused("model.layers.2.mlp.up_proj.weight does not fit fp16's range", options)
     assert not (run / "merged").exists()
 
 
 def test_an_adapter_that_changes_meanwhile_is_noticed(no_divergence, run, monkeypatch):
-    copy = cli._copy_rest
+    copy = cli._copy_other_files
 
     def and_train_on(target, config, staging):
         copy(target, config, staging)
         make_adapter(starter.model_path(), run / "adapter", r=2)
 
-    monkeypatch.setattr(cli, "_copy_rest", and_train_on)
-    refused("changed during the merge; run the command again", Options(str(run)))
+    monkeypatch.setattr(cli, "_copy_other_files", and_train_on)
+    refused("changed during the merge; run the command again", MergeOptions(str(run)))
     assert not (run / "merged").exists()
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from lora_grpo.errors import UserError
 from lora_grpo.merging.base_weights import base_tensors
-from lora_grpo.merging.fidelity import candidates, check_finite, choose, measure
+from lora_grpo.merging.fidelity import check_finite, choose, measure
 from lora_grpo.merging.mapping import make_plan
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -66,9 +66,9 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
             worst[name] = float((difference * change).sum() / change.square().sum())
         # An element whose float32 and float64 values round to two sides moves one term of thousands.
         tolerance = 1e-3 if dtype != "fp32" else 1e-4
-        assert fidelity.overall.retained == pytest.approx(dots / squares, abs=tolerance)
-        assert fidelity.overall.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
-        name, least = fidelity.worst
+        assert fidelity.overall == pytest.approx(dots / squares, abs=tolerance)
+        assert fidelity.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
+        name, least = fidelity.worst_layer, fidelity.worst
         assert least == pytest.approx(min(worst.values()), abs=5 * tolerance)
         if dtype != "fp32":
             assert worst[name] == pytest.approx(least, abs=5 * tolerance)
@@ -76,20 +76,20 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
 
 def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
-    measured = measure(plan.outputs, candidates("auto", "BF16"))
-    assert measured["bf16"].overall.retained < 0.6 < 0.99 < measured["fp16"].overall.retained
-    dtype, reason = choose(measured, plan.outputs)
-    assert dtype == "fp16" and reason.startswith("bf16 keeps ") and "fp16 keeps 9" in reason
+    choice = choose("auto", plan)
+    assert choice.measured["bf16"].overall < 0.6 < 0.99 < choice.measured["fp16"].overall
+    assert choice.dtype == "fp16" and choice.reason.startswith("bf16 keeps ") and "fp16 keeps 9" in choice.reason
 
     smaller = planned(base, make_adapter(base, tmp_path / "smaller"), size=0.00001)
-    dtype, reason = choose(measure(smaller.outputs, candidates("auto", "BF16")), smaller.outputs)
-    assert dtype == "fp32" and "fp16 keeps" in reason and reason.endswith("only fp32 holds it")
+    choice = choose("auto", smaller)
+    assert choice.dtype == "fp32" and "fp16 keeps" in choice.reason and choice.reason.endswith("only fp32 holds it")
+    assert choice.measured["fp32"].overall > 0.99
 
 
 def test_a_large_update_is_merged_in_bfloat16(base, tmp_path):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=5.0)
-    dtype, reason = choose(measure(plan.outputs, candidates("auto", "BF16")), plan.outputs)
-    assert dtype == "bf16" and reason in ("bf16 keeps 100.0 %", "bf16 keeps 99.9 %")
+    choice = choose("auto", plan)
+    assert choice.dtype == "bf16" and choice.reason.startswith(("bf16 keeps 100.0 %", "bf16 keeps 99.9 %"))
 
 
 def test_float16_is_passed_over_where_a_weight_does_not_fit(tmp_path):
@@ -98,19 +98,14 @@ def test_float16_is_passed_over_where_a_weight_does_not_fit(tmp_path):
     weights["lm_head.weight"][3, 3] = 70000.0  # a tensor that the adapter leaves alone
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
-    dtype, reason = choose(measure(plan.outputs, candidates("auto", "BF16")), plan.outputs)
-    assert dtype == "fp32" and "lm_head.weight does not fit fp16's range" in reason
-
-
-def test_a_base_in_float16_is_never_rounded_to_bfloat16_by_auto():
-    assert candidates("auto", "F16") == ["fp16"] and candidates("auto", "F32") == ["bf16", "fp16"]
-    assert candidates("bf16", "F16") == ["bf16"]
+    choice = choose("auto", plan)
+    assert choice.dtype == "fp32" and "lm_head.weight does not fit fp16's range" in choice.reason
 
 
 def test_an_adapter_that_changes_nothing_says_so(base, tmp_path):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.0)
-    dtype, reason = choose(measure(plan.outputs, candidates("auto", "BF16")), plan.outputs)
-    assert (dtype, reason) == ("bf16", "the adapter changes nothing")
+    choice = choose("auto", plan)
+    assert (choice.dtype, choice.reason) == ("bf16", "the adapter changes nothing")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -225,7 +225,7 @@ def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
     assert config["quantization_config"]
     stored = merged(tmp_path / "packed", adapter, tmp_path / "unpacked", onto="dequantized")
     assert (logits_of(load(stored)) - trained).abs().max() < 1e-4
-    with pytest.raises(UserError, match="packed in 4 bits; give the 16-bit model"):
+    with pytest.raises(UserError, match="packed in 4 bits; pass the 16-bit model"):
         base_tensors(tmp_path / "packed", "full", trust_remote_code=False)
 
 
@@ -315,7 +315,7 @@ def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tm
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter")
     change(adapter, lambda weights: weights.update({name: torch.ones(shape)}))
-    with pytest.raises(UserError, match="the base has nothing that") as caught:
+    with pytest.raises(UserError, match="cannot be merged into this base") as caught:
         merged(base, adapter, tmp_path / "merged")
     assert name in str(caught.value)
 
@@ -323,7 +323,7 @@ def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tm
 def test_a_bias_for_a_layer_that_has_none_is_refused_as_such(bases, tmp_path):
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter", lora_bias=True, target_modules=["q_proj", "o_proj"])
-    with pytest.raises(UserError, match=r"o_proj\.lora_B\.bias.* cannot be merged into the layers that they belong to"):
+    with pytest.raises(UserError, match=r"o_proj\.lora_B\.bias.* cannot be merged"):
         merged(base, adapter, tmp_path / "merged")
 
 
@@ -339,22 +339,22 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter")
     change(adapter, lambda weights: weights.update({f"{KEY}lora_A.weight": torch.ones(4, 40)}))
-    with pytest.raises(UserError, match="q_proj has the shape 32x32 there, and the adapter's is 32x40"):
+    with pytest.raises(UserError, match="q_proj has the shape \\[32, 40\\], expected \\[32, 32\\]"):
         merged(base, adapter, tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"peft_type": "IA3"}, "of the type 'IA3'; only LORA"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
         ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens, which cannot be merged"),
         ({"layer_replication": [[0, 1]]}, "sets layer_replication"),
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
-        ({"init_lora_weights": "pissa_niter_4"}, "begins by changing its base"),
-        ({"r": "many"}, "has r='many'; expected a number"),
-        ({"rank_pattern": {"(": 4}}, "has a rank_pattern that cannot be read"),
-        ({"alpha_pattern": ["q_proj"]}, "has a alpha_pattern that cannot be read"),
-        ({"r": 8}, "has rank 4, and adapter_config.json says 8"),
+        ({"init_lora_weights": "pissa_niter_4"}, "which changes the base"),
+        ({"r": "many"}, "invalid rank or alpha"),
+        ({"rank_pattern": {"(": 4}}, "invalid rank or alpha"),
+        ({"alpha_pattern": ["q_proj"]}, "invalid rank or alpha"),
+        ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(changes, said, bases, tmp_path):

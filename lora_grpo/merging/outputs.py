@@ -1,0 +1,130 @@
+"""One tensor of the merged model: its base weight, what the adapter does to it, and the arithmetic, by rows.
+
+Everything is computed in float32 (DoRA's factor in float64) and rounded once, by whoever writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.files import StoredTensor, row_blocks
+from lora_grpo.merging.base_weights import Tensor
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The update scale * B @ A of rank r."""
+
+    a: StoredTensor
+    """(r, in)."""
+    b: StoredTensor
+    """(out, r)."""
+    scale: float
+    transposed: bool
+    """The weight is stored as (in, out): embeddings, and GPT-2's Conv1D."""
+    magnitude: StoredTensor | None = None
+    """DoRA's norms, one per output feature."""
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """One tensor of the merged model."""
+
+    name: str
+    base: Tensor
+    low_rank: LowRank | None = None
+    bias: tuple[StoredTensor, float] | None = None
+    """A bias update and its scale."""
+    tokens: tuple[StoredTensor, tuple[int, ...]] | None = None
+    """Trained rows, and their indices."""
+    replacement: StoredTensor | None = None
+    """The fully trained tensor, in place of the base's."""
+
+    @property
+    def origin(self) -> Tensor:
+        """The tensor that updates are added to."""
+        return self.replacement or self.base
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.origin.shape
+
+    @property
+    def changed(self) -> bool:
+        return any((self.low_rank, self.bias, self.tokens, self.replacement))
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Return merged rows in float32, as the unmerged adapter computes them."""
+        rows = self.origin.rows(start, stop).float()
+        if self.low_rank:
+            rows += _update(self).rows(start, stop, rows)
+        if self.bias:
+            tensor, scale = self.bias
+            rows += scale * tensor.rows(start, stop).float()
+        if self.tokens:
+            trained, indices = self.tokens
+            for row, token in enumerate(indices):
+                if start <= token < stop:
+                    rows[token - start] = trained.rows(row, row + 1)[0].float()
+        return rows
+
+    def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
+        """Return merged rows, the base's, and the adapter's change, in float32; the base must have the same shape.
+
+        The change of a LoRA update is B @ A itself, not the difference of two large numbers.
+        """
+        base = self.base.rows(start, stop).float()
+        if self.low_rank and not self.tokens and not self.replacement:
+            change = _update(self).rows(start, stop, base)
+            return base + change, base, change
+        merged = self.rows(start, stop)
+        return merged, base, merged - base
+
+
+@functools.lru_cache(maxsize=2)  # tensors are processed one after the other; the KL compares two models at a time
+def _update(output: Output) -> _Update:
+    return _Update(output)
+
+
+class _Update:
+    """The change of a weight by LoRA or DoRA, by rows of the weight as it is stored."""
+
+    def __init__(self, output: Output) -> None:
+        low_rank = output.low_rank
+        assert low_rank is not None
+        a, b = low_rank.a.read().float(), low_rank.b.read().float()
+        # (rows, r) and (r, columns) of the stored weight
+        left, self._right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
+        self._left = left * low_rank.scale
+        self._magnitude: Any = None
+        self._factor: Any = None
+        if low_rank.magnitude is not None:
+            self._magnitude = low_rank.magnitude.read().double().reshape(-1)
+            if low_rank.transposed:  # norms run over all rows
+                self._factor = self._magnitude / self._column_norms(output)
+
+    def rows(self, start: int, stop: int, weight: Any) -> Any:
+        """Return the change of the rows of a weight, which are given in float32."""
+        change = self._left[start:stop] @ self._right
+        if self._magnitude is None:
+            return change
+        weight, change = weight.double(), change.double()
+        factor = self._factor
+        if factor is None:
+            factor = (self._magnitude[start:stop] / (weight + change).norm(dim=1)).unsqueeze(1)
+        return ((factor - 1) * weight + factor * change).float()
+
+    def _column_norms(self, output: Output) -> Any:
+        squares: Any = 0
+        for start, stop in row_blocks(output.shape):
+            change = self._left[start:stop] @ self._right
+            squares = squares + (output.origin.rows(start, stop).double() + change).square().sum(dim=0)
+        return squares.sqrt()
+
+
+def is_finite(rows: Any) -> bool:
+    """Return whether no element is NaN or infinite; much faster than testing each element."""
+    low, high = rows.aminmax()
+    return bool(low.isfinite() and high.isfinite())
