@@ -9,11 +9,11 @@ The second needs llama.cpp's llama-quantize on the PATH.
 import sys
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.gguf_export import Options, export_and_say
+from lora_grpo.gguf_export import ExportOptions, export
 
 
 def main() -> None:
-    export_and_say(read_flags(Options, sys.argv[1:], prog="export_gguf.py", description=str(__doc__)))
+    export(read_flags(ExportOptions, sys.argv[1:], prog="export_gguf.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""An Ollama Modelfile: the file, the chat as a Go template, the training system prompt, and what ends an answer.
+"""An Ollama Modelfile: the GGUF file, the chat template in Go, the system prompt of the training, and the stop tokens.
 
-Ollama does not run the chat template of a GGUF; of those it knows it has Go versions, and others it passes over. So the
-template is read off by rendering conversations of marked messages, and kept only if it then renders others as the
-original does.
+Ollama ignores the chat template of a GGUF file, except for templates it knows. So conversations of marked messages are
+rendered, the fixed text around the messages becomes a Go template, and it is kept only if it renders other
+conversations like the original.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from lora_grpo.tasks import chat
 
 @dataclass(frozen=True)
 class Turns:
-    """A chat template that puts fixed text around every message."""
+    """A chat template that puts fixed text (before, after) around every message."""
 
     opening: str
-    """Where there is no system message: a template may bring a system prompt of its own."""
+    """Text at the start of a chat without a system message, such as a default system prompt."""
     system: tuple[str, str]
     user: tuple[str, str]
-    """What follows a question begins the answer."""
+    """The text after the message begins the answer."""
     assistant: tuple[str, str]
 
     def render(self, messages: Sequence[chat.Message]) -> str:
-        """Return the text that the model continues."""
+        """Return the prompt of a conversation."""
         text = "" if messages[0]["role"] == "system" else self.opening
         for message in messages:
             before, after = getattr(self, message["role"])
             text += before + message["content"] + after
         return text
 
-    def go(self) -> str:
-        """Return the same as a Go template for Ollama."""
+    def to_go(self) -> str:
+        """Return the Go template for Ollama."""
         roles = [
             f'{{{{ if eq .Role "{role}" }}}}{_go(before)}{{{{ .Content }}}}{_go(after)}{{{{ end }}}}'
             for role, (before, after) in (("system", self.system), ("user", self.user), ("assistant", self.assistant))
@@ -49,50 +49,46 @@ class Turns:
 
 
 def write_modelfile(
-    gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None, temperature: float | None
+    gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
 ) -> tuple[Path, list[str]]:
-    """Write `<gguf>.Modelfile` and return its path, and what a user should know.
+    """Write `<gguf>.Modelfile` and return its path and notes for the user.
 
     Args:
-        gguf: the file it is for, in the same folder.
-        tokenizer: the model's.
-        vocabulary: the same as the GGUF has it.
-        system_prompt: what the model was trained under; None or "" for none.
-        temperature: of its samples; None leaves Ollama's own.
+        gguf: the GGUF file, in the same folder.
+        tokenizer: the model's tokenizer.
+        vocabulary: the vocabulary of the GGUF file.
+        system_prompt: the system prompt of the training; None or "" for none.
     """
     notes = []
     lines = [f"FROM ./{gguf.name}"]
     turns = read_turns(tokenizer, vocabulary)
-    template = None if turns is None else quoted(turns.go())
-    if template is None:
-        notes.append(
-            "the Modelfile has no TEMPLATE, as the chat template is more than text around messages; Ollama takes one "
-            "of its own if it knows the model's, and else none: compare an answer"
-        )
-    else:
+    template = turns and quoted(turns.to_go())
+    if template:
         lines.append(f"TEMPLATE {template}")
-    if system_prompt:
-        system = quoted(system_prompt)
-        if system is None:
-            notes.append('the Modelfile has no SYSTEM, as a line of the system prompt ends in """')
-        else:
-            lines.append(f"SYSTEM {system}")
-    lines += [f'PARAMETER stop "{vocabulary.tokens[token_id]}"' for token_id in vocabulary.ends]
-    if temperature is not None:
-        lines.append(f"PARAMETER temperature {temperature:g}")
+    else:
+        notes.append(
+            "the Modelfile has no TEMPLATE because the chat template is more than text around messages; Ollama uses "
+            "its own if it knows the model, or none: compare an answer"
+        )
+    system = quoted(system_prompt) if system_prompt else None
+    if system:
+        lines.append(f"SYSTEM {system}")
+    elif system_prompt:
+        notes.append('the Modelfile has no SYSTEM because a line of the system prompt ends in """')
+    lines += [f'PARAMETER stop "{vocabulary.tokens[token_id]}"' for token_id in vocabulary.eos_token_ids]
     path = gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
     atomic.write_text(path, "\n".join(lines) + "\n")
     return path, notes
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
-    """Read the fixed text around messages off a chat template; None where that is not all it does.
+    """Return the fixed text around messages in a chat template, or None if the template does more than that.
 
-    White space at the ends of a message, which some templates cut off and Go templates cannot, is left out of account.
+    White space at the ends of messages, which some templates strip and Go templates cannot, is ignored.
     """
-    if "strftime_now" in str(tokenizer.chat_template):  # the text would stay that of the day of the export
+    if "strftime_now" in str(tokenizer.chat_template):  # the date of the export would become fixed text
         return None
-    # llama.cpp puts the first token there itself.
+    # llama.cpp adds the first token itself.
     first = tokenizer.bos_token if vocabulary.add_bos and tokenizer.chat_template else ""
 
     def text(*contents: str, system: bool, answered: bool = False) -> str:
@@ -107,22 +103,22 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         return re.split("|".join(contents), text(*contents, system=system, answered=answered))
 
     try:
-        before_system, after_system, between, next_turn, asked = around("#a#", "#b#", "#c#", "#d#", system=True)
+        before_system, after_system, between, next_turn, generation = around("#a#", "#b#", "#c#", "#d#", system=True)
         after_answer = around("#a#", "#b#", "#c#", system=True, answered=True)[-1]
         bare, _ = around("#a#", system=False)
         before_user = next_turn.removeprefix(after_answer)
         turns = Turns(
             opening=bare.removesuffix(before_user),
             system=(before_system, after_system.removesuffix(before_user)),
-            user=(before_user, asked),
-            assistant=(between.removeprefix(asked), after_answer),
+            user=(before_user, generation),
+            assistant=(between.removeprefix(generation), after_answer),
         )
-        lengths = [(1, False), (2, True), (3, False), (4, True), (5, False), (6, True), (7, False)]
-        for length, system in lengths:
+        for length in range(1, 8):
             contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
+            system = length % 2 == 0
             if turns.render(_conversation(contents, system=system)) != text(*contents, system=system):
                 return None
-    except (UserError, ValueError):  # it refuses the messages, or leaves one out
+    except (UserError, ValueError):  # the template refuses these messages, or leaves one out
         return None
     return turns
 
@@ -133,16 +129,16 @@ def _conversation(contents: Sequence[str], *, system: bool) -> list[chat.Message
 
 
 def _go(text: str) -> str:
-    """Write plain text in a Go template."""
+    """Escape plain text for a Go template."""
     return text.replace("{{", '{{ "{{" }}')
 
 
 def quoted(text: str) -> str | None:
-    """Write text as a value of a Modelfile, which has no escapes; None where Ollama would take it to end early.
+    """Quote text for a Modelfile, which has no escapes; None if Ollama would end the value early.
 
-    Ollama ends a value at the first line end before which it is a whole quotation.
+    Ollama ends a value at the first line break before which it is a complete quotation.
     """
-    early = re.finditer(r"[\r\n]", text)
-    if any(('"""' + text[: end.start()]).rstrip().endswith('"""') and text[: end.start()].strip() for end in early):
+    breaks = re.finditer(r"[\r\n]", text)
+    if any(('"""' + text[: end.start()]).rstrip().endswith('"""') and text[: end.start()].strip() for end in breaks):
         return None
     return f'"""{text}"""'

@@ -1,11 +1,11 @@
-"""A SentencePiece model that is kept as a tokenizer.json, as Llama 2's is: its scores, and where it puts a space.
+"""A SentencePiece model stored as a tokenizer.json, as Llama 2's is: its scores, and where it adds a space.
 
-The scores are not in the file, and the reference converter gives every token the same one there; but the merges stand
-in their order.
+tokenizer.json holds the merges in order but not the scores, and the reference converter writes the same score for all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +13,14 @@ from lora_grpo.errors import UserError
 
 
 def space_prefix(spec: Mapping[str, Any]) -> str:
-    """Return when a space is put before text: `prepend`, or before all but a space `always`, `first` or `never`."""
+    """Return when a space is put before text: `prepend`, or unless it begins with one `always`, `first` or `never`.
+
+    Args:
+        spec: the parsed tokenizer.json.
+
+    Raises:
+        UserError: the tokenizer normalizes text differently from SentencePiece.
+    """
     normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     if pre is None and normalizer is not None:
@@ -24,40 +31,32 @@ def space_prefix(spec: Mapping[str, Any]) -> str:
             return "never"
     if normalizer is None and pre is not None and pre["type"] == "Metaspace" and not pre["split"]:
         return str(pre["prepend_scheme"])
-    raise UserError("the tokenizer prepares text in another way than SentencePiece; llama.cpp would make other tokens")
+    raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp would make other tokens")
 
 
 def merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:
-    """Return the scores by which llama.cpp merges in the order of the merges.
+    """Return scores that make llama.cpp merge in the order of the merges.
 
-    SentencePiece joins any two pieces that make a token, the best-scored token first; a list of merges can allow less.
-    So every cut of a token must be among its merges, one token after the other, as in all that were made from a
-    SentencePiece model.
+    SentencePiece joins any two pieces that make a token, highest score first; a list of merges may allow fewer. So all
+    splits of a token must be among its merges, and adjacent, as in every list made from a SentencePiece model.
 
     Raises:
         UserError: they are not.
     """
     from gguf import TokenType
 
-    order: dict[str, int] = {}
-    cuts: dict[str, int] = {}
-    last = ""
-    tidy = True
-    for left, right in merges:
-        token = left + right
-        tidy &= token == last or token not in order
-        order.setdefault(token, len(order))
-        cuts[token] = cuts.get(token, 0) + 1
-        last = token
-    # Some converters put special tokens among the pieces too; text never reaches llama.cpp's merging with one in it.
+    merged = [left + right for left, right in merges]
+    splits = Counter(merged)
+    order = {token: rank for rank, token in enumerate(splits)}
+    is_grouped = merged == list(splits.elements())
+    # Some converters list special tokens among the pieces; llama.cpp never merges text that contains one.
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
-    for token in pieces:
-        possible = sum(token[:at] in pieces and token[at:] in pieces for at in range(1, len(token)))
-        tidy &= possible <= cuts.get(token, 0)
-    if not tidy:
-        raise UserError(
-            "the tokenizer's merges are not those of a SentencePiece model; llama.cpp would join other pieces than it"
-        )
+    is_complete = all(
+        sum(token[:i] in pieces and token[i:] in pieces for i in range(1, len(token))) <= splits[token]
+        for token in pieces
+    )
+    if not (is_grouped and is_complete):
+        raise UserError("the tokenizer's merges are not those of a SentencePiece model; llama.cpp would merge others")
     return [
         0.0 if kind == TokenType.BYTE else -float(order.get(token, len(order)))
         for token, kind in zip(tokens, types, strict=True)

@@ -1,8 +1,8 @@
 """A tokenizer as llama.cpp reads it: byte-level BPE (`gpt2`) or SentencePiece with byte fallback (`llama`).
 
-What counts is the tokenizer that transformers loads, not a file of the folder. llama.cpp knows the expressions that cut
-text into words by name, and has none for others: a tokenizer that cuts otherwise is refused, since every number and
-every line break would reach the model as tokens it has not seen.
+The reference is the tokenizer that transformers loads. llama.cpp knows the regular expressions that split text into
+words by name, and no others. A tokenizer that splits differently is refused: every number and every line break would
+become tokens that the model has not seen.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PRE_TOKENIZERS = {
     (("Digits", True), ("ByteLevel", True)): {False: "smollm"},
     (("ByteLevel", True),): {False: "gpt-2"},
 }
-"""How text is cut into words -> whether words of the vocabulary skip their merges -> llama.cpp's name for both."""
+"""Steps that split text into words -> whether words in the vocabulary skip their merges -> llama.cpp's name."""
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All that a GGUF says of a tokenizer."""
+    """The tokenizer's fields in a GGUF file."""
 
     model: str
     """`gpt2` or `llama`, llama.cpp's names for byte-level BPE and SentencePiece."""
@@ -49,14 +49,14 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    ends: list[int]
+    eos_token_ids: list[int]
     """Every token that ends an answer."""
     chat_template: str | list[dict[str, str]] | None
     notes: list[str] = field(default_factory=list)
-    """What a user should know, one line each."""
+    """Notes for the user, one line each."""
 
     def add_to(self, writer: Any) -> None:
-        """Add everything to a GGUF that is being written."""
+        """Add the fields to a GGUFWriter."""
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
@@ -74,48 +74,48 @@ class Vocabulary:
             writer.add_chat_template(self.chat_template)
 
 
-def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id: int | None) -> Vocabulary:
+def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], bos_id: int | None) -> Vocabulary:
     """Return a tokenizer as llama.cpp reads it.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        vocab_size: rows of the embedding; those without a token get one that is never produced, as in the reference.
-        ends: every token that ends an answer.
-        bos_id: the model's first token, where the tokenizer names none.
+        vocab_size: rows of the embedding; rows without a token get an unused one, as in the reference converter.
+        eos_token_ids: every token that ends an answer.
+        bos_id: the model's first token, used if the tokenizer has none.
 
     Raises:
-        UserError: llama.cpp would turn text into other tokens.
+        UserError: llama.cpp would tokenize text differently.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"a {type(tokenizer).__name__} cannot be exported; save the model with a tokenizer.json")
+        raise UserError(f"a {type(tokenizer).__name__} cannot be exported; save the model with a fast tokenizer")
     spec = json.loads(backend.to_str())
     model = spec["model"]
     if model["type"] != "BPE":
-        raise UserError(f"the tokenizer is {model['type']}; llama.cpp is given byte-level BPE or SentencePiece's BPE")
+        raise UserError(f"the tokenizer is {model['type']}; supported are byte-level BPE and SentencePiece's BPE")
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     added = {token["id"]: token for token in spec["added_tokens"]}
     tokens = {token_id: text for text, token_id in model["vocab"].items()}
     tokens |= {token_id: token["content"] for token_id, token in added.items()}
     if max(tokens) >= vocab_size:
-        raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize its embeddings")
+        raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize the embeddings")
 
     notes = [
-        f"{token['content']} swallows white space beside it in transformers, and does not in llama.cpp"
+        f"{token['content']} removes the white space next to it in transformers, but not in llama.cpp"
         for token in added.values()
         if token["lstrip"] or token["rstrip"]
     ]
-    begins, ends_itself = _added_around(tokenizer)
+    add_bos, add_eos = _added_tokens(tokenizer)
     opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
-        # llama.cpp puts a first token before a chat once, and only where this says so.
-        wanted, begins = begins, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
-        if wanted and not begins:
-            notes.append(f"no {tokenizer.bos_token} is put before a text, as the chat template puts none")
+        # llama.cpp has one setting for chats and plain text; the chat template decides.
+        text_has_bos, add_bos = add_bos, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
+        if text_has_bos and not add_bos:
+            notes.append(f"llama.cpp will not add {tokenizer.bos_token} to plain text; the chat template has none")
     else:
         notes.append(
-            "there is no chat template: llama.cpp and LM Studio put ChatML around a chat, which the model has not "
-            "seen; give it text"
+            "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it has not seen; "
+            "prompt it with plain text"
         )
     vocabulary = Vocabulary(
         model="gpt2",
@@ -124,11 +124,11 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
         types=_types(tokens, added, vocab_size, tokenizer.unk_token_id, bytes_have_tokens=model["byte_fallback"]),
         scores=None,
         merges=[" ".join(merge) for merge in merges],
-        ids=_special_ids(tokenizer, ends, bos_id),
-        add_bos=begins,
-        add_eos=ends_itself,
+        ids=_special_ids(tokenizer, eos_token_ids, bos_id),
+        add_bos=add_bos,
+        add_eos=add_eos,
         add_space_prefix=False,
-        ends=list(ends),
+        eos_token_ids=list(eos_token_ids),
         chat_template=_chat_template(tokenizer),
         notes=notes,
     )
@@ -137,13 +137,10 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
     scheme = space_prefix(spec)
     prefix = scheme in ("prepend", "always")
     if scheme == "first":
-        # transformers puts a space before the text, llama.cpp before the text after every special token too.
+        # transformers adds a space before the first text only, llama.cpp also after every special token.
         prefix = not any(opening.startswith(token["content"]) for token in added.values())
-    if scheme in ("first", "always"):  # transformers puts none before a space
-        notes.append(
-            "text beside a special token, or that begins with a space, may become other tokens in llama.cpp than in "
-            "transformers"
-        )
+    if scheme in ("first", "always"):  # transformers adds none before a space
+        notes.append("llama.cpp may tokenize text after a special token or with a leading space differently")
     return dataclasses.replace(
         vocabulary,
         model="llama",
@@ -156,10 +153,10 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, ends: Sequence[int], bos_id
 
 
 def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for the way a byte-level tokenizer cuts text into words."""
+    """Return llama.cpp's name for the way a byte-level tokenizer splits text into words."""
     model, problem = spec["model"], ""
     normalizer = spec["normalizer"] or {"type": "Sequence", "normalizers": []}
-    # llama.cpp composes no characters: text in NFD becomes other tokens there, whatever a GGUF says.
+    # llama.cpp does not normalize; only text in NFD differs under NFC.
     if normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
         problem = f"normalizes text by {normalizer['type']}"
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -174,14 +171,14 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
         elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
             steps.append(("ByteLevel", step["use_regex"]))
         else:
-            problem = f"cuts words by {step['type']}"
+            problem = f"splits words by {step['type']}"
     names = PRE_TOKENIZERS.get(tuple(steps), {})
     name = names.get(bool(model.get("ignore_merges")))
     if problem or name is None:
         known = ", ".join(name for names in PRE_TOKENIZERS.values() for name in names.values())
         raise UserError(
-            f"the tokenizer {problem or 'cuts text into words in its own way'}; llama.cpp would make other tokens of a "
-            f"text. What can be exported is cut as {known}"
+            f"the tokenizer {problem or 'splits text into words in its own way'}, and llama.cpp would make other "
+            f"tokens; supported are {known}"
         )
     return name
 
@@ -203,25 +200,25 @@ def _types(
         if bytes_have_tokens and token_id == unknown:
             return TokenType.UNKNOWN
         if token_id in added:
-            # As the reference: <|fim_prefix|> is declared as plain text by Qwen and is none.
-            looks = text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>"))
-            return TokenType.CONTROL if added[token_id]["special"] or looks else TokenType.USER_DEFINED
+            # As in the reference converter: Qwen declares <|fim_prefix|> as plain text, but it is not.
+            is_marker = text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>"))
+            return TokenType.CONTROL if added[token_id]["special"] or is_marker else TokenType.USER_DEFINED
         return TokenType.BYTE if bytes_have_tokens and BYTE.fullmatch(text) else TokenType.NORMAL
 
     return [int(kind(token_id)) for token_id in range(size)]
 
 
-def _special_ids(tokenizer: Any, ends: Sequence[int], bos_id: int | None) -> dict[str, int]:
-    """Name the special tokens; llama.cpp stops at `eos`, `eot` and `eom`, and at others whose text it knows."""
-    first = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]
-    found = {"bos": tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id, "eos": first}
-    found |= dict(zip(("eot", "eom"), (token_id for token_id in ends if token_id != first), strict=False))
-    found["pad"] = tokenizer.pad_token_id
-    return {kind: token_id for kind, token_id in found.items() if token_id is not None}
+def _special_ids(tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | None) -> dict[str, int]:
+    """Return the special tokens by name; llama.cpp stops at `eos`, `eot` and `eom`, and at others that it knows."""
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
+    others = [token_id for token_id in eos_token_ids if token_id != eos]
+    ids = {"bos": bos, "eos": eos, **dict(zip(("eot", "eom"), others, strict=False)), "pad": tokenizer.pad_token_id}
+    return {name: token_id for name, token_id in ids.items() if token_id is not None}
 
 
-def _added_around(tokenizer: Any) -> tuple[bool, bool]:
-    """Tell whether the tokenizer puts its first and its last token around a text."""
+def _added_tokens(tokenizer: Any) -> tuple[bool, bool]:
+    """Return whether the tokenizer adds its first and its last token to a text."""
     ids = tokenizer("a")["input_ids"]
     return (
         tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id,

@@ -75,7 +75,8 @@ def gather(folder: Path, kind: str) -> Facts:
         above if (kind != "adapter" or folder.resolve().name == "adapter") and (above / "run.json").is_file() else None
     )
     record = read_record(run) if run else None
-    merge = read_merge_report(folder)
+    merge_report = read_merge_report(folder)
+    merge = merge_report.model_dump() if merge_report else None
     adapter_folder = folder if kind == "adapter" else run / "adapter" if run else folder
     path = adapter_folder / "adapter_config.json"
     adapter = json_files.read_object(path) if path.is_file() else None

@@ -134,7 +134,7 @@ CONVERSATIONS = [
 def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
     tokenizer = tokenizer()
     found = vocabulary(tokenizer)
-    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, found, None, None)
+    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, found, None)
     assert notes == []
     template = dict(as_ollama_reads(path.read_text()))["TEMPLATE"]
     trims = "trim" in str(tokenizer.chat_template)
@@ -148,7 +148,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
 @pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM])
 def test_a_chat_template_that_does_more_is_left_out_and_it_is_said(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
-    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None, None)
+    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None)
     assert "TEMPLATE" not in path.read_text()
     assert len(notes) == 1
     assert notes[0].startswith("the Modelfile has no TEMPLATE")
@@ -164,12 +164,12 @@ def test_a_default_system_prompt_gives_way_to_the_one_that_is_given():
     assert "Alibaba" not in asked
 
 
-def test_the_modelfile_has_the_file_the_system_prompt_the_ends_and_the_temperature(tmp_path):
+def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_path):
     tokenizer = qwen_tokenizer()
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     found = read_vocabulary(tokenizer, len(tokenizer), ends, None)
     system = 'Answer in this format:\n<answer>\n...\n</answer>\nSay """so""", and say "so"'
-    path, notes = write_modelfile(tmp_path / "maths.Q8_0.gguf", tokenizer, found, system, 0.7)
+    path, notes = write_modelfile(tmp_path / "maths.Q8_0.gguf", tokenizer, found, system)
     assert path == tmp_path / "maths.Q8_0.Modelfile"
     entries = as_ollama_reads(path.read_text())
     assert entries[0] == ("FROM", "./maths.Q8_0.gguf")
@@ -177,7 +177,6 @@ def test_the_modelfile_has_the_file_the_system_prompt_the_ends_and_the_temperatu
         ("SYSTEM", system),
         ("PARAMETER", 'stop "<|endoftext|>"'),
         ("PARAMETER", 'stop "<|im_end|>"'),
-        ("PARAMETER", "temperature 0.7"),
     ]
     assert notes == []
 
@@ -192,6 +191,6 @@ def test_a_text_that_would_end_early_is_not_quoted(text, tmp_path):
     assert quoted(text) is None
     with pytest.raises(AssertionError):
         assert as_ollama_reads(f'SYSTEM """{text}"""\n') == [("SYSTEM", text)]
-    path, notes = write_modelfile(tmp_path / "m.gguf", qwen_tokenizer(), vocabulary(qwen_tokenizer()), text, None)
+    path, notes = write_modelfile(tmp_path / "m.gguf", qwen_tokenizer(), vocabulary(qwen_tokenizer()), text)
     assert "SYSTEM" not in path.read_text().replace(".System", "")
-    assert notes == ['the Modelfile has no SYSTEM, as a line of the system prompt ends in """']
+    assert notes == ['the Modelfile has no SYSTEM because a line of the system prompt ends in """']

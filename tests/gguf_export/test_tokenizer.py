@@ -24,8 +24,8 @@ from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.gguf_export.export import export
 from lora_grpo.gguf_export.tokenizer import read_vocabulary
+from lora_grpo.gguf_export.writer import write_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 LINES = [*TEXT.splitlines(), TEXT, *ODD]
@@ -47,7 +47,7 @@ def kinds(vocabulary, *texts):
 
 
 def test_the_starters_tokenizer_comes_back_as_it_was(tmp_path, real_data):
-    export(starter.model_path(), tmp_path / "starter.gguf", "q8_0")
+    write_gguf(starter.model_path(), tmp_path / "starter.gguf", "q8_0")
     tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
     again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="starter.gguf")
     rows = (real_data / "gsm8k" / "test.jsonl").read_text().splitlines()
@@ -128,13 +128,16 @@ def joined_words():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (own_words, "cuts text into words in its own way; .* cut as qwen2, llama-bpe, smaug-bpe, smollm, gpt-2$"),
-        (lambda: byte_level(ignore_merges=True), "cuts text into words in its own way"),
+        (
+            own_words,
+            "splits text into words in its own way, .* supported are qwen2, llama-bpe, smaug-bpe, smollm, gpt-2$",
+        ),
+        (lambda: byte_level(ignore_merges=True), "splits text into words in its own way"),
         (lower_case, "normalizes text by Lowercase"),
-        (spaced, "cuts words by ByteLevel"),
-        (by_punctuation, "cuts words by Punctuation"),
+        (spaced, "splits words by ByteLevel"),
+        (by_punctuation, "splits words by Punctuation"),
         (word_piece, "the tokenizer is WordPiece"),
-        (joined_words, "prepares text in another way than SentencePiece"),
+        (joined_words, "does not normalize text as SentencePiece does"),
         (lambda: sentencepiece(complete=False), "merges are not those of a SentencePiece model"),
     ],
 )
@@ -185,7 +188,7 @@ def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
 def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
     tokenizer = llama2_tokenizer()
     save(tmp_path / "merged", "LlamaForCausalLM", tokenizer)
-    export(tmp_path / "merged", tmp_path / "m.gguf", "f16")
+    write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "f16")
     again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
     # transformers 5.17 puts a space into an empty text and, like llama.cpp, after every special token.
     lines = [line for line in LINES if line and "</s>" not in line]
@@ -198,7 +201,7 @@ def test_a_space_before_the_text_alone_is_told():
     tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
     found = vocabulary(tokenizer)
-    assert [note.split(",")[0] for note in found.notes] == ["text beside a special token"]
+    assert [note.split(" or ")[0] for note in found.notes] == ["llama.cpp may tokenize text after a special token"]
     assert not found.add_space_prefix  # a chat begins with a special token, and gets none from transformers
 
 
@@ -219,14 +222,14 @@ def test_the_end_of_a_turn_is_eos_and_other_ends_have_names_of_their_own():
     text, turn, header = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>"])
     found = vocabulary(tokenizer, ends=[text, header, turn])
     assert found.ids == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": text, "eom": header}
-    assert found.ends == [text, header, turn]
+    assert found.eos_token_ids == [text, header, turn]
 
 
 def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
     folder = save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
     ends = qwen_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.7}))
-    export(folder, tmp_path / "m.gguf", "f16")
+    write_gguf(folder, tmp_path / "m.gguf", "f16")
     fields = read(tmp_path / "m.gguf")
     assert [fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot")] == ends
     assert fields["general.sampling.temp"] == pytest.approx(0.7)
@@ -237,13 +240,16 @@ def test_a_first_token_is_put_where_the_chat_template_puts_it():
     assert vocabulary(llama2_tokenizer(None)).add_bos  # by the tokenizer
     found = vocabulary(llama2_tokenizer())  # by the tokenizer, and not by the template
     assert not found.add_bos
-    assert found.notes == ["no <s> is put before a text, as the chat template puts none"]
+    assert found.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
     found = vocabulary(qwen_tokenizer(), bos_id=0)
     assert (found.add_bos, found.ids["bos"]) == (False, 0)
 
 
 def test_no_chat_template_is_told():
-    assert "there is no chat template: llama.cpp and LM Studio put ChatML" in vocabulary(qwen_tokenizer(None)).notes[0]
+    assert (
+        "the model has no chat template, and llama.cpp and LM Studio would use ChatML"
+        in vocabulary(qwen_tokenizer(None)).notes[0]
+    )
 
 
 def test_several_chat_templates_keep_their_names():
@@ -258,10 +264,10 @@ def test_white_space_that_a_token_swallows_is_told():
     tokenizer = qwen_tokenizer()
     tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
     assert vocabulary(tokenizer).notes == [
-        "<end> swallows white space beside it in transformers, and does not in llama.cpp"
+        "<end> removes the white space next to it in transformers, but not in llama.cpp"
     ]
 
 
 def test_more_tokens_than_embeddings_are_refused():
-    with pytest.raises(UserError, match="the tokenizer has 400 tokens and the model 398; resize its embeddings"):
+    with pytest.raises(UserError, match="the tokenizer has 400 tokens and the model 398; resize the embeddings"):
         vocabulary(qwen_tokenizer(), spare=-2)

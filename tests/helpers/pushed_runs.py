@@ -137,11 +137,13 @@ def make_merged(run):
     (merged / "model.safetensors").write_bytes(safetensors(byte=b"\x02"))
     for name in ("chat_template.jinja", "tokenizer.json"):
         (merged / name).write_bytes((run / "adapter" / name).read_bytes())
+    adapter = adapter_sha256(run / "adapter")
     report = {
-        "lora_grpo_merge": 1, "identity": {"adapter_sha256": adapter_sha256(run / "adapter")}, "asked": {},
-        "dtype": "bfloat16", "reason": "", "onto": "full", "untied": False, "shards": [],
-        "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64},
-        "retained": {"overall": 0.9993, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
+        "identity": {"adapter_sha256": adapter}, "requested_dtype": "auto", "dtype": "bf16", "reason": "",
+        "onto": "full", "untied": False, "vocab_size": None, "shards": [], "trust_remote_code": False,
+        "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64, "checked": True},
+        "adapter": {"name": "run", "sha256": adapter}, "tensors": {"changed": 1, "all": 1}, "other_dtypes": {},
+        "retained": {"overall": 0.9993, "error": 0.1, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
         "kl": {"adapter_merged": 0.00012},
     }  # fmt: skip
     atomic.write_json(merged / "merge_report.json", report)

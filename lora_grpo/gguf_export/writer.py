@@ -1,0 +1,204 @@
+"""One model folder into one GGUF file, tensor by tensor: complete under its name, or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import atomic, disk, model_tensors
+from lora_grpo.gguf_export import architecture
+from lora_grpo.gguf_export import types as gguf_types
+from lora_grpo.gguf_export.architecture import Tensor
+from lora_grpo.gguf_export.modelfile import write_modelfile
+from lora_grpo.gguf_export.tokenizer import Vocabulary, read_vocabulary
+from lora_grpo.models import base_model
+from lora_grpo.progress import Progress
+
+HEADER_BYTES = 32 << 20
+"""Disk space for the vocabulary and the tensors' names."""
+QUANTIZE = "llama-quantize"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export."""
+
+    modelfile: Path | None
+    notes: list[str]
+    """Notes for the user, one line each."""
+
+
+def write_gguf(
+    folder: Path, output: Path, kind: str, *, modelfile: bool = False, system_prompt: str | None = None
+) -> Exported:
+    """Write a model as one GGUF file.
+
+    Args:
+        folder: a 16-bit or 32-bit transformers model with its tokenizer.
+        output: the file; an existing one is replaced once the new one is complete.
+        kind: one of `types.TypeName`.
+        modelfile: write an Ollama Modelfile next to it.
+        system_prompt: the system prompt of the training, for the Modelfile.
+
+    Raises:
+        UserError: the model cannot be exported, or the disk is too small; `output` is not written.
+        RunError: llama-quantize failed.
+    """
+    quantizer = None if kind in gguf_types.OWN_TYPES else _find_quantizer(kind)
+    base_model.prepare_torch(seed=0)
+    config = architecture.read_config(folder)
+    tensors = architecture.named_tensors(config, model_tensors(folder), folder)
+    tokenizer = base_model.load_tokenizer(ModelConfig(name=str(folder.absolute())))
+    eos_token_ids = base_model.eos_token_ids(_generation_config(folder, config), tokenizer, str(folder))
+    vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids, config.bos_token_id)
+    notes = list(vocabulary.notes)
+    if (length := architecture.context_length(config)) < config.max_position_embeddings:
+        notes.append(f"the context is {length} tokens, the model's sliding window")
+    with disk.write_errors(output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
+    if quantizer is None:
+        notes += _write(folder, output, name, kind, config, tensors, vocabulary)
+    else:
+        source = output.with_name(f".{output.name}.16bit")
+        try:
+            _write(folder, source, name, _lossless_type(tensors), config, tensors, vocabulary)
+            _quantize(quantizer, source, output, kind)
+        finally:
+            source.unlink(missing_ok=True)
+    if not modelfile:
+        return Exported(None, notes)
+    path, more = write_modelfile(output, tokenizer, vocabulary, system_prompt)
+    return Exported(path, notes + more)
+
+
+def _find_quantizer(kind: str) -> str:
+    program = shutil.which(QUANTIZE)
+    if program is None:
+        similar = {"q6": "q8_0", "q5": "q5_1"}.get(kind[:2], "q4_1")
+        raise UserError(
+            f"--type {kind} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
+            f"--type {similar}"
+        )
+    return program
+
+
+def _lossless_type(tensors: Sequence[Tensor]) -> str:
+    dtypes = {tensor.source.dtype for tensor in tensors}
+    return dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
+
+
+def _generation_config(folder: Path, config: Any) -> Any:
+    from transformers import GenerationConfig
+
+    if not (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_model_config(config)
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # damaged files raise many types
+        raise UserError(f"{folder / 'generation_config.json'} cannot be read ({first_line(error)})") from error
+
+
+def _write(
+    folder: Path,
+    output: Path,
+    name: str,
+    kind: str,
+    config: Any,
+    tensors: Sequence[Tensor],
+    vocabulary: Vocabulary,
+) -> list[str]:
+    """Write the file under a temporary name, flush it, and rename it; return notes for the user."""
+    import gguf
+    import numpy as np
+
+    shapes = {tensor.name: tensor.source.shape for tensor in tensors}
+    types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
+    sizes = {name: gguf_types.num_bytes(types[name], shape) for name, shape in shapes.items()}
+    disk.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
+
+    temporary = output.with_name(f".{output.name}.partial")
+    writer = gguf.GGUFWriter(temporary, architecture.ARCHITECTURES[config.architectures[0]])
+    writer.add_type("model")
+    _add_model_card(writer, folder, name, tensors)
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    architecture.add_hyperparameters(writer, config)
+    vocabulary.add_to(writer)
+
+    factors = architecture.rope_factors(config)
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for tensor in tensors:
+        qtype = gguf.GGMLQuantizationType[types[tensor.name].upper()]
+        # With a type, the dtype only says that the shape counts weights, not bytes.
+        writer.add_tensor_info(tensor.name, tensor.source.shape, np.dtype("float32"), sizes[tensor.name], qtype)
+    progress = Progress(len(tensors), "GGUF")
+    try:
+        with disk.write_errors(output.parent):
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            if factors is not None:
+                writer.write_tensor_data(factors)
+            for done, tensor in enumerate(tensors, 1):
+                stream = _Stream(tensor, types[tensor.name], sizes[tensor.name])
+                writer.write_tensor_data(stream)  # type: ignore[arg-type]
+                progress.show(done, tensor.name)
+            writer.close()
+        atomic.sync(temporary)
+        temporary.replace(output)
+    finally:
+        progress.close()
+        with contextlib.suppress(OSError):  # the disk is full, again
+            writer.close()
+        with contextlib.suppress(OSError):  # the folder is not writable either
+            temporary.unlink(missing_ok=True)
+    odd = [name for name in types if kind.startswith("q") and types[name] == "f16"]
+    return [f"{len(odd)} tensors are F16 because their rows are no multiple of 32: {', '.join(odd[:3])}"] if odd else []
+
+
+def _add_model_card(writer: Any, folder: Path, name: str, tensors: Sequence[Tensor]) -> None:
+    """Add what README.md and generation_config.json declare: license, base model, sampling."""
+    import gguf
+    import yaml
+
+    try:
+        metadata = gguf.Metadata.load(model_path=folder)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{folder / 'README.md'} cannot be read ({first_line(error)})") from None
+    metadata.name = name
+    metadata.size_label = gguf.size_label(sum(tensor.num_elements for tensor in tensors), 0, 0, 0)
+    metadata.set_gguf_meta_model(writer)
+
+
+class _Stream:
+    """A tensor that GGUFWriter takes for an array, and that is converted while it is written."""
+
+    def __init__(self, tensor: Tensor, kind: str, nbytes: int) -> None:
+        self._tensor, self._kind, self.nbytes = tensor, kind, nbytes
+
+    def tofile(self, file: IO[bytes]) -> None:
+        for piece in gguf_types.encoded(self._tensor.source, self._kind, self._tensor.heads):
+            file.write(memoryview(piece).cast("B"))  # NumPy's tofile hides a full disk
+
+
+def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
+    temporary = output.with_name(f".{output.name}.partial")
+    disk.check_free_space(output.parent, source.stat().st_size // 2)
+    try:
+        done = subprocess.run([program, source, temporary, kind.upper()], capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+            raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
+        atomic.sync(temporary)
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
