@@ -52,7 +52,9 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
             return dry_run(config, data)
         if invocation.preview:
             return preview(config, data)
-        train_and_evaluate(open_run(config, invocation, recipe, data.record, plan), data)
+        run = open_run(config, invocation, recipe, data.record, plan.record())
+        print("\n".join(plan.lines()), file=sys.stderr)
+        train_and_evaluate(run, data)
 
     sys.exit(run_command(main))
 
@@ -71,8 +73,8 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     run.begin(policy.record)
 
     before = evaluate(run, sampler, eval_rows, "base") if is_graded else []
-    filter_by_difficulty(run, sampler, trainer, train_rows)
-    train(run, policy, trainer)
+    rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
+    train(run, policy, trainer, rows)
     after = evaluate(run, sampler, eval_rows, "trained") if is_graded else []
     finish_run(run, before, after)
 

@@ -8,7 +8,7 @@ from helpers.warm_process import FreshInterpreters, WarmProcess
 
 from lora_grpo.config import hardware
 from lora_grpo.config.hardware import nvidia_gpus
-from lora_grpo.runs import record
+from lora_grpo.runs import run
 
 # Before any test imports torch; see lora_grpo.policy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -30,7 +30,7 @@ def real_data() -> Path:
 @pytest.fixture(autouse=True)
 def no_run_is_open(monkeypatch):
     """A process has one run, which its end closes and reports on; a test must not end that of another."""
-    monkeypatch.setattr(record, "_opened", [])
+    monkeypatch.setattr(run, "_opened", [])
 
 
 @pytest.fixture(scope="session")

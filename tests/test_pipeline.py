@@ -7,7 +7,7 @@ from helpers.graded_samples import samples
 
 from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.pipeline import finish_run, reward_change
-from lora_grpo.runs.record import Run, now
+from lora_grpo.runs import Run, now
 
 
 @pytest.fixture

@@ -96,9 +96,9 @@ def plain(steps: int) -> list[dict[str, float]]:
     from lora_grpo.config import batch_shape
     from lora_grpo.rewards import parse_reward_specs, resolve
     from lora_grpo.tasks import load_data, prompt_order
-    from lora_grpo.training import StepPhases
+    from lora_grpo.training import StepMetrics
 
-    class TimedTrainer(StepPhases, GRPOTrainer):
+    class TimedTrainer(StepMetrics, GRPOTrainer):
         """Says where its time goes, and is TRL's otherwise."""
 
     presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]

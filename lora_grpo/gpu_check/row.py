@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_files
 from lora_grpo.gpu_check import measured_command
 from lora_grpo.models import Shape
 from lora_grpo.planning import Limits, StepWork
+from lora_grpo.runs import read_metrics
 
 ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")
 _STEPS = {"vllm": 3, "transformers": 2}
@@ -125,7 +125,7 @@ def _measurements(run: Path, row: Row, settings: CheckSettings) -> dict[str, Any
     record: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError):
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    steps = [line for line in json_files.read_finished_lines(run / "metrics.jsonl") if "step_time" in line]
+    steps = [line for line in read_metrics(run) if "step_time" in line]
     memory = record.get("memory") or {}
     found: dict[str, Any] = {
         "steps": len(steps),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.config import RunConfig
-from lora_grpo.files import json_files
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.roofline import StepWork, published_limits
+from lora_grpo.runs import read_metrics
 
 _MEASURED_STEPS = 3
 """Steps of a run that are enough for an estimate; the first is a warm-up and does not count."""
@@ -165,7 +165,7 @@ def _measured_step(config: RunConfig, derived: Collection[str]) -> tuple[float, 
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    lines = [line for line in json_files.read_finished_lines(config.folder / "metrics.jsonl") if isinstance(line, dict)]
+    lines = read_metrics(config.folder)
     seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))][1:]
     return (statistics.median(seconds), len(seconds)) if len(seconds) >= _MEASURED_STEPS - 1 else None
 

@@ -1,8 +1,26 @@
-"""A run's folder: run.json, checkpoints, and how they are read back."""
+"""A run's folder: opened once, written as training goes on, read back by every other command.
+
+    run = open_run(config, invocation, "gsm8k_lora", data.record)    # creates or resumes the folder
+    run.begin(policy.record)                                         # writes run.json
+    run.append_metrics({"step": 1, "reward": 0.5})
+    run.finish({"reward": ...})
+
+    read_record(folder)     # run.json, validated
+    read_metrics(folder)    # metrics.jsonl
+    read_run(folder)        # everything in the folder
+
+record       the schema of run.json
+run          the run that this process works on
+checkpoints  training checkpoints that are complete or absent
+lines        JSON-lines files that may still be growing
+reader       a folder as data, whatever became of the run
+"""
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step
-from lora_grpo.runs.reader import Line, RunFiles, read_run
-from lora_grpo.runs.record import Run, begun_run, close_run, flat, git_revision, now, open_run, read_record, versions
+from lora_grpo.runs.lines import Line, read_metrics
+from lora_grpo.runs.reader import RunFiles, read_run
+from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
+from lora_grpo.runs.run import Run, begun_run, close_run, open_run
 
 __all__ = [
     "AtomicCheckpoints",
@@ -17,6 +35,7 @@ __all__ = [
     "newest_step",
     "now",
     "open_run",
+    "read_metrics",
     "read_record",
     "read_run",
     "versions",

@@ -2,7 +2,8 @@
 
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.memory_probe import synthetic_inputs
-from lora_grpo.training.run import make_trainer, train
-from lora_grpo.training.step_phases import StepPhases
+from lora_grpo.training.run import train
+from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.trainer import make_trainer
 
-__all__ = ["StepPhases", "filter_by_difficulty", "make_trainer", "synthetic_inputs", "train"]
+__all__ = ["StepMetrics", "filter_by_difficulty", "make_trainer", "synthetic_inputs", "train"]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_grpo.evaluation import mcnemar_exact
-from lora_grpo.training.logprob_mismatch import METRIC as DRIFT
+from lora_grpo.training.step_metrics import LOGPROB_MISMATCH
 
 WATCHES = ("nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking")
 WINDOW = 10
@@ -138,7 +138,7 @@ class Alarms:
         )
 
     def _drift(self) -> str | None:
-        apart = self._steps[-1].get(DRIFT)
+        apart = self._steps[-1].get(LOGPROB_MISMATCH)
         if apart is None or self.allowed_drift is None or apart <= self.allowed_drift:
             return None
         return (

@@ -30,8 +30,8 @@ class CompletionLog:
         self._rewards: dict[str, list[float | None]] = {}
         self._batch: tuple[list[Row], list[str], list[list[int]]] = ([], [], [])
 
-    def resumed_at(self, step: int) -> None:
-        """Say that the next step is the one after `step`."""
+    def resume_after(self, step: int) -> None:
+        """Continue with the step after `step`."""
         self._step = step + 1
 
     def wrap(self, reward: RewardFunction) -> RewardFunction:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import Draws, counts_by_task, draw_and_grade, task_id
-from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, prompt_order
@@ -17,26 +15,22 @@ _CHUNK = 128
 """Rows that are asked before it is seen whether they suffice; each chunk has a file of its own."""
 
 
-def filter_by_difficulty(run: Run, sampler: Sampler, trainer: Any, rows: Sequence[Row]) -> None:
-    """Have the trainer ask only rows that the base solves sometimes, where the run is asked to filter.
+def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> list[Row]:
+    """Return rows that the base solves sometimes, one for each prompt of the run, in training order.
 
-    Rows are walked in the order in which training would ask them, with training's own sampling settings, until there is
-    one for each prompt of the run; where there are too few, those that were kept are asked again in seeded passes. The
-    order of a longer run begins with that of a shorter one. Samples are kept as they come: what is there is not drawn
-    again.
+    Rows are tried in the order in which training would use them, with training's sampling settings. If too few are
+    kept, they repeat in seeded passes; the order of a longer run begins with that of a shorter one. Samples are saved
+    as they are made and never made twice.
 
     Args:
-        run: the open run, begun; samples are in its `filter/`, counts in run.json.
-        sampler: draws from the run's policy.
-        trainer: what `make_trainer` returned.
-        rows: the training rows that it was given.
+        run: the open run; samples are in its `filter/`, counts in run.json.
+        sampler: samples from the run's policy.
+        rows: the training rows.
 
     Raises:
-        RunError: fewer rows are left than one step has prompts, or a file of samples does not fit these rows.
+        RunError: fewer rows are left than a step has prompts, or a file of samples does not fit these rows.
     """
     config, sampling = run.config, run.config.sampling
-    if not config.data.filter_by_difficulty:
-        return
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
     draws = Draws(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
@@ -66,4 +60,4 @@ def filter_by_difficulty(run: Run, sampler: Sampler, trainer: Any, rows: Sequenc
         )
     print(f"filter: {said}", file=sys.stderr)
     again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)
-    trainer.train_dataset = training_set(sampler.tokenizer, kept, [*range(len(kept)), *again][:wanted])
+    return [kept[index] for index in [*range(len(kept)), *again][:wanted]]

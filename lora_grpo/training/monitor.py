@@ -11,9 +11,8 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError
-from lora_grpo.files import json_files
 from lora_grpo.models import save_adapter
-from lora_grpo.runs import Run
+from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training.alarms import Alarm, Alarms
 from lora_grpo.training.validation import Validation
 
@@ -41,7 +40,7 @@ class Monitor:
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
             self._look_at(0, passes[0])
-        for metrics in distributed.broadcast_from_main(lambda: json_files.read_finished_lines(self.run.metrics)):
+        for metrics in distributed.broadcast_from_main(lambda: read_metrics(self.run.folder)):
             number = metrics["step"]
             self.health.step(number, metrics)
             if number in passes:
@@ -123,7 +122,7 @@ class Monitor:
                 print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
 
 
-def forget_after(run: Run, step: int) -> None:
+def discard_after(run: Run, step: int) -> None:
     """Drop what the watch noted after the checkpoint that a run goes on from."""
     for path in run.validation.glob("step-*.jsonl") if distributed.is_main() else ():
         if int(path.stem.removeprefix("step-")) > step:

@@ -8,7 +8,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.evaluation.run import evaluate
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import completion_seed
 from lora_grpo.tasks.loading import load_data

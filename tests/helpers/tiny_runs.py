@@ -6,10 +6,10 @@ import functools
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data
-from lora_grpo.training.run import make_trainer, train
+from lora_grpo.training import make_trainer, train
 
 TINY = {
     "model": {"engine": "peft"},

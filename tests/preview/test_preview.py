@@ -17,11 +17,11 @@ from lora_grpo.preview.groups import Answer, Group, measure
 from lora_grpo.preview.page import show
 from lora_grpo.preview.run import draw_groups
 from lora_grpo.rewards.specs import parse_reward_specs
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data
 from lora_grpo.tasks.registry import Verdict
-from lora_grpo.training.run import make_trainer, train
+from lora_grpo.training import make_trainer, train
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TINY = {

@@ -17,8 +17,8 @@ from lora_grpo.report.plots import MOST_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
 from lora_grpo.report.visible import visible
 from lora_grpo.report.writing import write_diff, write_report
+from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
-from lora_grpo.runs.record import open_run
 
 
 def page_of(folder):
@@ -153,7 +153,7 @@ def test_half_a_last_line_is_left_out_and_said(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')
     files = read_run(run)
-    assert files.steps == 3 and files.remarks == ["metrics.jsonl: its last line is not whole and is left out"]
+    assert files.steps == 3 and files.remarks == ["metrics.jsonl: the last line is incomplete and left out"]
     assert files.remarks[0] in page_of(run)
 
 
@@ -296,7 +296,7 @@ def exit_code(*arguments):
     ("spoil", "said"),
     [
         (lambda run: (run / "run.json").unlink(), "run.json does not exist; give the folder of a run"),
-        (lambda run: (run / "run.json").write_text('{"lora_grpo_run": 99}'), "is not a run record of format 1"),
+        (lambda run: (run / "run.json").write_text('{"lora_grpo_run": 99}'), "is not a valid run.json: lora_grpo_run"),
         (
             lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n'),
             "metrics.jsonl:2: expected",

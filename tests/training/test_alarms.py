@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.training.alarms import LONG_WINDOW, WATCHES, WINDOW, Alarms
-from lora_grpo.training.logprob_mismatch import METRIC as DRIFT
+from lora_grpo.training.step_metrics import LOGPROB_MISMATCH as DRIFT
 
 FULL = 4.0
 RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"

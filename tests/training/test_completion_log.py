@@ -102,7 +102,7 @@ def test_the_first_step_and_every_third_are_written(log):
 
 
 def test_a_resumed_run_goes_on_counting(log):
-    log.resumed_at(5)
+    log.resume_after(5)
     for number in (6, 7, 8):
         step(log, number, f"completion {number}")
     assert written(log) == ["step-00006.jsonl"]

@@ -4,7 +4,6 @@ import itertools
 import json
 import shlex
 import shutil
-import types
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import Run, open_run
+from lora_grpo.runs import Run, open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data, prompt_order
 from lora_grpo.training import difficulty
@@ -63,9 +62,8 @@ def ask(parts):
     def filtered(folder, **changes):
         folder.mkdir(exist_ok=True)
         run = Run(folder, replace(config, {"output_dir": str(folder), **changes}))
-        counting, trainer = Counting(sampler), types.SimpleNamespace(train_dataset=None)
-        filter_by_difficulty(run, counting, trainer, data.train)
-        asked = trainer.train_dataset["id"][:] if trainer.train_dataset is not None else None
+        counting = Counting(sampler)
+        asked = [row["id"] for row in filter_by_difficulty(run, counting, data.train)]
         return asked, counting.completions, run.record.get("filter")
 
     with pytest.MonkeyPatch.context() as patch:  # chunks of 8 rows, written 4 rows at a time
@@ -147,11 +145,6 @@ def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(ask, whole, tmp_path
     assert orders[-1][:kept] != orders[-1][kept : 2 * kept]
 
 
-def test_a_run_that_does_not_filter_is_left_alone(ask, tmp_path):
-    assert ask(tmp_path / "a", data={"filter_by_difficulty": False}) == (None, 0, None)
-    assert not (tmp_path / "a" / "filter").exists()
-
-
 # The recipe
 
 TINY = shlex.split(
@@ -198,18 +191,6 @@ def test_a_run_killed_in_the_pass_and_resumed_ends_in_the_same_bits(warm, tmp_pa
     finish(warm.start(RECIPE, "--resume", "--output-dir", tmp_path / "killed"))
     for name in ("adapter/adapter_model.safetensors", "filter/00000.samples.jsonl", "completions/step-00002.jsonl"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
-
-
-def test_a_run_from_before_the_setting_existed_can_be_resumed(parts, tmp_path):
-    config, data, policy, _ = parts
-    config = replace(config, {"output_dir": str(tmp_path / "old"), "data": {"filter_by_difficulty": False}})
-    open_run(config, Invocation(), "test", data.record).begin(policy.record)
-    record = json.loads((tmp_path / "old" / "run.json").read_text())
-    del record["config"]["data"]["filter_by_difficulty"]
-    (tmp_path / "moved").mkdir()  # this process holds the other until it ends
-    (tmp_path / "moved" / "run.json").write_text(json.dumps(record))
-    config = replace(config, {"output_dir": str(tmp_path / "moved")})
-    assert open_run(config, Invocation(resume=True), "test", data.record).record["config"] == config.to_dict()
 
 
 def test_a_new_run_in_the_folder_has_nothing_of_the_old_ones_pass(parts, whole, tmp_path):

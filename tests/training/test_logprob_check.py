@@ -12,13 +12,12 @@ from lora_grpo.config import replace, vllm_available
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.chat import render_row
 from lora_grpo.tasks.loading import load_data
-from lora_grpo.training import logprob_check
+from lora_grpo.training import logprob_check, make_trainer, train
 from lora_grpo.training.logprob_check import MOVED, check_logprobs, tolerance, trainer_log_probs
-from lora_grpo.training.run import make_trainer, train
 
 BACKENDS = [
     "transformers",

@@ -13,10 +13,10 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
+from lora_grpo.training import make_trainer, train
 from lora_grpo.training.memory_probe import probe
-from lora_grpo.training.run import make_trainer, train
 
 LONGEST = 40
 
@@ -95,10 +95,10 @@ def whole_run(folder):
 
 def test_a_run_with_a_trial_ends_in_the_same_bits(tmp_path, monkeypatch):
     tried = []
-    monkeypatch.setattr("lora_grpo.training.run.probe", lambda *given: tried.append(given) or probe(*given))
+    monkeypatch.setattr("lora_grpo.training.callback.probe", lambda *given: tried.append(given) or probe(*given))
     with_it = whole_run(tmp_path / "with")
     assert len(tried) == 1
-    monkeypatch.setattr("lora_grpo.training.run.probe", lambda *given: None)
+    monkeypatch.setattr("lora_grpo.training.callback.probe", lambda *given: None)
     assert with_it == whole_run(tmp_path / "without")
 
 

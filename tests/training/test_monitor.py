@@ -12,10 +12,10 @@ from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data, split_validation
-from lora_grpo.training.run import make_trainer, train
+from lora_grpo.training import make_trainer, train
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 WATCHED = {

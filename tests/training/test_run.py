@@ -13,9 +13,9 @@ from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation.run import evaluate
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs.record import open_run
+from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training.run import make_trainer, train
+from lora_grpo.training import make_trainer, train
 from lora_grpo.training.trl_config import grpo_arguments
 
 
@@ -109,7 +109,7 @@ def test_any_grpo_field_reaches_the_trainer(tmp_path):
 
 
 def test_what_only_trl_can_judge_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="TRL refuses the configuration") as caught:
+    with pytest.raises(UserError, match="TRL rejects the configuration") as caught:
         run_tiny(tmp_path / "out", grpo=("delta=0.1", "use_liger_kernel=true"))
     assert "\n" not in str(caught.value)
 
@@ -156,7 +156,7 @@ def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
 
 
 def test_a_setting_that_the_sampler_does_not_read_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--grpo top_k would be ignored"):
+    with pytest.raises(UserError, match="--grpo top_k has no effect"):
         run_tiny(tmp_path / "out", grpo=("top_k=1",))
 
 

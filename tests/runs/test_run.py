@@ -11,7 +11,7 @@ import pytest
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
-from lora_grpo.runs.record import close_run, open_run, read_record, versions
+from lora_grpo.runs import close_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
 ROWS = {
@@ -113,7 +113,7 @@ def test_the_commit_is_that_of_the_checkout(tmp_path):
 def test_finishing_keeps_what_came_out(tmp_path):
     run = open_in(tmp_path)
     run.begin(BASE)
-    assert run.finish({"reward": 1.5}) == {"reward": 1.5}
+    run.finish({"reward": 1.5})
     record = read_record(tmp_path)
     assert (record["status"], record["results"]) == ("complete", {"reward": 1.5})
     assert record["ended"] >= record["started"]
@@ -153,7 +153,7 @@ def test_an_empty_folder_and_hidden_leftovers_are_fine(tmp_path):
 
 def test_the_folder_is_a_file(tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="is a file; give a folder"):
+    with pytest.raises(UserError, match="is a file; pass a folder"):
         open_in(tmp_path / "out")
     with pytest.raises(UserError, match="cannot be written: Not a directory"):
         open_in(tmp_path / "out" / "below")
@@ -212,11 +212,11 @@ def test_going_on_with_nothing_is_a_new_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 1}, "has seed=0, this command asks for 1"),
-        ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], this command asks for ['integer_answer']"),
-        ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, this command asks for 0.001"),
+        ({"seed": 1}, "has seed=0, this command has 1"),
+        ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], this command has ['integer_answer']"),
+        ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, this command has 0.001"),
         ({"train": TrainConfig(beta=0.1)}, "has train.beta=0.0"),
-        ({"data": DataConfig(train_limit=100)}, "has data.train_limit=None, this command asks for 100"),
+        ({"data": DataConfig(train_limit=100)}, "has data.train_limit=None, this command has 100"),
         ({"preset": "16gb"}, "has preset='auto'"),
         ({"grpo": ("epsilon=0.1",)}, "has grpo=[]"),
     ],
@@ -251,7 +251,7 @@ def test_a_run_may_be_moved(tmp_path):
 def test_going_on_with_other_rows_is_refused(tmp_path, split):
     finished(tmp_path)
     changed = {**ROWS, split: {**ROWS[split], "sha256": "dd"}}
-    assert f"the {split} rows are no longer those" in refusal(tmp_path, RESUME, changed)
+    assert f"the {split} rows have changed" in refusal(tmp_path, RESUME, changed)
 
 
 @pytest.mark.parametrize(
@@ -374,13 +374,13 @@ def test_a_reward_file_that_changed_is_refused(tmp_path):
     finished(tmp_path / "run", rewards=(f"{rewards}:mine",))
     open_in(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
     rewards.write_text(rewards.read_text().replace("1.0", "0.5"))
-    assert "mine.py is no longer the file" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+    assert "mine.py has changed" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
 
 
 def test_only_a_constant_schedule_can_be_extended(tmp_path):
     finished(tmp_path / "run", train=TrainConfig(lr_scheduler="cosine", max_steps=10))
     longer = TrainConfig(lr_scheduler="cosine", max_steps=20)
-    assert "cosine is laid out over the whole run" in refusal(tmp_path / "run", RESUME, train=longer)
+    assert "cosine schedule spans the whole run" in refusal(tmp_path / "run", RESUME, train=longer)
 
 
 def test_a_run_that_goes_on_under_another_isolation_says_both(tmp_path):

@@ -1,0 +1,304 @@
+"""The run that this process works on: its folder is opened, resumed and closed here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from lora_grpo import distributed
+from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.files import atomic, json_files, lock
+from lora_grpo.rewards import parse_reward_specs
+from lora_grpo.runs.lines import Line, read_metrics
+from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
+
+_ENTRIES = (
+    *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "validation"),
+    *("merged", ".merged.partial", "gguf", "report", ".report.partial", "tensorboard", "metrics.jsonl", "run.json"),
+)
+_MAY_CHANGE = (
+    "output_dir",
+    "train.max_steps",
+    "train.micro_batch_size",
+    "model.gpu_memory_share",
+    "train.checkpoint_steps",
+    "train.keep_checkpoints",
+    "train.report_to",
+    "sampling.server_url",
+    "sampling.server_folder",
+    "sandbox.workers",
+    "monitor.stop_on",
+    "monitor.early_stopping",
+)
+"""Settings that a resumed run may change: they alter no step, or (the micro-batch) only its rounding."""
+
+
+@dataclass
+class Run:
+    """An open run folder."""
+
+    folder: Path
+    config: RunConfig
+    record: dict[str, Any] = field(default_factory=dict)
+    """run.json."""
+    begun: bool = False
+    """Whether this process has written run.json."""
+
+    @property
+    def adapter(self) -> Path:
+        """The trained adapter; exists only when training is finished."""
+        return self.folder / "adapter"
+
+    @property
+    def best(self) -> Path:
+        """The adapter of the step with the highest validation reward."""
+        return self.folder / "best"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def completions(self) -> Path:
+        return self.folder / "completions"
+
+    @property
+    def validation(self) -> Path:
+        return self.folder / "validation"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation"
+
+    @property
+    def filter(self) -> Path:
+        """Samples that measure how difficult the training rows are; exists only if the run filters them."""
+        return self.folder / "filter"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether all steps are done and the adapter is saved; the same on every rank."""
+        ended = bool(self.stopped_early) or self.record.get("trained_steps") == self.config.train.max_steps
+        return distributed.broadcast_from_main(self.adapter.is_dir) and ended
+
+    @property
+    def stopped_early(self) -> int | None:
+        """The step after which early stopping ended training; None if more patience is requested now."""
+        stopped, patience = self.record.get("stopped_early"), self.config.monitor.early_stopping
+        return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
+
+    def begin(self, policy_record: dict[str, Any]) -> None:
+        """Write the first run.json, once everything that can be rejected is loaded; a new run deletes the old one.
+
+        Raises:
+            UserError: a resumed run's base model has changed.
+        """
+        if "policy" not in self.record:
+            for name in _ENTRIES if distributed.is_main() else ():
+                _delete(self.folder / name)
+        else:
+            for name in ("base_model", "revision", "fingerprint", "engine", "bits"):
+                if self.record["policy"].get(name) != policy_record[name]:
+                    raise UserError(
+                        f"the run in {self.folder} began with {name} {self.record['policy'].get(name)!r}, now it is "
+                        f"{policy_record[name]!r}; restore it, or pass another --output-dir"
+                    )
+        self.begun = True
+        self.update(status="running", policy=policy_record, seed=self.config.seed, processes=distributed.world_size())
+        distributed.barrier()
+
+    def update(self, **entries: Any) -> None:
+        """Add entries to run.json and write it."""
+        self.record.update(entries)
+        if distributed.is_main():
+            atomic.write_json(self.folder / "run.json", self.record)
+
+    def append_metrics(self, line: Line) -> None:
+        """Append a step's line to metrics.jsonl."""
+        if distributed.is_main():
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def discard_metrics_after(self, step: int) -> None:
+        """Remove the lines of later steps from metrics.jsonl, and an incomplete last line."""
+        kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
+        if self.metrics.exists():
+            atomic.write_text(self.metrics, json_files.dump_lines(kept))
+
+    def finish(self, results: dict[str, Any]) -> None:
+        """Write the results into run.json and mark the run complete."""
+        self.update(status="complete", ended=now(), results=results)
+
+
+def open_run(
+    config: RunConfig,
+    invocation: Invocation,
+    recipe: str,
+    data_record: dict[str, Any],
+    plan_record: Mapping[str, Any] = MappingProxyType({"memory": None, "plan": None}),
+) -> Run:
+    """Create the run's folder, or resume the run in it.
+
+    Args:
+        config: the checked configuration.
+        invocation: resume, overwrite, or neither.
+        recipe: the recipe's name.
+        data_record: description of the rows, `Data.record`.
+        plan_record: entries of the memory plan, `Plan.record()`.
+
+    Raises:
+        UserError: the folder holds a run (or anything else) and neither flag was given; a resumed run has other
+            settings; another process works in the folder.
+    """
+    folder = config.folder
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output-dir {folder} is a file; pass a folder")
+    is_run = (folder / "run.json").is_file()
+    if is_run and not (invocation.resume or invocation.overwrite):
+        raise UserError(
+            f"{folder} already holds a run; pass --resume to continue it, --overwrite to delete it, or another "
+            "--output-dir"
+        )
+    # Without a run.json nothing here is ours, not even a folder called `adapter`: `begin` deletes the old run.json last
+    # and writes the new one first. A kill in between leaves only dot-files of the atomic writer.
+    entries = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in entries if not name.startswith(".")]
+    if not is_run and foreign:
+        raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); pass an empty or new --output-dir")
+    if distributed.is_main():
+        lock.claim(folder)
+    if invocation.resume and not is_run:
+        print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
+    run = Run(folder, config)
+    _opened[:] = [run]
+    if invocation.resume and is_run:
+        run.record = read_record(folder)
+        _check_resumable(run, data_record)
+        before, isolation = run.record["data"].get("sandbox"), data_record.get("sandbox")
+        if before and isolation and isolation not in before:
+            run.record["data"]["sandbox"] = f"{before}; resumed with {isolation}"
+        run.record.update(config=config.to_dict(), **plan_record, resumed=[*run.record.get("resumed", []), now()])
+    else:
+        run.record = {
+            "lora_grpo_run": 1,
+            "recipe": recipe,
+            "started": now(),
+            "command": sys.argv,
+            "config": config.to_dict(),
+            "data": data_record,
+            **plan_record,
+            "reward_files": _reward_files(config),
+            "versions": versions(),
+            "git_revision": git_revision(),
+            "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        }
+    return run
+
+
+def close_run(status: str, error: str | None = None) -> str | None:
+    """Write into run.json how the run that this process opened has ended.
+
+    A run that was not begun leaves its folder unchanged.
+
+    Args:
+        status: `failed` or `interrupted`; a complete run stays complete.
+        error: the message of the error that ended it.
+
+    Returns:
+        The command that resumes the run; None if there is nothing to resume.
+    """
+    if not _opened:
+        return None
+    run = _opened.pop()
+    if run.begun:
+        if run.record["status"] != "complete":
+            run.update(status=status, ended=now(), error=error)
+        launcher = distributed.launcher(distributed.world_size()) if distributed.world_size() > 1 else []
+        return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
+    if not distributed.is_main():
+        return None
+    with contextlib.suppress(OSError):  # not empty, so it existed before
+        run.checkpoints.rmdir()
+    if not (run.folder / "run.json").exists():
+        (run.folder / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            run.folder.rmdir()
+    return None
+
+
+def begun_run() -> Run | None:
+    """Return the run that this process works on, once its run.json is written."""
+    return _opened[0] if _opened and _opened[0].begun else None
+
+
+def _check_resumable(run: Run, data_record: dict[str, Any]) -> None:
+    """Raise a UserError if the settings, rows or reward files differ from those the run began with."""
+    before_steps, max_steps = run.record["config"]["train"]["max_steps"], run.config.train.max_steps
+    if max_steps < (done := run.record.get("trained_steps", 0)):
+        raise UserError(
+            f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
+            "--output-dir"
+        )
+    if before_steps != max_steps and not run.config.train.lr_scheduler.startswith("constant"):
+        raise UserError(
+            f"--train.max-steps {max_steps} cannot follow {before_steps}: the {run.config.train.lr_scheduler} schedule "
+            "spans the whole run; pass another --output-dir"
+        )
+    before, after = flat(run.record["config"]), flat(json.loads(json.dumps(run.config.to_dict())))
+    for name in sorted(before.keys() | after.keys()):
+        if name not in _MAY_CHANGE and before.get(name) != after.get(name):
+            raise UserError(
+                f"the run in {run.folder} has {name}={before.get(name)!r}, this command has {after.get(name)!r}; "
+                "leave the flag out to resume, or pass another --output-dir"
+            )
+    for split in ("train", "eval"):
+        if run.record["data"][split]["sha256"] != data_record[split]["sha256"]:
+            raise UserError(
+                f"the {split} rows have changed since the run in {run.folder} began; restore the file, or pass another "
+                "--output-dir"
+            )
+    for path, digest in _reward_files(run.config).items():
+        if run.record.get("reward_files", {}).get(path) != digest:
+            raise UserError(
+                f"{path} has changed since the run in {run.folder} began; restore it, or pass another --output-dir"
+            )
+    installed = versions()
+    changed = [
+        f"{name} {old} -> {installed.get(name)}"
+        for name, old in run.record["versions"].items()
+        if installed.get(name) != old
+    ]
+    if changed:
+        print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
+
+
+def _reward_files(config: RunConfig) -> dict[str, str]:
+    """Return the SHA-256 of every file of user rewards."""
+    names = [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
+    return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+_opened: list[Run] = []
+"""The run that this process works on, for `close_run`."""

@@ -1,0 +1,191 @@
+"""TRL's GRPOTrainer, built from a run's configuration, its policy, rows and rewards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
+from lora_grpo.errors import UserError
+from lora_grpo.models import Policy, base_model
+from lora_grpo.progress import Progress
+from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
+from lora_grpo.runs import AtomicCheckpoints, Run
+from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, completion_seed
+from lora_grpo.tasks import Row, chat, prompt_order
+from lora_grpo.training.alarms import Alarms
+from lora_grpo.training.callback import RunCallback
+from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
+from lora_grpo.training.completion_log import CompletionLog
+from lora_grpo.training.logprob_check import check_logprobs, tolerance
+from lora_grpo.training.monitor import Monitor
+from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.trl_config import grpo_arguments
+from lora_grpo.training.validation import Validation
+
+
+def make_trainer(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, validation_rows: Sequence[Row] = ()
+) -> Any:
+    """Build the trainer without training or writing anything: TRL rejects bad settings before a run begins.
+
+    Args:
+        run: the open run.
+        policy: model, tokenizer and adapter.
+        rows: training rows with `prompt`, sampled in a seeded order.
+        sampler: generates the rollouts, unless the engine generates them itself.
+        validation_rows: rows that are not trained on; see `tasks.split_validation`.
+
+    Raises:
+        UserError: a reward cannot be loaded, a column mixes types, or TRL rejects a setting.
+        RunError: the sampler does not sample from the policy being trained.
+    """
+    from transformers import PrinterCallback, TrainerCallback
+
+    config, model = run.config, policy.model
+    rewards = resolve(parse_reward_specs(config.rewards))
+    weights = {reward.name: reward.weight for reward in rewards}
+    log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
+    trainer = _build_trainer(run, policy, rows, sampler, rewards, log)
+    trainer.keep_checkpoints = config.train.keep_checkpoints
+    _use_float32_adapter(model)
+    if sampler.is_other_engine:
+        _correct_importance(trainer)
+    trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
+    trainer.on_phase = trainer.progress.phase
+    trainer.monitor = _build_monitor(run, policy, rows, validation_rows, rewards, sampler)
+    prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
+    if not run.is_trained:
+        temperature = config.sampling.temperature if sampler.serves_training else 1.0
+        longest = config.sampling.max_completion_tokens
+        logprob_check = check_logprobs(trainer, sampler, prompts, base_model.compute_dtype(), temperature, longest)
+        trainer.logprob_check = logprob_check.record() if logprob_check else "not needed: the trained model generates"
+    longest_prompt = max(map(len, sampler.encode(prompts)))
+    trainer.add_callback(types.new_class("Callback", (RunCallback, TrainerCallback))(run, trainer, longest_prompt))
+    trainer.remove_callback(PrinterCallback)  # prints every log as a dictionary
+    return trainer
+
+
+def _build_trainer(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward], log: CompletionLog
+) -> Any:
+    """Build TRL's trainer and turn what it rejects into a UserError."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental; TRL's version is pinned
+    # transformers has no argument for this; by default the events land among the checkpoints.
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
+    from trl import GRPOConfig, GRPOTrainer
+
+    config = run.config
+    arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
+    arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
+    unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
+    if unread:
+        raise UserError(f"--grpo {unread[0]} has no effect: the kit's own sampler does not read it; leave it out")
+    order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
+    bases = (AtomicCheckpoints, StepMetrics, ChunkedLogProbs, GRPOTrainer)
+    try:
+        settings = GRPOConfig(**arguments)
+        trainer = types.new_class("Trainer", bases)(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            args=settings,
+            train_dataset=training_set(policy.tokenizer, rows, order),
+            reward_funcs=[log.wrap(reward.function) for reward in rewards],
+            rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
+        )
+        trainer.create_optimizer()
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
+    trainer.optimizer = None  # created only to see errors now; the weights change their dtype first
+    return trainer
+
+
+def _use_float32_adapter(model: Any) -> None:
+    """Train the adapter in float32, without TRL's copy of it.
+
+    TRL 1.14 rounds a quantized model's adapter to bfloat16. Most GRPO updates are smaller than its rounding error, and
+    a resumed run would load the adapter in float32. Full precision costs a few megabytes and makes both runs equal.
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    # TRL's KL reference is a frozen copy of the fresh adapter. That adapter is zero, so the base is the same reference.
+    if "ref" in model.peft_config:
+        model.delete_adapter("ref")
+        model.set_adapter("default")
+
+
+def _correct_importance(trainer: Any) -> None:
+    """Weight completions by trainer over sampler probability, as TRL does for its own vLLM engine.
+
+    By default the weight is the product over a completion's tokens, and completions with a weight above 3 are masked
+    (`vllm_importance_sampling_mode`, `..._clip_max`). TRL corrects when `use_vllm` is set. As an argument it would also
+    start an engine that merges the adapter into the base at every sync, so it is set here, after the constructor.
+
+    Raises:
+        UserError: TRL would have rejected the setting.
+    """
+    if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
+        raise UserError(
+            "--grpo loss_type=vespo weights tokens; with vLLM also pass vllm_importance_sampling_mode=token_truncate"
+        )
+    trainer.use_vllm = True
+    trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
+    trainer._last_loaded_step = -1
+
+
+def _build_monitor(
+    run: Run,
+    policy: Policy,
+    rows: Sequence[Row],
+    validation_rows: Sequence[Row],
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+) -> Monitor:
+    import torch
+
+    max_reward = sum(max(0.0, reward.weight) for reward in rewards)
+    # The trainer applies dropout, and TRL's logprobs ignore top_p: neither is a mismatch of sampler and trainer.
+    comparable = run.config.sampling.top_p == 1 and not _has_dropout(policy.model)
+    dtype = base_model.compute_dtype()
+    alarms = Alarms(max_reward, tolerance(dtype) if comparable else None, float16=dtype == torch.float16)
+    if not validation_rows:
+        return Monitor(run, alarms, None)
+    columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # with the columns of all rows
+    return Monitor(run, alarms, Validation(run.validation, run.config, validation_rows, columns, rewards, sampler))
+
+
+def _has_dropout(model: Any) -> bool:
+    import torch
+
+    settings = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
+    return any(settings) or any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules())
+
+
+def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
+    """Return TRL's `rollout_func`, which samples all completions of a step from the current policy."""
+    settings = config.sampling
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rendered = [prompt if isinstance(prompt, str) else chat.render(policy.tokenizer, prompt) for prompt in prompts]
+        group = settings.num_generations
+        heads = rendered[::group]
+        if [head for head in heads for _ in range(group)] != rendered:  # this process has parts of groups
+            heads, group = rendered, 1
+        # Numbered across all processes, so that two of them sample what one would.
+        first, step = trainer.accelerator.process_index * len(rendered), f"step {trainer.state.global_step}"
+        seeds = [completion_seed(config.seed, step, first + index) for index in range(len(rendered))]
+        params = SamplingParams(group, settings.temperature, settings.top_p, settings.max_completion_tokens)
+        completions = [*itertools.chain(*sampler.sample(heads, params, seeds))]
+        return {
+            "prompt_ids": [ids for ids in sampler.encode(heads) for _ in range(group)],
+            "completion_ids": [each.token_ids for each in completions],
+            "logprobs": [each.logprobs for each in completions],
+        }
+
+    return rollout
