@@ -1,8 +1,9 @@
-"""Several processes that train one adapter: which of them this is, and how they wait for each other.
+"""Several processes that train one adapter: which one this is, and how they wait for each other.
 
-A launcher starts the same command once a process (a rank) and says in the environment which is which. Each rank answers
-and learns from its share of a step's completions; DDP adds the gradients up, so that all adapters stay equal. Rank 0
-alone writes and speaks. One process is the case without a launcher: every function here is then free and does nothing.
+A launcher such as torchrun starts the same command once per process (rank) and numbers the processes in the
+environment. Each rank samples and learns from its share of a step's completions. DDP sums the gradients, so that all
+adapters stay equal. Rank 0 alone writes files and prints. Without a launcher there is one rank, and every function here
+returns at once.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from lora_grpo.errors import UserError
 T = TypeVar("T")
 
 _STEP_TIMEOUT = timedelta(minutes=30)
-"""How long a gradient waits for the other ranks' before it is an error; transformers' own default."""
+"""How long a gradient waits for the other ranks' before it is an error; transformers' default."""
 _WAIT_TIMEOUT = timedelta(days=30)
-"""How long ranks wait for each other outside a step: for an evaluation, that is."""
+"""How long ranks wait for each other outside a step, for example in an evaluation."""
 _HOLD_SECONDS = 3.0
-"""How long an error waits for rank 0 to say the same."""
+"""How long an error waits for rank 0 to print the same one."""
 _ERROR = "lora_grpo/error"
 
 
@@ -33,41 +34,35 @@ def world_size() -> int:
     """Return the number of ranks.
 
     Raises:
-        UserError: `WORLD_SIZE`, which launchers set, is no number of processes.
+        UserError: `WORLD_SIZE`, which launchers set, is not a positive integer.
     """
-    launched = os.environ.get("WORLD_SIZE", "1")
-    if not launched.isdecimal() or int(launched) < 1:
-        raise UserError(f"the environment has WORLD_SIZE={launched!r}; expected a number of processes, or unset it")
-    return int(launched)
+    return _from_environment("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """Return which of the ranks this is, from 0.
+    """Return the number of this rank, from 0.
 
     Raises:
-        UserError: `RANK`, which launchers set, is no number.
+        UserError: `RANK`, which launchers set, is not an integer.
     """
-    launched = os.environ.get("RANK", "0")
-    if not launched.isdecimal():
-        raise UserError(f"the environment has RANK={launched!r}; expected a process's number, or unset it")
-    return int(launched)
+    return _from_environment("RANK", 0)
 
 
 def is_main() -> bool:
-    """Return whether this is the rank that writes and speaks."""
+    """Return whether this is rank 0, which writes files and prints."""
     return rank() == 0
 
 
 def launcher(processes: int) -> list[str]:
-    """Return the arguments of Python that start a script as several ranks on this machine."""
+    """Return the Python arguments that start a script as several ranks on this machine."""
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
 
 
 def join() -> None:
-    """Meet the other ranks and take this one's GPU; to be called before a model is loaded, after `torch` was imported.
+    """Connect to the other ranks and select this one's GPU; called before a model is loaded, after torch's import.
 
     Raises:
-        UserError: there are fewer GPUs than ranks, or the environment does not say which rank this is.
+        UserError: there are fewer GPUs than ranks, or the environment does not number this rank.
     """
     if world_size() == 1 or _group:
         return
@@ -84,23 +79,22 @@ def join() -> None:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if on_gpu and torch.cuda.device_count() < here:
         raise UserError(
-            f"{here} processes were started for {torch.cuda.device_count()} GPUs; start one for each GPU "
-            f"(--nproc-per-node, or accelerate's --num_processes)"
+            f"{here} processes were started for {torch.cuda.device_count()} GPUs; start one per GPU (--nproc-per-node)"
         )
     if not on_gpu:
         # accelerate 1.15 calls a rank's device `cpu:0`, to which torch.load (2.13) cannot restore an optimizer.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    # Accelerate's state is what the Trainer will look for: it sets this rank's device and opens NCCL, or gloo on a CPU.
-    # Ranks meet in torch's own code, where no handler of Python's is called; nothing was written yet.
+    # The Trainer uses Accelerate's state, which sets this rank's device and opens NCCL, or gloo on a CPU.
+    # Ranks connect inside torch's C++ code, which calls no Python signal handler; nothing is written yet.
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     PartialState(cpu=not on_gpu, timeout=_STEP_TIMEOUT)
-    # Waiting is gloo's on any machine: a rank that waits in NCCL keeps its GPU busy and is killed after a time.
+    # Ranks wait in gloo on any machine: waiting in NCCL keeps the GPU busy and times out.
     _group.append(torch.distributed.new_group(backend="gloo", timeout=_WAIT_TIMEOUT))
     signal.signal(signal.SIGTERM, handler)
 
 
 def leave() -> None:
-    """Part from the other ranks, at the end of the command."""
+    """Disconnect from the other ranks, at the end of the command."""
     if _group:
         import torch
 
@@ -115,7 +109,7 @@ def barrier() -> None:
         import torch
 
         waiting, pause = torch.distributed.barrier(group=_group[0], async_op=True), 0.001
-        # A signal is seen between two looks; within gloo's own wait it would be seen at its end.
+        # Poll, so that signals are handled; gloo's own wait would delay them until its end.
         while not waiting.is_completed():
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
@@ -123,7 +117,7 @@ def barrier() -> None:
 
 
 def broadcast_from_main(make: Callable[[], T]) -> T:
-    """Return on every rank what rank 0 alone has made; what has to be so before it is made is so on all ranks."""
+    """Return on every rank what rank 0 returns from `make`, which it calls once all ranks are here."""
     barrier()
     made = [make() if is_main() else None]
     barrier()
@@ -146,22 +140,11 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def max_over_processes(value: int) -> int:
-    """Return the largest of the ranks' values, on every rank."""
-    if not _group:
-        return value
-    import torch
-
-    values = torch.tensor(value)
-    torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX, group=_group[0])
-    return int(values)
-
-
 @contextlib.contextmanager
 def silence_other_processes() -> Iterator[None]:
-    """Drop what other ranks print within the block: rank 0 prints the same."""
+    """Discard what other ranks print within the block, because rank 0 prints the same."""
     if world_size() > 1:
-        # DDP's reducer warns on every rank of what `grpo_arguments` asks it for. Read when torch is imported.
+        # DDP's reducer warns on every rank about a setting of `grpo_arguments`. Read when torch is imported.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if is_main():
         yield
@@ -174,14 +157,14 @@ def silence_other_processes() -> Iterator[None]:
         yield
 
 
-def tell(error: str) -> None:
-    """Leave word of this rank's error for the ranks that fail or are ended because of it."""
-    if _group and told() is None:
+def report_error(message: str) -> None:
+    """Leave this rank's error for the ranks that fail because of it."""
+    if _group and reported_error() is None:
         with contextlib.suppress(RuntimeError):  # the launcher, which keeps the store, is gone
-            _store().set(_ERROR, error)
+            _store().set(_ERROR, message)
 
 
-def told() -> str | None:
+def reported_error() -> str | None:
     """Return the error that a rank failed with, if one did."""
     if _group:
         with contextlib.suppress(RuntimeError):
@@ -190,14 +173,18 @@ def told() -> str | None:
     return None
 
 
-def let_main_speak() -> None:
-    """Wait, on other ranks, before an error is printed: most are every rank's, and one line is enough.
-
-    Where rank 0 fails too, its launcher ends this rank here.
-    """
+def wait_for_main_error() -> None:
+    """Wait, on other ranks, before printing an error: if rank 0 fails too, its launcher ends this rank here."""
     if not is_main():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_HOLD_SECONDS)
+
+
+def _from_environment(name: str, smallest: int) -> int:
+    value = os.environ.get(name, str(smallest))
+    if not value.isdecimal() or int(value) < smallest:
+        raise UserError(f"the environment has {name}={value!r}; expected an integer >= {smallest}, or unset it")
+    return int(value)
 
 
 def _store() -> Any:
@@ -207,4 +194,4 @@ def _store() -> Any:
 
 
 _group: list[Any] = []
-"""The group in which this process waits for the others, once it has joined them."""
+"""The process group that ranks wait in, once this process has joined."""

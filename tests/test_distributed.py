@@ -54,8 +54,8 @@ def test_one_process_waits_for_nobody(monkeypatch):
     distributed.join()
     distributed.barrier()
     assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (1, 0, True)
-    assert (distributed.max_over_processes(3), distributed.broadcast_from_main(lambda: "made"), distributed.told()) == (
-        3,
+    assert (distributed.gather(3), distributed.broadcast_from_main(lambda: "made"), distributed.reported_error()) == (
+        [3],
         "made",
         None,
     )
@@ -65,13 +65,13 @@ def test_ranks_agree(start, tmp_path):
     done = start(
         "distributed.join()\n"
         "made = distributed.broadcast_from_main(lambda: {'of': distributed.rank(), 'path': folder})\n"
-        "write([distributed.max_over_processes(10 * distributed.rank()), made])\n"
+        "write([distributed.gather(10 * distributed.rank()), made])\n"
         "print('spoke')\n"
         "print('aside', file=sys.stderr)",
         processes=3,
     ).end()
     assert done.returncode == 0, done.stderr
-    assert said(tmp_path) == [f"[20, {{'of': 0, 'path': {tmp_path!r}}}]"] * 3
+    assert said(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}]"] * 3
     assert done.stdout == "spoke\n"
     assert done.stderr.count("aside") == 1
 
@@ -118,7 +118,7 @@ def test_the_ranks_that_fail_because_of_another_know_its_error(start, tmp_path):
         "try:\n"
         "    distributed.barrier()\n"
         "finally:\n"
-        "    write(distributed.told())"
+        "    write(distributed.reported_error())"
     ).end()
     assert done.stderr == "error: the row is bad\n"
     assert said(tmp_path) == ["the row is bad"]

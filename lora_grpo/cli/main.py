@@ -52,12 +52,12 @@ def _end(error: BaseException) -> int | None:
         return 128 + signal.SIGPIPE
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
-        distributed.tell(str(error))
-        distributed.let_main_speak()
+        distributed.report_error(str(error))
+        distributed.wait_for_main_error()
         _report(run)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    first_failure = distributed.told()  # if another process failed first, this error is only a broken connection
+    first_failure = distributed.reported_error()  # if another process failed first, this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         command = close_run("failed" if first_failure else "interrupted", first_failure)
         _report(run)
@@ -66,7 +66,7 @@ def _end(error: BaseException) -> int | None:
         return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
     close_run("failed", first_failure or repr(error))
     if not first_failure:
-        distributed.tell(repr(error))
+        distributed.report_error(repr(error))
     _report(run)
     return RunError.exit_code if first_failure else None
 

@@ -72,5 +72,5 @@ class StopOnSignal:
 
         Never between two uses of the same rollouts: a run cannot be resumed there.
         """
-        if distributed.max_over_processes(self.caught) and state.global_step % num_iterations == 0:
+        if max(distributed.gather(self.caught)) and state.global_step % num_iterations == 0:
             control.should_save = control.should_training_stop = True

@@ -1,4 +1,4 @@
-"""The watch over a training run: alarms, held-out passes, the best adapter, early stopping."""
+"""Monitors a training run: alarms, validation passes, the best adapter, early stopping."""
 
 from __future__ import annotations
 
@@ -18,112 +18,110 @@ from lora_grpo.training.validation import Validation
 
 
 class Monitor:
-    """Looks at every step of a run.
+    """Checks every step of a run.
 
     Args:
         run: the open run; alarms and the best step go to run.json, the best adapter to `best/`.
-        health: the watches.
-        validation: asks the validation_rows rows; None where there are none.
+        alarms: their state.
+        validation: samples the validation set; None if there is none.
     """
 
-    def __init__(self, run: Run, health: Alarms, validation: Validation | None) -> None:
-        self.run, self.health, self.validation = run, health, validation
+    def __init__(self, run: Run, alarms: Alarms, validation: Validation | None) -> None:
+        self.run, self.alarms, self.validation = run, alarms, validation
         self.settings = run.config.monitor
-        self._best: tuple[float, int] | None = None
-        self._accuracy: float | None = None
+        self._best: dict[str, Any] = {}
+        """`step`, `reward` and, for graded tasks, `accuracy` of the best validation pass."""
         self._passes_since_best = 0
         self._unsaved = False
 
     def begin(self, trainer: Any) -> None:
-        """Take up where the run stands: its earlier steps are looked at in silence, and the base is asked."""
+        """Restore the state from earlier steps without repeating their alarms, or validate the base."""
         step = trainer.state.global_step
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
-            self._look_at(0, passes[0])
+            self._update(0, passes[0])
         for metrics in distributed.broadcast_from_main(lambda: read_metrics(self.run.folder)):
             number = metrics["step"]
-            self.health.step(number, metrics)
+            self.alarms.step(number, metrics)
             if number in passes:
-                self._look_at(number, passes[number])
+                self._update(number, passes[number])
         if not step and self.validation and self.run.config.train.max_steps >= self.settings.every_steps:
-            self._alarm(self._look_at(0, self.validation.ask(0, trainer.state)))
-        # Killed after the checkpoint of the best step and before its adapter.
-        self._unsaved = bool(self._best and self._best[1] == step > 0)
+            self._raise(self._update(0, self.validation.sample(0, trainer.state)))
+        # The run may have been killed after the checkpoint of the best step and before its adapter.
+        self._unsaved = step > 0 and self._best.get("step") == step
         self.save_best(trainer)
 
     def after_step(self, trainer: Any, control: Any) -> None:
-        """Ask the held-out rows where it is their turn; a new best becomes a checkpoint, and then `best/`."""
+        """Validate if it is due; a new best becomes a checkpoint, and then `best/`."""
         step, uses = trainer.state.global_step, trainer.num_iterations
-        # Between two uses of the same rollouts there are no checkpoints.
-        is_turn = step % uses == 0 and step // self.settings.every_steps > (step - uses) // self.settings.every_steps
-        if not self.validation or not is_turn:
+        # Never between two uses of the same rollouts, where a run cannot be resumed.
+        is_due = step % uses == 0 and step // self.settings.every_steps > (step - uses) // self.settings.every_steps
+        if not self.validation or not is_due:
             return
-        trainer.on_phase("held out")
+        trainer.on_phase("validation")
         started = time.perf_counter()
-        lines = self.validation.ask(step, trainer.state)
-        self._alarm(self._look_at(step, lines))
-        noted = trainer._metrics["train"]  # TRL's: it logs their means with the step's other metrics
-        noted["validation/reward"].append(_reward(lines))
+        lines = self.validation.sample(step, trainer.state)
+        self._raise(self._update(step, lines))
+        metrics = trainer._metrics["train"]  # TRL logs their means with the step's other metrics
+        metrics["validation/reward"].append(_reward(lines))
         if passed := _passed(lines):
-            noted["validation/accuracy"].append(statistics.fmean(passed.values()))
-        noted["time/validation"].append(time.perf_counter() - started)
-        if self._best and self._best[1] == step:
+            metrics["validation/accuracy"].append(statistics.fmean(passed.values()))
+        metrics["time/validation"].append(time.perf_counter() - started)
+        if self._best.get("step") == step:
             self._unsaved = control.should_save = True
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
             self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
             control.should_save = control.should_training_stop = True
             if distributed.is_main():
-                print(f"stopped early: {self._passes_since_best} passes brought no higher reward", file=sys.stderr)
+                passes = self._passes_since_best
+                print(f"stopped early: no higher reward in {passes} validation passes", file=sys.stderr)
 
     def after_log(self, step: int, metrics: dict[str, Any]) -> None:
-        """Look at a step's metrics.
+        """Check a step's metrics.
 
         Raises:
-            RunError: a watch fired that is to stop the run.
+            RunError: an alarm was raised that stops the run.
         """
-        self._alarm(self.health.step(step, distributed.broadcast_from_main(lambda: metrics)))
+        self._raise(self.alarms.step(step, distributed.broadcast_from_main(lambda: metrics)))
 
     def save_best(self, trainer: Any) -> None:
-        """Keep the adapter as it is, if it is the best and not kept yet; to be called when its checkpoint is whole."""
-        if not self._unsaved or not self._best:
-            return
-        reward, step = self._best
-        best = {"step": step, "reward": reward} | ({} if self._accuracy is None else {"accuracy": self._accuracy})
-        if distributed.is_main():
-            save_adapter(trainer.model, trainer.processing_class, self.run.best)
-        self.run.update(best=best)
-        self._unsaved = False
+        """Save the adapter if it is the best and not saved yet; called once its checkpoint is complete."""
+        if self._unsaved:
+            if distributed.is_main():
+                save_adapter(trainer.model, trainer.processing_class, self.run.best)
+            self.run.update(best=self._best)
+            self._unsaved = False
 
-    def _look_at(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
-        """Take a held-out pass into account."""
-        reward = _reward(lines)
-        alarms = self.health.validation(step, [line["reward"] for line in lines], _passed(lines))
-        if self._best is None or (reward > self._best[0] and not self.health.hacked):
-            self._best, self._passes_since_best = (reward, step), 0
-            self._accuracy = statistics.fmean(_passed(lines).values()) if _passed(lines) else None
+    def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
+        """Take a validation pass into account."""
+        reward, passed = _reward(lines), _passed(lines)
+        alarms = self.alarms.validation(step, [line["reward"] for line in lines], passed)
+        if not self._best or (reward > self._best["reward"] and not self.alarms.hacked):
+            self._best, self._passes_since_best = {"step": step, "reward": reward}, 0
+            if passed:
+                self._best["accuracy"] = statistics.fmean(passed.values())
         else:
             self._passes_since_best += 1
         return alarms
 
-    def _alarm(self, alarms: Sequence[Alarm]) -> None:
-        """Write alarms down, say them, and stop the run if one of them is to."""
+    def _raise(self, alarms: Sequence[Alarm]) -> None:
+        """Record and print alarms, and stop the run if one of them is in `--monitor.stop-on`."""
         for alarm in alarms:
             stops = alarm.name in self.settings.stop_on
             entry = {"step": alarm.step, "name": alarm.name, "message": alarm.message, "stopped": stops}
             self.run.update(alarms=[*self.run.record.get("alarms", []), entry])
             if stops:
                 others = [name for name in self.settings.stop_on if name != alarm.name]
-                left = " ".join(["--monitor.stop-on", *others])
                 raise RunError(
-                    f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops a run; to go on all the same: "
-                    f"--resume {left})"
+                    f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops the run; to continue anyway: "
+                    f"--resume {' '.join(['--monitor.stop-on', *others])})"
                 )
             if distributed.is_main():
                 print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
 
 
 def discard_after(run: Run, step: int) -> None:
-    """Drop what the watch noted after the checkpoint that a run goes on from."""
+    """Delete what the monitor recorded after the checkpoint that the run resumes from."""
     for path in run.validation.glob("step-*.jsonl") if distributed.is_main() else ():
         if int(path.stem.removeprefix("step-")) > step:
             path.unlink()

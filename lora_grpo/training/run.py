@@ -87,7 +87,7 @@ def _run_trainer(run: Run, trainer: Any, checkpoint: str | None) -> None:
             ) from error
         finally:
             trainer.progress.close()
-    steps, signal_number = trainer.state.global_step, distributed.max_over_processes(trainer.stop.caught)
+    steps, signal_number = trainer.state.global_step, max(distributed.gather(trainer.stop.caught))
     on_gpu = torch.cuda.is_available()
     run.update(
         seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),

@@ -6,6 +6,7 @@ import itertools
 import os
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
@@ -62,7 +63,7 @@ def make_trainer(
         temperature = config.sampling.temperature if sampler.serves_training else 1.0
         longest = config.sampling.max_completion_tokens
         logprob_check = check_logprobs(trainer, sampler, prompts, base_model.compute_dtype(), temperature, longest)
-        trainer.logprob_check = logprob_check.record() if logprob_check else "not needed: the trained model generates"
+        trainer.logprob_check = asdict(logprob_check) if logprob_check else "not needed: the trained model generates"
     longest_prompt = max(map(len, sampler.encode(prompts)))
     trainer.add_callback(types.new_class("Callback", (RunCallback, TrainerCallback))(run, trainer, longest_prompt))
     trainer.remove_callback(PrinterCallback)  # prints every log as a dictionary

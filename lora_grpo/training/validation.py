@@ -1,7 +1,7 @@
-"""Rows that are kept out of training and asked again and again while it goes on.
+"""The validation set: training rows that are not trained on, sampled again and again during training.
 
-They are taken from the training rows, not from those of the evaluation: what chooses the best adapter, or the moment to
-stop, must not also be what the run is measured by at its end.
+It is separate from the evaluation set: what selects the best adapter, or the step to stop at, must not also be what
+the run is evaluated on.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lora_grpo.training.completion_log import completion_lines
 
 
 class Validation:
-    """Asks the validation_rows rows, one completion each, as training asks its own.
+    """Samples one completion of each validation row with training's sampling settings.
 
-    The random numbers of a row's completion are the same every time: what differs between two passes is the policy.
+    A row has the same seed in every pass: passes differ in the policy alone.
 
     Args:
-        folder: gets `step-00020.jsonl`, one line a row.
-        config: of the run; its sampling settings are used.
+        folder: gets `step-00020.jsonl`, one line per row.
+        config: the run's.
         rows: R rows with `prompt`.
-        asked: the same as rewards are given them, with the columns of all rows of the run; see `trl_rows`.
-        rewards: of the run.
-        sampler: draws from the policy as it is.
+        columns: the rows as reward functions get them, with the columns of all rows of the run; see `trl_rows`.
+        rewards: the run's.
+        sampler: samples from the current policy.
     """
 
     def __init__(
@@ -38,43 +38,43 @@ class Validation:
         folder: Path,
         config: RunConfig,
         rows: Sequence[Row],
-        asked: Sequence[Row],
+        columns: Sequence[Row],
         rewards: Sequence[Reward],
         sampler: Sampler,
     ) -> None:
-        self.folder, self.config, self.rows, self.asked = folder, config, rows, asked
+        self.folder, self.config, self.rows, self.columns = folder, config, rows, columns
         self.rewards, self.sampler = rewards, sampler
 
-    def ask(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
-        """Draw, score and write the completions after a step, and return their R lines on every rank.
+    def sample(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
+        """Sample, score and write the completions after a step; return their R lines on every rank.
 
         Args:
             step: number of the step; 0 before the first.
-            trainer_state: what rewards may look at.
+            trainer_state: passed to reward functions.
 
         Raises:
             RewardError: a reward function failed.
         """
         import torch
 
-        sampling = self.config.sampling
-        mine, asked = (rows[distributed.rank() :: distributed.world_size()] for rows in (self.rows, self.asked))
-        prompts = [chat.render_row(self.sampler.tokenizer, row) for row in mine]
-        on_gpu = torch.cuda.is_available()
+        settings = self.config.sampling
+        rows, columns = (each[distributed.rank() :: distributed.world_size()] for each in (self.rows, self.columns))
+        params = SamplingParams(1, settings.temperature, settings.top_p, settings.max_completion_tokens)
+        seeds = [completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in rows]
+        prompts = [chat.render_row(self.sampler.tokenizer, row) for row in rows]
         lines = []
-        # Some engines draw from torch's own generator, whose numbers belong to training.
-        with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
-            params = SamplingParams(1, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
-            seeds = [completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in mine]
-            groups = self.sampler.sample(prompts, params, seeds)  # without prompts, too: processes wake up together
+        # Some engines sample from torch's own generator, whose state belongs to training.
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            groups = self.sampler.sample(prompts, params, seeds)  # also without prompts: processes wake up together
             if prompts:
                 texts, ids = [each.text for [each] in groups], [each.token_ids for [each] in groups]
-                earned = score(self.rewards, asked, texts, ids, trainer_state)
+                values = score(self.rewards, columns, texts, ids, trainer_state)
                 weights = {reward.name: reward.weight for reward in self.rewards}
-                lines = completion_lines(mine, texts, ids, earned, weights, self.sampler.eos_token_ids)
-        shares = distributed.gather(lines)
-        places = {row["id"]: place for place, row in enumerate(self.rows)}
-        lines = sorted((line for share in shares for line in share), key=lambda line: places[line["id"]])
+                lines = completion_lines(rows, texts, ids, values, weights, self.sampler.eos_token_ids)
+        index = {row["id"]: number for number, row in enumerate(self.rows)}
+        lines = sorted(
+            (line for part in distributed.gather(lines) for line in part), key=lambda line: index[line["id"]]
+        )
         if distributed.is_main():
             self.folder.mkdir(exist_ok=True)
             text = json_files.dump_lines({"step": step, **line} for line in lines)
@@ -82,7 +82,7 @@ class Validation:
         return lines
 
     def earlier(self) -> dict[int, list[dict[str, Any]]]:
-        """Return the lines of the passes that are there already, by step."""
+        """Return the lines of all finished passes, by step."""
 
         def read() -> dict[int, list[dict[str, Any]]]:
             paths = sorted(self.folder.glob("step-*.jsonl"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_grpo.training.alarms import LONG_WINDOW, WATCHES, WINDOW, Alarms
+from lora_grpo.training.alarms import LONG_WINDOW, WINDOW, Alarms
 from lora_grpo.training.step_metrics import LOGPROB_MISMATCH as DRIFT
 
 FULL = 4.0
@@ -31,7 +31,7 @@ def fine(number, **changes):
 
 
 def alarms(*steps, health=None):
-    health = health or Alarms(FULL, allowed_drift=1e-4)
+    health = health or Alarms(FULL, max_mismatch=1e-4)
     return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
 
 
@@ -61,7 +61,7 @@ def test_in_float16_a_gradient_may_overflow_twice():
 def test_a_sampler_apart_from_the_trainer_is_told():
     (alarm,) = alarms(fine(1), fine(2, **{DRIFT: 2e-4}))
     assert (alarm.name, alarm.step) == ("logprob_mismatch", 2) and "expected at most 0.0001" in alarm.message
-    assert told(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, allowed_drift=None)) == []
+    assert told(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, max_mismatch=None)) == []
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
@@ -164,7 +164,7 @@ def test_reward_up_and_right_answers_down_is_hacking():
     assert asked(health, 0, 1.0, 40) == [] and asked(health, 20, 1.5, 38) == []
     assert not health.hacked
     (alarm,) = asked(health, 40, 2.0, 20)
-    assert alarm.name == "hacking" and "40, now 20 of 64" in alarm.message and "since step 0" in alarm.message
+    assert alarm.name == "hacking" and "from 40 to 20 of 64" in alarm.message and "since step 0" in alarm.message
     assert health.hacked
     assert asked(health, 60, 2.5, 45) == [] and not health.hacked
 
@@ -189,7 +189,7 @@ def test_steps_that_use_rollouts_again_do_not_count_twice():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_default_run_is_left_alone(seed):
     lines = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
-    health, told = Alarms(FULL, allowed_drift=1e-4), []
+    health, told = Alarms(FULL, max_mismatch=1e-4), []
     mine = [line for line in lines if line["seed"] == seed]
     for line in mine:
         if "passed" in line:
@@ -203,10 +203,12 @@ def test_the_default_run_is_left_alone(seed):
     assert all(needed <= line.keys() for line in mine if "loss" in line)
 
 
-def test_every_watch_can_be_asked_to_stop_a_run():
+def test_every_alarm_is_documented_and_can_stop_a_run():
+    import re
     import typing
 
     from lora_grpo.config.schema import MonitorConfig
+    from lora_grpo.training import alarms
 
     (names, _) = typing.get_args(typing.get_type_hints(MonitorConfig)["stop_on"])
-    assert typing.get_args(names) == WATCHES
+    assert set(typing.get_args(names)) == set(re.findall(r"^\| `(\w+)`", alarms.__doc__, re.MULTILINE))

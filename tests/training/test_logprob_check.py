@@ -143,7 +143,7 @@ def test_another_base_is_found(parts, prompts):
     with torch.no_grad():
         norm.mul_(1.1)
     try:
-        with pytest.raises(RunError, match="another policy than the one that is trained"):
+        with pytest.raises(RunError, match="policy other than the one being trained"):
             check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
     finally:
         with torch.no_grad():
@@ -159,7 +159,7 @@ def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts,
         check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
 
 
-def test_the_disturbance_is_held_between_its_bounds(parts, prompts, monkeypatch):
+def test_the_perturbation_stays_between_its_bounds(parts, prompts, monkeypatch):
     """As in 16 bits, where a quarter of a nat has to be moved and much more would wreck the model."""
     _, _, trainer, sampler, _, _ = parts
     monkeypatch.setattr(logprob_check, "tolerance", lambda dtype: 0.05)
@@ -178,7 +178,7 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
             wake_up(adapter=adapter)
 
     monkeypatch.setattr(sampler, "wake_up", forgetful)
-    with pytest.raises(RunError, match=r"step 3: the log-probabilities .* nats a token apart"):
+    with pytest.raises(RunError, match=r"step 3: logprobs of sampler and trainer differ by .* nats per token"):
         train(run, policy, trainer)
     steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     apart = [step["sampling/sampling_logp_difference/mean"] for step in steps]

@@ -172,8 +172,8 @@ def test_running_out_says_what_to_change_and_leaves_nothing(error, tmp_path):
     hook.remove()
     message = str(refused.value)
     assert "\n" not in message
-    assert "memory does not suffice for a pass over 4 completions of 40 + 32 tokens" in message
-    assert "--resume --train.micro-batch-size 2 (the same result, slower)" in message
+    assert "out of memory in a pass over 4 completions of 40 + 32 tokens" in message
+    assert "--resume --train.micro-batch-size 2 (same result, slower)" in message
     assert "--overwrite --train.gradient-checkpointing or --train.optimizer adamw_8bit" in message
     assert "llocate" in message
     assert_same(before, everything(trainer))

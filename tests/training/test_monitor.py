@@ -226,7 +226,7 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
         parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
 
     said, record = fails(tmp_path / "run", "nan", before=spoil, monitor={"rows": 0})
-    assert said.startswith("step 3: grad_norm is no number") and "--resume --monitor.stop-on" in said
+    assert said.startswith("step 3: grad_norm is not finite") and "--resume --monitor.stop-on" in said
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
     assert record["alarms"] == [{"step": 3, "name": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
 
@@ -268,7 +268,7 @@ def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_pa
         data={"train_limit": 640},
         monitor={"rows": 64, "every_steps": 10},
     )
-    assert "of 64): what is paid is not what is wanted" in said
+    assert "of 64: the policy exploits the rewards" in said
     assert [alarm["stopped"] for alarm in record["alarms"] if alarm["name"] == "hacking"] == [True]
     assert "best" not in record and not (tmp_path / "run" / "best").exists()
 
@@ -286,7 +286,7 @@ def test_a_policy_that_is_certain_and_wrong_is_told(tmp_path):
         trainer.add_callback(Sharpen())
 
     said, record = fails(tmp_path / "run", "entropy", before=sharpen, train=TWENTY, monitor={"rows": 0})
-    assert "the model no longer tries anything else" in said
+    assert "the policy has stopped exploring" in said
     assert [alarm["step"] for alarm in record["alarms"] if alarm["name"] == "entropy"] == [20]
 
 
