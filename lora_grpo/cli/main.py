@@ -57,7 +57,7 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    first_failure = distributed.reported_error()  # if another process failed first, this error is only a broken connection
+    first_failure = distributed.reported_error()  # then this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         command = close_run("failed" if first_failure else "interrupted", first_failure)
         _report(run)
