@@ -165,7 +165,7 @@ def test_a_column_of_several_types_is_named_before_the_run_begins(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"task": "gsm8k", "train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "held.jsonl")}
     (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
-    with pytest.raises(UserError, match="a column of the training rows holds values of several types"):
+    with pytest.raises(UserError, match="a column of the training rows has values of several types"):
         run_tiny(tmp_path / "out", data=files)
     assert not (tmp_path / "out" / "run.json").exists()
 
