@@ -1,8 +1,10 @@
-"""The flow of every recipe: plan, load, evaluate the base, train, evaluate again, report."""
+"""The flow of every recipe, one line per step.
+
+parse -> plan -> data -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -26,7 +28,7 @@ from lora_grpo.models import adapter_sha256, load_policy
 from lora_grpo.planning import make_plan, show_plan
 from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
-from lora_grpo.runs import Run, open_run
+from lora_grpo.runs import Run, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, load_data, split_validation, start_sandbox
 from lora_grpo.training import filter_by_difficulty, make_trainer, train
@@ -60,7 +62,7 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
 
 
 def train_and_evaluate(run: Run, data: Data) -> None:
-    """Train a run's adapter, and compare it with its base where answers are right or wrong."""
+    """Train a run's adapter and, for tasks with a grader, compare it with the base."""
     config = run.config
     check_server(config)
     policy = load_policy(config)
@@ -80,35 +82,37 @@ def train_and_evaluate(run: Run, data: Data) -> None:
 
 
 def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
-    """Close run.json, write the report, and print the table, the reward's change and what to do next.
+    """Complete run.json, write the reports, and print the results and what to do next.
 
     Args:
         run: the trained run.
-        before: the base's graded samples; none where nothing is right or wrong.
-        after: those of the trained model.
+        before: graded samples of the base; none for tasks without a grader.
+        after: graded samples of the trained model.
     """
     if not distributed.is_main():
         return
-    report, steps = _report(run, before, after) if before else None, run.config.train.max_steps
+    report = _report(run, before, after) if before else None
     reward = reward_change(run)
     run.finish({"table": [row.model_dump() for row in report.table] if report else [], "reward": reward})
     if report:
         report.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
-    if best := run.record.get("best"):
-        print(f"held-out reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    more = "--monitor.early-stopping 0" if "stopped_early" in run.record else f"--train.max-steps {2 * steps}"
-    lines: list[tuple[str, object]] = (
-        [("adapter", run.adapter), ("best", run.best)] if best else [("adapter", run.adapter)]
-    )
-    lines += [("samples", f"{run.evaluation}/*.samples.jsonl")] if report else []
-    lines += [("evaluate", f"python scripts/evaluate.py {run.folder} --compare base")] if report else []
-    lines += [
-        ("merge", f"python scripts/merge.py {run.folder}"),
-        ("share", f"python scripts/push.py {run.folder} YOU/NAME --dry-run"),
-        ("longer", f"the same command with --resume {more}"),
-    ]
-    print("\n".join(["", report_line(run.folder), *(f"{name:9} {value}" for name, value in lines)]))
+    best = run.record.get("best")
+    if best:
+        print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
+    longer = f"--train.max-steps {2 * run.config.train.max_steps}"
+    more = "--monitor.early-stopping 0" if "stopped_early" in run.record else longer
+    next_steps = {
+        "adapter": run.adapter,
+        "best": run.best if best else None,
+        "samples": f"{run.evaluation}/*.samples.jsonl" if report else None,
+        "evaluate": f"python scripts/evaluate.py {run.folder} --compare base" if report else None,
+        "merge": f"python scripts/merge.py {run.folder}",
+        "share": f"python scripts/push.py {run.folder} YOU/NAME --dry-run",
+        "longer": f"the same command with --resume {more}",
+    }
+    print("", report_line(run.folder), sep="\n")
+    print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
 
 
 def _report(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
@@ -148,6 +152,5 @@ def _report(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Repo
 
 def reward_change(run: Run) -> dict[str, float]:
     """Return the mean reward of the first and of the last step, and the number of steps."""
-    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if "reward" in line]  # rollouts used twice are rewarded once
+    lines = [line for line in read_metrics(run.folder) if "reward" in line]  # steps that reuse rollouts have none
     return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}

@@ -1,4 +1,4 @@
-"""What a person sees while something runs: a bar on a terminal, a line now and then elsewhere."""
+"""Progress: a bar on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import time
 from typing import Any
 
 _PLAIN_LINES = 10
-"""Lines that a whole run prints where there is no terminal to redraw."""
+"""Lines per run if there is no terminal."""
 
 
 class Progress:
-    """Progress with a few numbers beside it.
+    """Progress of a task, with a note.
 
     Args:
-        total: steps in all.
-        title: what is going on.
+        total: number of steps.
+        title: name of the task.
     """
 
     def __init__(self, total: int, title: str = "GRPO") -> None:
         self.total, self.title = total, title
-        self._reward = self._held_out = ""
+        self._reward = self._validation = ""
         self._started: tuple[float, int] | None = None
         self._next = 0
         self._bar: Any = None
@@ -42,20 +42,20 @@ class Progress:
             self._task = self._bar.add_task(title, total=total, note="", phase="")
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
-        """Show that `done` steps are done, with the reward of the last one and that of the last held-out pass."""
+        """Show the number of finished steps, the last reward and the last validation reward."""
         if "validation/reward" in logs:
-            self._held_out = f", held out {logs['validation/reward']:.2f}"
-        if "reward" in logs:  # absent where rollouts are used again
+            self._validation = f", validation {logs['validation/reward']:.2f}"
+        if "reward" in logs:  # absent if the step reuses rollouts
             self._reward = f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}"
-        self.show(done, self._reward + self._held_out)
+        self.show(done, self._reward + self._validation)
 
     def phase(self, name: str) -> None:
-        """Show what a step is at, on a terminal."""
+        """Show the current phase of a step, on a terminal."""
         if self._bar:
             self._bar.update(self._task, phase=name)
 
     def show(self, done: int, note: str) -> None:
-        """Show that `done` of the total are done, with a note."""
+        """Show the number of finished steps, with a note."""
         if self._bar:
             self._bar.update(self._task, completed=done, note=note)
             return
@@ -71,7 +71,7 @@ class Progress:
             print(f"{self.title} {done}/{self.total}  {note}{eta}", file=sys.stderr)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._bar:
             self._bar.stop()
             self._bar = None

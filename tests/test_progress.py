@@ -64,7 +64,7 @@ def test_the_last_held_out_reward_stays_beside_it(capsys):
     progress, logs = Progress(2), {"reward": 1.0, "reward_std": 0.5}
     progress.step(1, {**logs, "validation/reward": 0.75})
     progress.step(2, logs)
-    assert [line.count("held out 0.75") for line in capsys.readouterr().err.splitlines()] == [1, 1]
+    assert [line.count("validation 0.75") for line in capsys.readouterr().err.splitlines()] == [1, 1]
 
 
 def test_a_terminal_shows_the_phase_and_a_file_does_not(capsys, monkeypatch):

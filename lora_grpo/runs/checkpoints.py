@@ -14,14 +14,14 @@ _PREFIX = "checkpoint-"
 
 
 class AtomicCheckpoints:
-    """Mixed in before a transformers Trainer: a checkpoint is built in a staging folder and renamed when it is whole.
+    """Mixed in before a transformers Trainer: writes a checkpoint into a staging folder and renames it when complete.
 
-    The Trainer itself writes a checkpoint's files one after another into their final folder, and a process killed in
-    between leaves one that looks resumable. Every rank writes its random state; rank 0 writes the rest and renames.
+    The Trainer writes files directly into the final folder, so a process killed in between leaves a checkpoint that
+    looks resumable. Every rank writes its random state; rank 0 writes the rest and renames.
     """
 
     keep_checkpoints: int
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     _staging: Path | None = None
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -36,38 +36,35 @@ class AtomicCheckpoints:
             if self.args.should_save:  # type: ignore[attr-defined]
                 name = f"{_PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
                 atomic.publish(self._staging / name, folder / name)
-                for _, old in _found(folder)[self.keep_checkpoints :]:
+                for _, old in _checkpoints(folder)[self.keep_checkpoints :]:
                     shutil.rmtree(old)
         finally:
             if distributed.is_main():
                 shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = None
-        distributed.barrier()  # or the next one might be begun in a folder that is being removed
+        distributed.barrier()  # or the next checkpoint might start in a folder that is being removed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL writes a README.md at every checkpoint; the run has run.json instead."""
+        """Do nothing: TRL would write a README.md into every checkpoint."""
 
 
 def newest_complete(folder: Path) -> tuple[Path, int] | None:
-    """Return the newest checkpoint whose every file is as it was written, and its step.
-
-    Damaged ones are passed over, said and deleted.
-    """
-    for step, path in _found(folder):
+    """Return the newest undamaged checkpoint and its step; damaged ones are reported and deleted."""
+    for step, path in _checkpoints(folder):
         reason = atomic.damage(path)
         if reason is None:
             return path, step
-        print(f"passed over {path}: {reason}", file=sys.stderr)
+        print(f"skipped damaged {path}: {reason}", file=sys.stderr)
         shutil.rmtree(path)
     return None
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint by its name alone, 0 where there is none."""
-    return max((step for step, _ in _found(folder)), default=0)
+    """Return the step of the newest checkpoint by its name alone, 0 if there is none."""
+    return max((step for step, _ in _checkpoints(folder)), default=0)
 
 
-def _found(folder: Path) -> list[tuple[int, Path]]:
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a folder, newest first."""
     numbered = [
         (int(path.name.removeprefix(_PREFIX)), path)

@@ -1,4 +1,4 @@
-"""Log-probabilities without the logits of the whole vocabulary, on every engine."""
+"""Logprobs without logits of the whole vocabulary, on every engine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import sys
 from typing import Any
 
 _TOLERANCE = 1e-3
-"""Nats that the two ways may differ by in float32. A scale or a cap that one of them leaves out is far more."""
+"""Nats by which both methods may differ in float32; a missing scale or cap is far more."""
 _TOLERANCE_16_BIT = 0.2
-"""The same where logits are rounded to 16 bits."""
+"""The same for logits in 16 bits."""
 
 
 class ChunkedLogProbs:
-    """Mixed in before TRL's GRPOTrainer: logits are made in tiles of 2048 tokens by 8192 vocabulary entries.
+    """Mixed in before TRL's GRPOTrainer: computes logits in tiles of 2048 tokens by 8192 vocabulary entries.
 
-    TRL 1.14 has this path (`_chunked_logps`) in plain PyTorch, and hides it behind `use_liger_kernel`, which asks for a
-    package that the path does not use. Here the trainer takes it as soon as it is put together. Where the head is not
-    the plain linear layer that the path multiplies with (an adapter lies on it), or the model does to its logits what
-    the path does not know of, the whole logits are made as before, and that is said once. Unsloth replaces both paths
-    on a GPU by one of its own, which makes no whole logits either, and is left alone.
+    TRL 1.14 implements this in plain PyTorch (`_chunked_logps`) but enables it by `use_liger_kernel`, which requires a
+    package that it does not use. If the head is not a plain linear layer (it has an adapter), or the model transforms
+    its logits in a way that TRL's tiles ignore, whole logits are computed and a message says so. Unsloth has its own
+    method on a GPU, also without whole logits.
 
-    On a CPU it costs nothing (docs/memory.md), so every run takes it, also where the vocabulary is smaller than a tile.
+    On a CPU tiles cost nothing (docs/memory.md), so every run uses them.
     """
 
     model: Any
@@ -30,11 +29,11 @@ class ChunkedLogProbs:
         super().__init__(*args, **kwargs)
         from trl.models.utils import _ForwardRedirection
 
-        if "unsloth" in sys.modules:  # it replaces parts of either path, and on a GPU both
+        if "unsloth" in sys.modules:  # it replaces parts of both methods
             return
         reason = self._why_whole()
         if reason:
-            print(f"logits of the whole vocabulary are made, which takes more memory: {reason}", file=sys.stderr)
+            print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
             return
         self.use_liger_kernel = True
         self._forward_redirection = _ForwardRedirection()
@@ -42,10 +41,10 @@ class ChunkedLogProbs:
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Score at most `batch_size` rows at once, as the path with whole logits does.
+        """Score at most `batch_size` rows at once, as TRL does with whole logits.
 
-        TRL's chunked path drops `batch_size`: the pass before the loss, which importance sampling and a KL penalty
-        ask for, would take all completions of a step through the layers together.
+        With tiles TRL ignores `batch_size`: the pass before the loss, which importance sampling and a KL penalty need,
+        would run all completions of a step at once.
         """
         import torch
 
@@ -60,22 +59,22 @@ class ChunkedLogProbs:
         return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
 
     def _why_whole(self) -> str:
-        """Return why the chunked path would not compute what the model does; nothing where it would."""
+        """Return why tiles would not compute what the model does; "" if they do."""
         import torch
 
         head = self.model.get_output_embeddings()
         if type(head) is not torch.nn.Linear:
-            return f"the output head is no plain linear layer but {type(head).__name__}"
+            return f"the output head is not a plain linear layer but {type(head).__name__}"
         ids = torch.arange(1, 9, device=head.weight.device)[None]
-        asked = (self.model, ids, torch.ones_like(ids), 4)
+        arguments = (self.model, ids, torch.ones_like(ids), 4)
         was_training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                chunked, whole = self._chunked_logps(*asked)[0], self._full_logits_logps(*asked)[0]  # type: ignore[attr-defined]
+                chunked, whole = self._chunked_logps(*arguments)[0], self._full_logits_logps(*arguments)[0]  # type: ignore[attr-defined]
         finally:
             self.model.train(was_training)
         apart = (chunked.float() - whole.float()).abs().max().item()
         if apart <= (_TOLERANCE if head.weight.dtype == torch.float32 else _TOLERANCE_16_BIT):
             return ""
-        return f"the {self.model.config.model_type} model changes its logits on their way (by {apart:.2g} nats)"
+        return f"the {self.model.config.model_type} model transforms its logits (by {apart:.2g} nats)"

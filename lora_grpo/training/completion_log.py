@@ -1,4 +1,4 @@
-"""The completions of every n-th step with their verdicts and all their rewards."""
+"""The completions of every n-th step with their verdicts and rewards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lora_grpo.tasks import UNGRADED_TASKS, Row, Verdict, grade_all
 
 
 class CompletionLog:
-    """Looks over the trainer's shoulder as it calls the reward functions.
+    """Records completions as the trainer calls the reward functions.
 
     Args:
-        folder: gets `step-00010.jsonl`, one line a completion; of several processes the first one's completions.
+        folder: gets `step-00010.jsonl`, one line per completion of rank 0.
         every: steps between two files.
-        weights: scale of each reward, by name.
+        weights: weight of each reward, by name.
         eos_token_ids: the tokens that end a completion.
     """
 
@@ -35,20 +35,20 @@ class CompletionLog:
         self._step = step + 1
 
     def wrap(self, reward: RewardFunction) -> RewardFunction:
-        """Return the reward function, noting what it is given and what it returns in the steps that are written."""
+        """Return a reward function that also records its arguments and values in the steps that are written."""
         name = reward.__name__
 
         @functools.wraps(reward)
-        def validation_rows(completions: list[Any], **columns: Any) -> list[float | None]:
+        def recorded(completions: list[Any], **columns: Any) -> list[float | None]:
             values = reward(completions=completions, **columns)
             if distributed.is_main() and (self._step == 1 or self._step % self.every == 0):
-                self._note(name, completions, values, columns)
+                self._record(name, completions, values, columns)
             return values
 
-        return validation_rows
+        return recorded
 
     def write(self, step: int) -> None:
-        """Write what was noted during `step`, and get ready for the next one."""
+        """Write what was recorded during `step`."""
         if self._rewards:
             rows, texts, token_ids = self._batch
             values = zip(*self._rewards.values(), strict=True)
@@ -58,10 +58,10 @@ class CompletionLog:
             atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
         self._rewards, self._step = {}, step + 1
 
-    def _note(self, name: str, completions: list[Any], values: list[float | None], columns: dict[str, Any]) -> None:
+    def _record(self, name: str, completions: list[Any], values: list[float | None], columns: dict[str, Any]) -> None:
         if not self._rewards or name in self._rewards:  # a new batch
             per_row = {column: entries for column, entries in columns.items() if isinstance(entries, list)}
-            rows = [{column: per_row[column][place] for column in per_row} for place in range(len(completions))]
+            rows = [{column: per_row[column][index] for column in per_row} for index in range(len(completions))]
             self._batch = (rows, [completion_text(each) for each in completions], columns["completion_ids"])
             self._rewards = {}
         self._rewards[name] = list(values)
@@ -75,19 +75,19 @@ def completion_lines(
     weights: Mapping[str, float],
     eos_token_ids: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """Grade completions and write down what each is and earned.
+    """Grade completions and return one line for each.
 
     Args:
-        rows: B rows of one task, the one that each completion answers.
+        rows: B rows of one task, one per completion.
         completions: B texts.
-        token_ids: B completions in tokens, with the end-of-sequence token where there was one.
-        rewards: B times each reward's value by name, before its scale; None where it cannot grade the row.
-        weights: scale of each reward by name.
+        token_ids: B lists of tokens, including the end-of-sequence token.
+        rewards: B times each reward's unweighted value by name; None if it cannot grade the row.
+        weights: weight of each reward, by name.
         eos_token_ids: the tokens that end a completion.
 
     Returns:
-        B lines. `reward` is the scaled sum; `passed`, `status` and `extracted` are the grader's, None where there is no
-        right answer.
+        B lines. `reward` is the weighted sum; `passed`, `status` and `extracted` are the grader's, None if the row has
+        no answer.
     """
     verdicts = _verdicts(rows, completions)
     lines = []
@@ -111,13 +111,12 @@ def completion_lines(
 
 
 def _verdicts(rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict | None]:
-    gradable = [
-        place for place, row in enumerate(rows) if row["task"] not in UNGRADED_TASKS and row.get("answer") is not None
-    ]
-    found: list[Verdict | None] = [None] * len(rows)
+    gradable = [n for n, row in enumerate(rows) if row["task"] not in UNGRADED_TASKS and row.get("answer") is not None]
+    verdicts: list[Verdict | None] = [None] * len(rows)
     if gradable:
-        asked = [rows[place] for place in gradable]
-        graded = grade_all(asked[0]["task"], [completions[place] for place in gradable], asked)
-        for place, verdict in zip(gradable, graded, strict=True):
-            found[place] = verdict
-    return found
+        graded = [rows[n] for n in gradable]
+        for n, verdict in zip(
+            gradable, grade_all(graded[0]["task"], [completions[n] for n in gradable], graded), strict=True
+        ):
+            verdicts[n] = verdict
+    return verdicts

@@ -1,4 +1,4 @@
-"""`--data.filter-by-difficulty`: train on the rows that the base solves sometimes; GRPO learns little from others."""
+"""`--data.filter-by-difficulty`: train on rows that the base solves sometimes; GRPO learns little from others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, prompt_order
 
 _CHUNK = 128
-"""Rows that are asked before it is seen whether they suffice; each chunk has a file of its own."""
+"""Rows sampled at a time; each chunk has its own file."""
 
 
 def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> list[Row]:
@@ -35,29 +35,29 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     draws = Draws(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
     kept: list[Row] = []
-    asked = always = never = 0
+    sampled = always = never = 0
     run.filter.mkdir(exist_ok=True)
     for start in range(0, len(rows), _CHUNK):
         if len(kept) >= wanted:
             break
-        chunk = [rows[place] for place in order[start : start + _CHUNK]]
+        chunk = [rows[index] for index in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
         samples = draw_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title, adapter=False)
         solved = {name: passed for name, (_, passed) in counts_by_task(samples, greedy=False).items()}
         kept += [row for row in chunk if 0 < solved[task_id(row)] < size]
-        asked += len(chunk)
+        sampled += len(chunk)
         always += sum(passed == size for passed in solved.values())
         never += sum(passed == 0 for passed in solved.values())
-    run.update(filter={"rows": asked, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
-    said = f"of {asked} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
+    run.update(filter={"rows": sampled, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
+    summary = f"of {sampled} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
     if len(kept) < config.train.prompts_per_step:
         other = "easier" if never > always else "harder"
         raise RunError(
-            f"{said}: too few for --train.prompts-per-step {config.train.prompts_per_step}; give {other} rows with "
+            f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; pass {other} rows with "
             "--data.train, raise --sampling.num-generations or --sampling.temperature, or leave "
             "--data.filter-by-difficulty out (any of them with --overwrite)"
         )
-    print(f"filter: {said}", file=sys.stderr)
+    print(f"filter: {summary}", file=sys.stderr)
     again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)
     return [kept[index] for index in [*range(len(kept)), *again][:wanted]]

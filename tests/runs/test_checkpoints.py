@@ -40,7 +40,7 @@ def test_a_harmed_checkpoint_is_passed_over_said_and_deleted(folder, capsys, har
     newest = folder / "checkpoint-10"
     harm(newest)
     assert newest_complete(folder) == (folder / "checkpoint-9", 9)
-    assert capsys.readouterr().err == f"passed over {newest}: {reason}\n"
+    assert capsys.readouterr().err == f"skipped damaged {newest}: {reason}\n"
     assert not newest.exists()
     assert newest_complete(folder) == (folder / "checkpoint-9", 9)
     assert capsys.readouterr().err == ""
@@ -50,7 +50,7 @@ def test_all_of_them_harmed(folder, capsys):
     for path in folder.iterdir():
         (path / MANIFEST).unlink()
     assert newest_complete(folder) is None
-    assert capsys.readouterr().err.count("passed over") == 3
+    assert capsys.readouterr().err.count("skipped damaged") == 3
 
 
 def test_what_is_no_checkpoint_is_left_alone(folder):
