@@ -1,26 +1,27 @@
-"""Runs programs that a model wrote and says whether they pass their tests: safely, and many a second.
+"""Run model-written programs against their tests: isolated, and many per second.
 
-    print(sandbox.start(Settings()))              # tries the isolation; the first `run` does it otherwise
+    print(sandbox.start(Settings()))              # chooses and tests the isolation
     verdicts = sandbox.run([Program(source, test, functions=("f",)), ...])
 
-A worker is a pair of bare interpreters. One forks a process for each candidate, the other a process for its tests:
+A worker is a pair of bare interpreters. One forks a process for each candidate, the other for its tests:
 
     pool ── programs ──► worker ─┬─► zygote of candidates ── fork ──► candidate.py   the source, and nothing else
                                  │                                        ▲ │ plain values over a socket (codec.py)
                                  │                                        │ ▼
                                  └─► zygote of tests ─────── fork ──► examiner.py    the real tests ──► the verdict
 
-The verdict is made where the candidate never was, and comes on a pipe it never had. No verdict is a fail.
+The candidate never has access to the process that decides the verdict or to the pipe that carries it. Without a
+verdict the program fails.
 
-verdict.py     what goes in and what comes out
+verdict.py     `Program`, `Settings`, `Verdict`
 pool.py        the workers of this process, `start`, `run` and `stop`
-exam.py        tests, compiled once for all candidates
-worker.py      one pair of zygotes: hand over, wait, kill, decide
-launch.py      how an interpreter is started, bare or in bubblewrap
-isolation.py   which isolation holds here
-zygote.py      the process that forks; candidate.py and examiner.py are its two kinds of children
-link.py        the tests' end of the socket; codec.py is values on the wire
-lockdown.py    what a process gives up; syscalls.py is its list of system calls
+exam.py        compiles tests once for all candidates
+worker.py      one pair of zygotes: submit, wait, kill, decide
+launch.py      starts an interpreter, bare or in bubblewrap
+isolation.py   which isolation works on this machine
+zygote.py      the process that forks; candidate.py and examiner.py run in its children
+link.py        the tests' end of the socket; codec.py encodes the values on it
+lockdown.py    drops files, system calls and privileges; syscalls.py lists the system calls
 """
 
 from lora_grpo.sandbox.exam import prepare

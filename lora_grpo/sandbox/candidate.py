@@ -1,4 +1,4 @@
-"""The candidate's side: runs its source, then answers what the tests ask of it."""
+"""The candidate's process: run the source, then answer requests from the tests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "text": str,
     "repr": repr,
 }
-"""What the tests may ask of an object that stays here. None of them gets an expected value to see: no `==`, no `in`."""
+"""Operations on the candidate's objects that tests may request. None reveals an expected value: no `==`, no `in`."""
 
 
 class _Objects:
-    """The objects that the tests hold handles to."""
+    """Objects to which the tests have handles."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -36,14 +36,14 @@ class _Objects:
         self._numbers: dict[int, int] = {}
 
     def handle(self, value: Any) -> list[Any]:
-        """Return how the object is written; it lives as long as the process, so that its number stays its own."""
+        """Return the object's handle; the object is kept alive so that its number stays unique."""
         number = self._numbers.setdefault(id(value), len(self._kept))
         if number == len(self._kept):
             self._kept.append(value)
         return ["handle", number, type(value).__name__]
 
     def find(self, key: int | str, *_: Any) -> Any:
-        """Return the object of a number, or the candidate's global of a name."""
+        """Return the object with a number, or the candidate's global with a name."""
         if isinstance(key, int):
             return self._kept[key]
         if key not in self._namespace:
@@ -69,7 +69,7 @@ def run(source: bytes, link: int) -> None:
     try:
         exec(program, module.__dict__)
         send(link, ["ready"])
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the tests are told
+    except BaseException as error:  # noqa: BLE001 - reported to the tests
         send(link, _raised(error, [], objects))
         return
     while True:
@@ -84,7 +84,7 @@ def run(source: bytes, link: int) -> None:
 
 
 def _answer(request: Any, objects: _Objects) -> list[Any]:
-    """Do what a request asks: `[operation, [argument, ...], [[keyword, argument], ...]]`."""
+    """Carry out a request: `[operation, [argument, ...], [[keyword, argument], ...]]`."""
     operation, encoded_args, encoded_kwargs = request
     changes: list[Any] = []
     decoder = Decoder(objects.find)
@@ -98,7 +98,7 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
             encoder = Encoder(objects.handle, decoder.nodes)
             changes = _changes(before, decoder.nodes, encoder)
         return ["returned", changes, encoder.encode(value)]
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the tests are told
+    except BaseException as error:  # noqa: BLE001 - reported to the tests
         return _raised(error, changes, objects)
 
 
@@ -108,13 +108,13 @@ def _snapshots(nodes: list[Any], objects: _Objects) -> list[Any]:
 
 
 def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]:
-    """Return `[number, contents]` of each argument that is no longer what it was."""
+    """Return `[number, contents]` of each argument that changed."""
     after = [encoder.contents(node) for node in nodes]
     return [[number, now] for number, (then, now) in enumerate(zip(before, after, strict=True)) if then != now]
 
 
 def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list[Any]:
-    """Describe an exception: the builtin classes it is, from the nearest on, its name, text and arguments."""
+    """Encode an exception: its builtin classes, nearest first, its text and its arguments."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind]
     try:
         args = Encoder(objects.handle).encode(tuple(error.args))

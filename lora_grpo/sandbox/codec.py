@@ -1,15 +1,15 @@
-"""Values between a candidate and its tests: plain data as JSON, everything else as a handle to what stays behind.
+"""Values between a candidate and its tests: plain data as JSON, any other object as a handle.
 
-Nothing that arrives can run code: numbers, text, bytes and the standard containers are built anew from JSON, so a
-subclass with an `__eq__` of its own becomes the plain value it claims to be, and any other object becomes a handle that
-equals nothing. Containers that a call is given keep their identity: where the callee changes one in place, or returns
-it, the caller finds its own object changed, or gets it back.
+Nothing that arrives can run code. Numbers, text, bytes and the standard containers are rebuilt from JSON, so an
+instance of a subclass with its own `__eq__` becomes the plain value, and any other object becomes a handle that equals
+nothing. Containers passed to a call keep their identity: if the callee changes one in place or returns it, the caller's
+own object changes or is returned.
 
 A frame is four bytes of length, little-endian, and JSON. A container is written as `[tag, ...]`:
 
     ["list", [...]]  ["dict", [[key, value], ...]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, "generator"]
 
-The mutable ones are numbered in the order in which they are written; `again` points to such a number.
+Mutable containers are numbered in the order in which they are written; `again` refers to such a number.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Malformed(Exception):
-    """What arrived is no frame, or no value."""
+    """The data received is not a valid frame or value."""
 
 
 def send(descriptor: int, message: Any) -> None:
     """Write one frame.
 
     Raises:
-        OverflowError: it is longer than MAX_FRAME_BYTES.
-        OSError: the other end is gone.
+        OverflowError: the frame is longer than MAX_FRAME_BYTES.
+        OSError: the other end is closed.
     """
     body = _to_json(message).encode()
     if len(body) > MAX_FRAME_BYTES:
@@ -59,8 +59,8 @@ def receive(descriptor: int) -> Any:
     """Read one frame.
 
     Raises:
-        EOFError: the other end is gone.
-        Malformed: it is too long, or not JSON.
+        EOFError: the other end is closed.
+        Malformed: the frame is too long or not JSON.
     """
     length = int.from_bytes(_read(descriptor, 4), "little")
     if length > MAX_FRAME_BYTES:
@@ -83,11 +83,11 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 class Encoder:
-    """Writes the values of one message.
+    """Encode the values of one message.
 
     Args:
-        handle: what to write for an object that is not plain data.
-        nodes: the mutable containers that the other end has already, by their numbers.
+        handle: encodes an object that is not plain data.
+        nodes: the mutable containers that the other end already has, by number.
     """
 
     def __init__(self, handle: Callable[[Any], Any], nodes: Iterable[Any] = ()) -> None:
@@ -97,7 +97,7 @@ class Encoder:
         self._items = 0
 
     def encode(self, value: Any, depth: int = 0) -> Any:
-        """Return the value as JSON; too deep or too large a container becomes a handle."""
+        """Return the value as JSON; a container that is too deep or too large becomes a handle."""
         kind = type(value)
         if value is None or kind in _PLAIN:
             return value
@@ -126,7 +126,7 @@ class Encoder:
         return [tag, self.contents(value, depth)]
 
     def contents(self, value: Any, depth: int = 0) -> Any:
-        """Return what a container holds, without the container."""
+        """Return the encoded contents of a container, without the container itself."""
         if isinstance(value, bytearray):
             return value.hex()
         if isinstance(value, dict):
@@ -137,11 +137,11 @@ class Encoder:
 
 
 class Decoder:
-    """Builds the values of one message.
+    """Decode the values of one message.
 
     Args:
         handle: returns the object for a handle's arguments.
-        nodes: the mutable containers that both ends know already, by their numbers.
+        nodes: the mutable containers that both ends already have, by number.
     """
 
     def __init__(self, handle: Callable[..., Any], nodes: Iterable[Any] = ()) -> None:
@@ -160,7 +160,7 @@ class Decoder:
             raise Malformed(f"no value: {type(error).__name__}: {error}") from None
 
     def replace(self, node: Any, data: Any) -> None:
-        """Give a container that is there already the contents written in `data`."""
+        """Replace the contents of an existing container by those encoded in `data`."""
         try:
             self._fill(node, data, clear=True)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
@@ -195,7 +195,7 @@ class Decoder:
         if isinstance(node, bytearray):
             node[:] = bytes.fromhex(data)
             return
-        # The items first: a node may be among its own items' parts, and is emptied only when all of them are there.
+        # Decode the items first: a node may be part of its own items, and is cleared only afterwards.
         if isinstance(node, dict):
             pairs = [(self._decode(key), self._decode(item)) for key, item in data]
             if clear:
@@ -230,7 +230,7 @@ def _natural(number: Any) -> int:
 
 
 def _tag(value: Any) -> str | None:
-    """Return the tag of the plain type that the value is, or is a subclass of; None for everything else."""
+    """Return the tag of the value's plain type or base type; None if it has none."""
     name = _EXACT.get(type(value)) or _LATE.get((type(value).__module__, type(value).__qualname__))
     if name is None and isinstance(value, type):
         return "type" if getattr(builtins, value.__name__, None) is value else None
@@ -254,7 +254,7 @@ _EXACT: dict[type, str] = {
     complex: "complex",
     slice: "slice",
 }
-# By name: a value of these types has its module loaded already, and most programs have none.
+# By name, to avoid importing these modules in programs that do not use them.
 _LATE = {
     ("decimal", "Decimal"): "Decimal",
     ("fractions", "Fraction"): "Fraction",

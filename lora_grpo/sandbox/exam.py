@@ -1,4 +1,4 @@
-"""Tests made ready in the trusted process: compiled once, however many candidates take them."""
+"""Compile and check tests in the trusted process, once for all candidates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BUILTINS = frozenset(dir(builtins))
 def _compiled(
     prelude: str, test: str, functions: tuple[str, ...], count_tests: bool
 ) -> tuple[CodeType, CodeType, set[str], int]:
-    """Return the code of prelude and test, the names that nobody defines, and the number of asserts that count."""
+    """Return the code of prelude and test, the undefined names, and the number of counted asserts."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "assertion is always true" is the data set's business
+        warnings.simplefilter("ignore")  # such as "assertion is always true"
         counted = _Counted()
         tree: Any = ast.parse(test)
         if count_tests:
@@ -33,7 +33,7 @@ def _compiled(
         used, defined = _names(test)
         unknown = used - defined - _names(prelude)[1] - _BUILTINS - set(functions)
         if "import *" in prelude + test:
-            unknown = set()  # it will be seen when it runs
+            unknown = set()  # checked when it runs
         return (
             compile(prelude, "<prelude>", "exec", dont_inherit=True),
             compile(tree, "<test>", "exec", dont_inherit=True),
@@ -43,11 +43,11 @@ def _compiled(
 
 
 def prepare(program: Program) -> bytes:
-    """Return what the tests' process is given for a program.
+    """Return the compiled tests of a program, for the process that runs them.
 
     Raises:
-        BrokenTest: prelude or test is not Python, or the tests use a name that nobody defines. Were such a name left to
-            the candidate, an `np.allclose(result, expected)` without its import would be the candidate's to answer.
+        BrokenTest: prelude or test is not Python, or the tests use an undefined name. If the candidate could define it,
+            it could answer an `np.allclose(result, expected)` whose import is missing.
     """
     try:
         prelude, test, unknown, number = _compiled(
@@ -60,12 +60,12 @@ def prepare(program: Program) -> bytes:
             f"the tests of {program.name} cannot run: they use {', '.join(sorted(unknown))}, which they do not define; "
             f"the candidate defines {', '.join(program.functions) or 'nothing'}"
         )
-    # marshal is for one and the same interpreter, which the zygotes are, and fast.
+    # marshal is fast and requires the same interpreter, which the zygotes use.
     return marshal.dumps((prelude, test, list(program.functions), program.test, number))
 
 
 def _asserts(node: ast.AST) -> bool:
-    """Tell whether a piece of code can fail a test: assert, raise, or a method such as unittest's assertEqual."""
+    """Return whether code can fail a test: assert, raise, or a method such as unittest's assertEqual."""
     return isinstance(node, (ast.Assert, ast.Raise)) or (isinstance(node, ast.Attribute) and node.attr[:6] == "assert")
 
 
@@ -88,25 +88,25 @@ def _names(source: str) -> tuple[set[str], set[str]]:
 
 
 class _Counted(ast.NodeTransformer):
-    """Numbers the asserts that say anything, and lets each run whatever became of the others.
+    """Number the asserts and make each run even if earlier ones failed.
 
-    An assert in a loop is one; what `HELD` and `FAILED` name is told of each time it runs. One in a `try` or a `with`
-    stays as it is: they may be there for its exception.
+    An assert in a loop counts once; the functions named by `HELD` and `FAILED` are called each time it runs. An assert
+    in a `try` or `with` is unchanged, because they may expect its exception.
     """
 
     def __init__(self) -> None:
         self.number = 0
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
-        """Return the statement as it is."""
+        """Return the statement unchanged."""
         return node
 
     def visit_With(self, node: ast.With) -> ast.stmt:
-        """Return the statement as it is."""
+        """Return the statement unchanged."""
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Return the assert in a try statement; `assert True` stays as it is."""
+        """Return the assert in a try statement; one without a name, such as `assert True`, is unchanged."""
         if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
             return node
         number, self.number = self.number, self.number + 1

@@ -1,4 +1,4 @@
-"""The tests' side: runs them for real, with the candidate's functions answering from another process."""
+"""The tests' process: run the tests, with the candidate's functions in another process."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, Remote
 
 HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
-"""What `exam` has counted asserts call."""
+"""Functions that counted asserts call; `exam` inserts the calls."""
 
 Report = dict[str, Any]
-"""`status`, `message`, `passed_tests`, `num_tests`; the status `broken` blames the tests."""
+"""`status`, `message`, `passed_tests`, `num_tests`; the status `broken` means that the tests are at fault."""
 
 
 def examine(exam: bytes, descriptor: int) -> Report:
     """Run the tests and report.
 
     Args:
-        exam: what `exam.prepare` made of the tests.
-        descriptor: of the socket to the candidate.
+        exam: the tests, from `exam.prepare`.
+        descriptor: file descriptor of the socket to the candidate.
     """
     prelude, code, functions, test, num_tests = marshal.loads(exam)
     link, count = Link(descriptor), _Count(num_tests)
@@ -39,7 +39,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
         if count.first:
             raise count.first
         if not link.asked:
-            status, message = "broken", "they ask nothing of the candidate"
+            status, message = "broken", "they never use the candidate"
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported
@@ -48,7 +48,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
 
 
 def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
-    """Return status and message for an exception that ended the tests."""
+    """Return the status and message for an exception that ended the tests."""
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(FROM_CANDIDATE)]
     theirs, detail = bool(notes), _text(error)
     text = str(notes[0]).removeprefix(FROM_CANDIDATE) if theirs else f"{type(error).__name__}: {detail}"
@@ -69,23 +69,23 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
 
 
 def _text(error: BaseException) -> str:
-    """Return the exception's text; it may hold a candidate's values, whose texts may fail."""
+    """Return the exception's text, which may include the candidate's values and so may raise."""
     try:
         return str(error)
-    except BaseException as second:  # noqa: BLE001 - said instead
+    except BaseException as second:  # noqa: BLE001 - reported instead
         return f"(its text raises {type(second).__name__})"
 
 
 def _report(status: str, message: str, count: _Count) -> Report:
-    # A candidate's text may hold what moves a terminal's cursor.
+    # A candidate's text may contain terminal control characters.
     message = "".join(letter if letter.isprintable() else " " for letter in message[:500])
     return {"status": status, "message": message, "passed_tests": count.passed, "num_tests": count.number}
 
 
 class _Count:
-    """Keeps count of the asserts, where the tests were prepared for it.
+    """Count the asserts that hold.
 
-    One that ran several times holds if it did each time; one that never ran does not.
+    An assert that runs several times must hold every time; one that never runs does not hold.
     """
 
     def __init__(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Which way of shutting programs in this machine offers, found out by trying to break out of it."""
+"""Which isolation works on this machine, determined by trying to break out of it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from lora_grpo.sandbox import lockdown
 from lora_grpo.sandbox.verdict import Program, Settings, Verdict
 
 TIERS = ("landlock", "bubblewrap")
-"""The safe ways, the preferred one first."""
+"""Safe isolation tiers, in order of preference."""
 
 
 def missing(tier: str) -> str | None:
-    """Return why a tier cannot be had here, None where nothing speaks against it."""
+    """Return why a tier is unavailable; None if nothing prevents it."""
     if not lockdown.has_seccomp():
         return "no seccomp for this system"
     if tier == "landlock" and not lockdown.landlock_version():
-        return "no Landlock in this kernel (Linux 5.13 brought it; the boot option lsm= may leave it out)"
+        return "no Landlock in this kernel (it needs Linux 5.13; the boot option lsm= may disable it)"
     if tier == "bubblewrap" and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     return None
 
 
 def describe(tier: str, workers: int, settings: Settings) -> str:
-    """Return the line that is printed at the start and goes into every report."""
+    """Return the line that `start` prints and every report includes."""
     how = {
         "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
         "bubblewrap": "bubblewrap + seccomp",
@@ -38,7 +38,7 @@ def describe(tier: str, workers: int, settings: Settings) -> str:
 
 
 def refuse(reasons: dict[str, str]) -> UserError:
-    """Return the error for a machine that offers no safe way."""
+    """Return the error for a machine without a safe isolation."""
     tried = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
     return UserError(
         f"no safe way to run model-written programs here ({tried}); install bubblewrap, use Linux 5.13 or newer, or "
@@ -47,13 +47,13 @@ def refuse(reasons: dict[str, str]) -> UserError:
 
 
 def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
-    """Try the sandbox: a right program must pass, and none that needs a way out.
+    """Test the sandbox: a correct program must pass, and every program that tries to escape must fail.
 
     Args:
-        run: runs programs in the tier that is tried.
+        run: runs programs in the tier under test.
 
     Returns:
-        What got out, or what does not work at all; None where everything is as it must be.
+        What escaped or failed; None if the isolation works.
     """
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder, "secret")
@@ -72,7 +72,7 @@ def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
         verdicts = run([right, *(Program(source, test, ("f",)) for source in attempts.values()), right])
         for verdict in (verdicts[0], verdicts[-1]):
             if not verdict.passed:
-                return f"a right program does not pass ({verdict.status}: {verdict.message})"
+                return f"a correct program does not pass ({verdict.status}: {verdict.message})"
         passed = [name for name, verdict in zip(attempts, verdicts[1:-1], strict=True) if verdict.passed]
         if written.exists():
             passed.append("writing a file")

@@ -1,4 +1,4 @@
-"""The tests' end of the link: asks the candidate's process, and stands for what stays over there."""
+"""The tests' end of the socket: send requests to the candidate's process, and proxy its objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from lora_grpo.sandbox.codec import MAX_ITEMS, Decoder, Encoder, Malformed, receive, send
 
 FROM_CANDIDATE = "raised by the candidate: "
-"""What the note begins with that an exception of the candidate's carries."""
+"""Prefix of the note on exceptions that the candidate raised."""
 _REPLIES: dict[str, list[list[type]]] = {
     "ready": [[]],
     "invalid": [[str]],
@@ -22,11 +22,11 @@ _REPLIES: dict[str, list[list[type]]] = {
 
 
 class Gone(BaseException):
-    """The candidate is out of the game. No `except Exception` of a test catches it.
+    """The candidate ended or misbehaved. Not an `Exception`, so tests do not catch it.
 
     Args:
-        status: the verdict's.
-        message: the verdict's.
+        status: status of the verdict.
+        message: message of the verdict.
     """
 
     def __init__(self, status: str, message: str) -> None:
@@ -35,14 +35,14 @@ class Gone(BaseException):
 
 
 class NotPlain(Exception):
-    """The tests pass a candidate what cannot cross, such as a function of theirs."""
+    """The tests pass the candidate a value that cannot be encoded, such as a function."""
 
 
 class Link:
-    """Asks the candidate's process.
+    """Requests to the candidate's process.
 
     Args:
-        descriptor: of the socket to it.
+        descriptor: file descriptor of the socket.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -54,7 +54,7 @@ class Link:
         """Wait until the candidate's source has run.
 
         Raises:
-            Gone: it is no program, or died.
+            Gone: the source is not a program, or its process died.
             Exception: what its top level raised.
         """
         reply = self._receive("ready", "invalid", "raised")
@@ -64,18 +64,18 @@ class Link:
             self._raise(reply, Decoder(self._remote))
 
     def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
-        """Return what the candidate's process answers; arguments that it changed in place are changed here.
+        """Return the result of an operation in the candidate's process; arguments changed in place change here too.
 
         Args:
             operation: one of `candidate.OPERATIONS`.
-            remote: what it is done to.
+            remote: the object to operate on.
             *args: its arguments.
             **kwargs: its keyword arguments.
 
         Raises:
-            Gone: it died, left, or answered nonsense.
-            NotPlain: an argument of a call by name cannot cross.
-            Exception: what the operation raised there, as the nearest builtin exception.
+            Gone: the process ended or sent an invalid reply.
+            NotPlain: an argument of a call by name cannot be encoded.
+            Exception: what the operation raised, as the nearest builtin exception.
         """
         if self.gone:
             raise self.gone
@@ -90,7 +90,7 @@ class Link:
         except NotPlain as error:
             if isinstance(object.__getattribute__(remote, "_key"), str):
                 raise
-            # A method of an object that the candidate made: plain data in its place would have taken anything.
+            # A method of the candidate's own object: plain data in its place would accept any argument.
             raise self._lose("failed", str(error)) from None
         try:
             send(self._descriptor, request)
@@ -110,7 +110,7 @@ class Link:
         return self._raise(reply, decoder, may_stop=operation == "next")
 
     def _receive(self, *expected: str) -> list[Any]:
-        """Return a reply that is one of the expected ones and has all its parts."""
+        """Return a reply of an expected kind, with all its parts."""
         try:
             reply = receive(self._descriptor)
         except (EOFError, OSError):
@@ -123,11 +123,11 @@ class Link:
         return reply
 
     def _raise(self, reply: list[Any], decoder: Decoder, may_stop: bool = False) -> None:
-        """Raise what the candidate raised, as the nearest class that this process knows too."""
+        """Raise what the candidate raised, as its nearest builtin class."""
         _, _, kinds, text, encoded = reply
         known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
         nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
-        # Only `next` may end an iteration of the tests: `all(map(...))` would take it for the end of the cases.
+        # Only `next` may end an iteration: `all(map(...))` in a test would treat StopIteration as the end of the cases.
         if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
             raise self._lose("failed", text)
         try:
@@ -139,7 +139,7 @@ class Link:
             try:
                 error = kind(*args)
                 break
-            except (TypeError, ValueError):  # it wants other arguments, as the candidate's own subclass did
+            except (TypeError, ValueError):  # it takes other arguments, as the candidate's subclass does
                 continue
         error.add_note(FROM_CANDIDATE + text)
         raise error
@@ -150,7 +150,7 @@ class Link:
         if isinstance(value, Iterator):
             return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
         if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-            # Perhaps the candidate's own answer to an earlier call, so that it is no error of the data set.
+            # This may be the candidate's own earlier result, so it is not an error in the dataset.
             raise self._lose("failed", f"a {type(value).__name__} too deep or too large to be passed on")
         raise NotPlain(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
 
@@ -165,9 +165,9 @@ class Link:
 
 
 class Remote:
-    """An object, or a global name, of the candidate.
+    """An object or a global name of the candidate.
 
-    It equals nothing but itself, and `in` looks through its items here: the candidate never sees an expected value.
+    It equals only itself, and `in` compares its items here: the candidate never sees an expected value.
     """
 
     __slots__ = ("_key", "_link")

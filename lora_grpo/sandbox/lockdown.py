@@ -1,8 +1,8 @@
-"""What a process of the sandbox gives up, for good: files, system calls, capabilities, resources.
+"""Permanently drop files, system calls, capabilities and resources in a sandboxed process.
 
-Everything here needs no privilege. Landlock takes the file system away but for the standard library; seccomp takes the
-system calls of `syscalls` away; limits bound memory, CPU time and descriptors. Where these are missing (another system
-than Linux, an old kernel), the functions say so by raising OSError, and nothing is half done.
+Nothing here needs privileges. Landlock removes the file system except for the standard library; seccomp restricts
+system calls to those of `syscalls`; limits bound memory, CPU time and descriptors. On other systems and old kernels the
+functions raise OSError before they change anything.
 
 Source: linux/landlock.h, linux/capability.h, prctl(2), seccomp(2).
 """
@@ -34,21 +34,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def landlock_version() -> int:
-    """Return the kernel's Landlock ABI, 0 where it has none."""
+    """Return the kernel's Landlock ABI version; 0 if it has none."""
     if sys.platform != "linux":
         return 0
     return max(0, _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION))
 
 
 def has_seccomp() -> bool:
-    """Tell whether the kernel filters system calls, and this module knows the machine's numbers."""
+    """Return whether the kernel supports seccomp and `syscalls` has this machine's numbers."""
     if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         return False
     return _libc.prctl(21, 0, 0, 0, 0) >= 0  # PR_GET_SECCOMP
 
 
 def give_up_privileges() -> None:
-    """No capabilities, no way to new ones, no core dump, no look into this process from one of its kind."""
+    """Drop all capabilities for good, and forbid core dumps and tracing by processes of the same user."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 0)
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
@@ -57,10 +57,10 @@ def give_up_privileges() -> None:
 
 
 def give_up_files(readable: Iterable[str]) -> None:
-    """Take the file system away but for reading these paths, and on newer kernels TCP and signals to others too.
+    """Restrict the file system to reading these paths; newer kernels also block TCP and signals to other processes.
 
     Args:
-        readable: files, and folders with all they hold.
+        readable: files, and folders with all their content.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -68,7 +68,7 @@ def give_up_files(readable: Iterable[str]) -> None:
     version = landlock_version()
     if not version:
         raise OSError("the kernel has no Landlock")
-    # Every right that the version knows: what is handled and not granted is denied.
+    # Every right that the version supports: rights that are handled but not granted are denied.
     files = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         files |= (1 << bit) if version >= since else 0
@@ -88,7 +88,7 @@ def give_up_files(readable: Iterable[str]) -> None:
 
 
 class SystemCallFilter:
-    """A seccomp filter: built once, put on in no time.
+    """A seccomp filter, built once and installed in many processes.
 
     Args:
         program: BPF instructions from `syscalls`.
@@ -100,15 +100,15 @@ class SystemCallFilter:
         self._header = struct.pack("<H6xQ", len(program) // 8, ctypes.addressof(self._lines))
 
     def put_on(self) -> None:
-        """Give up every system call that the filter does not allow, besides those given up before."""
+        """Install the filter on top of earlier ones."""
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(self._header))
 
 
 def give_up_system_calls() -> SystemCallFilter:
-    """Give up all system calls but those of `syscalls`, and return the filter that a child puts on besides.
+    """Restrict system calls to those of `syscalls`, and return the additional filter for children.
 
-    The long list costs most of a millisecond, so it is put on once; what only a process that forks needs is a short
-    one, given up by each child.
+    The long list takes most of a millisecond to install, so the zygote installs it once. The short list of calls that
+    only a zygote needs is denied in each child.
 
     Raises:
         OSError: the machine's system calls are not known.
@@ -122,7 +122,7 @@ def give_up_system_calls() -> SystemCallFilter:
 
 
 def limit_resources(memory_bytes: int) -> None:
-    """Bound address space, descriptors and stack, here and in every child; no file may grow, no core be dumped."""
+    """Limit address space, descriptors and stack, also of children; forbid file growth and core dumps."""
     for name, most in (
         ("RLIMIT_AS", memory_bytes),
         ("RLIMIT_FSIZE", 0),
@@ -136,21 +136,21 @@ def limit_resources(memory_bytes: int) -> None:
         if which is not None:
             hard = resource.getrlimit(which)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # Some systems have limits that cannot be set (RLIMIT_AS on macOS); on Linux all of these can.
+            # Some systems do not support all limits (RLIMIT_AS on macOS); Linux supports all of these.
             with contextlib.suppress(*(() if sys.platform == "linux" else (ValueError, OSError))):
                 resource.setrlimit(which, (most, most))
 
 
 def limit_cpu(seconds: int) -> None:
-    """Bound this process's CPU time."""
+    """Limit this process's CPU time."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent ends, however that happens.
+    """Have the kernel kill this process when its parent ends.
 
     Args:
-        parent: its process id, to notice an end before this call.
+        parent: the parent's process id, to detect that it ended before this call.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The workers that grade a batch of programs, one for each core, and the pool that the process shares."""
+"""A pool of workers, one per core, shared by the whole process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
 _MAX_WORKERS = 16
-_RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's own")
+_RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's self-test")
 
 
 class Pool:
-    """Workers of one isolation tier.
+    """Workers with one isolation tier.
 
     Args:
         settings: limits of each program, and the number of workers.
@@ -34,40 +34,40 @@ class Pool:
         self.size = settings.workers or min(_MAX_WORKERS, _cores())
         self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
         for _ in range(self.size):
-            self._idle.put(None)  # started when it is first needed
+            self._idle.put(None)  # started on first use
         self._workers: list[Worker] = []
         self._closing = False
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Return the verdicts of the programs, in their order.
+        """Return the verdicts of the programs, in order.
 
-        A program whose worker dies is run again, once, by a new one.
+        A program whose worker dies runs once more, with a new worker.
 
         Raises:
             BrokenTest: the tests of a program cannot run.
-            RunError: workers cannot be started, or die without a program's doing.
+            RunError: workers cannot start, or die for reasons other than a program.
         """
         exams = [prepare(program) for program in programs]
         executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
         try:
             return list(executor.map(self._grade, programs, exams))
         except BrokenTest:
-            raise  # the workers are well, and finish what they have begun
+            raise  # the workers are fine and finish their programs
         except BaseException:
-            # An error, or Ctrl-C: no worker is left in the middle of a program.
+            # An error or Ctrl-C: leave no worker in the middle of a program.
             self.close()
             raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
-        """End all processes; the pool is of no use any more."""
+        """End all processes; the pool cannot be used again."""
         self._closing = True
         while self._workers:
             self._workers.pop().kill()
 
     def abandon(self) -> None:
-        """Close this process's ends of the workers' sockets, and leave the workers to the process that has them too."""
+        """Close this process's ends of the workers' sockets; after a fork, the workers belong to the parent."""
         for worker in self._workers:
             worker.abandon()
 
@@ -81,11 +81,11 @@ class Pool:
                 except WorkerDied:
                     self._bury(worker)
                     worker = None
-            # Twice under the same program. If a new worker does its work, the program is to blame.
+            # It died twice with the same program. If a new worker passes a correct program, this program is to blame.
             worker = self._start()
             if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
                 return Verdict("crashed", "the worker that ran it died, twice", 0.0)
-            raise WorkerDied("a right program does not pass any more")
+            raise WorkerDied("a correct program no longer passes")
         except WorkerDied as error:
             self._bury(worker)
             worker = None
@@ -105,37 +105,37 @@ class Pool:
 
     def _bury(self, worker: Worker | None) -> None:
         if worker is not None:
-            with contextlib.suppress(ValueError):  # `close` has taken it
+            with contextlib.suppress(ValueError):  # `close` has removed it
                 self._workers.remove(worker)
             worker.kill()
 
 
 _pool: Pool | None = None
-_asked: tuple[Settings, str | None] = (Settings(), None)
-"""What `start` was last asked for, for the `run` that has to start anew."""
+_requested: tuple[Settings, str | None] = (Settings(), None)
+"""Arguments of the last `start`, for a `run` that must restart."""
 _lock = threading.RLock()
 
 
 def start(settings: Settings | None = None, tier: str | None = None) -> str:
-    """Find a safe way to run programs here, try to break out of it, and keep it for `run`.
+    """Choose an isolation that works on this machine, try to break out of it, and keep it for `run`.
 
     Args:
-        settings: limits of each program; None takes the defaults.
-        tier: `landlock` or `bubblewrap`; None takes the first that holds.
+        settings: limits of each program; None for the defaults.
+        tier: `landlock` or `bubblewrap`; None for the first that works.
 
     Returns:
-        One line that names the isolation and the limits, for the terminal and for reports.
+        One line with the isolation and the limits, for the terminal and for reports.
 
     Raises:
-        UserError: no way is safe, and `settings.allow_unsafe` was not given; or a setting is out of range.
+        UserError: no isolation works and `settings.allow_unsafe` is not set, or a setting is out of range.
     """
-    global _pool, _asked
+    global _pool, _requested
     settings = settings or Settings()
     check_settings(settings)
     reasons: dict[str, str] = {}
     with _lock:
         stop()
-        _asked = settings, tier
+        _requested = settings, tier
         for name in (tier,) if tier else isolation.TIERS:
             reason = isolation.missing(name)
             pool = Pool(settings, name)
@@ -155,19 +155,19 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
 
 
 def run(programs: Sequence[Program]) -> list[Verdict]:
-    """Run programs with their tests and return their verdicts, in the same order.
+    """Run programs with their tests and return their verdicts, in order.
 
     Args:
-        programs: what to run; as many at once as there are workers.
+        programs: N programs; as many run at once as there are workers.
 
     Raises:
         BrokenTest: the tests of a program cannot run, whatever the candidate.
-        RunError: the sandbox's processes cannot be started.
-        UserError: no way to run programs is safe here.
+        RunError: the sandbox's processes cannot start.
+        UserError: no isolation works on this machine.
     """
     with _lock:
         if _pool is None:
-            print(f"sandbox: {start(*_asked)}", file=sys.stderr)
+            print(f"sandbox: {start(*_requested)}", file=sys.stderr)
         assert _pool is not None
         try:
             return _pool.run(programs)
@@ -179,14 +179,14 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
 
 
 def describe() -> str | None:
-    """Return the line that `start` returned; None where nothing was started."""
+    """Return the line that `start` returned; None if the sandbox is not running."""
     if _pool is None:
         return None
     return isolation.describe(_pool.tier, _pool.size, _pool.settings)
 
 
 def stop() -> None:
-    """End the sandbox's processes; the next `run` starts them anew."""
+    """End the sandbox's processes; the next `run` starts them again."""
     global _pool
     with _lock:
         if _pool is not None:
@@ -195,7 +195,7 @@ def stop() -> None:
 
 
 def _forget() -> None:
-    """Let go of the workers in a process forked from this one: they live as long as somebody holds their sockets."""
+    """Release the workers in a forked child; otherwise its copies of their sockets would keep them alive."""
     global _pool, _lock
     if _pool is not None:
         _pool.abandon()
@@ -207,7 +207,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that no program could run under.
+    """Check the settings.
 
     Raises:
         UserError: a number is out of range.

@@ -1,10 +1,9 @@
-"""What a sandboxed process may ask of the kernel: a seccomp allow list, as BPF programs.
+"""System calls of a sandboxed process: a seccomp allow list, as BPF programs.
 
-What is on the list is what computing needs. What only an attempt to leave needs (new processes, sockets, other
-processes, the kernel's own machinery) ends the process, which gives the verdict `blocked`; anything else fails with
-EPERM, which Python reports as PermissionError. `socket` is among the latter: libc tries one to look up a user's name,
-and goes on without. A zygote also forks, kills and talks to its parent; its children lose that by a second filter on
-top of the first.
+The list allows what computation needs. Calls that only an escape attempt needs (new processes, sockets, access to other
+processes, kernel machinery) kill the process, for the verdict `blocked`. Any other call fails with EPERM, which Python
+reports as PermissionError. `socket` fails too: libc tries it to look up a user's name, and continues without. A zygote
+also forks, kills and communicates with its parent; a second filter denies that to its children.
 
 Source: numbers from Linux's asm/unistd_64.h and asm-generic/unistd.h; layout from linux/seccomp.h and linux/filter.h.
 """
@@ -14,9 +13,9 @@ from __future__ import annotations
 import struct
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Machine name -> AUDIT_ARCH constant; the column of the tables below."""
+"""AUDIT_ARCH constant of each machine; the order is that of the columns in the tables below."""
 
-# name: number on x86_64, number on aarch64 (- where there is none)
+# name, number on x86_64, number on aarch64 (- if there is none)
 _ALLOWED = """
 read 0 63, write 1 64, close 3 57, lseek 8 62, readv 19 65, writev 20 66, pread64 17 67,
 getdents64 217 61, getcwd 79 17, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59,
@@ -31,7 +30,7 @@ uname 63 160, sysinfo 99 179, getrlimit 97 163, getrusage 98 165, getrandom 318 
 futex 202 98, set_robust_list 273 99, rseq 334 293, exit 60 93, exit_group 231 94
 """
 
-# What a zygote does and its children may not: fatal for them, but for the last line.
+# Calls of a zygote that its children may not make: the first table kills a child, the second returns EPERM.
 _ZYGOTE_DEADLY = """
 clone 56 220, kill 62 129, sendto 44 206, recvmsg 47 212
 """
@@ -53,17 +52,17 @@ finit_module 313 273, kexec_load 246 104, reboot 169 142, swapon 167 224, name_t
 open_by_handle_at 304 265
 """
 
-# Allowed with some values of one argument only: (numbers, argument's place, values).
+# Allowed with only some values of one argument: (numbers, argument index, values).
 _LIMITED = (
     # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: not F_SETOWN or F_SETSIG, which send signals to others.
     ((72, 25), 1, (0, 1, 2, 3, 1030)),
     # TCGETS (isatty), FIONREAD, FIOCLEX, FIONCLEX: not FIOASYNC or FIOSETOWN.
     ((16, 29), 1, (0x5401, 0x541B, 0x5451, 0x5450)),
-    # prlimit64 of oneself, whose hard limits cannot be raised.
+    # prlimit64 of the process itself, whose hard limits cannot be raised.
     ((302, 261), 0, (0,)),
 )
 
-# Allowed without these bits in one argument: (number by machine, argument's place, bits). Nothing opens for writing:
+# Allowed without these bits in one argument: (number by machine, argument index, bits). Opening for writing is denied:
 # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND, O_TMPFILE.
 _WITHOUT = (
     ({"x86_64": 2}, 1, 0o20003103),
@@ -76,7 +75,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 
 def permissions(machine: str) -> bytes:
-    """Return the program of the allow list, with what a zygote needs, for a machine of `ARCHITECTURES`."""
+    """Return the BPF program of a zygote's allow list for a machine of `ARCHITECTURES`."""
     column = list(ARCHITECTURES).index(machine)
     lines = [
         _line(_LOAD, _ARCHITECTURE),
@@ -88,23 +87,23 @@ def permissions(machine: str) -> bytes:
         lines += [_line(_AT_LEAST, 0x40000000, 0, 1), _line(_RETURN, _KILL)]  # x32
     for verdict, table in ((_ALLOW, _ALLOWED + "," + _ZYGOTE_DEADLY + "," + _ZYGOTE), (_KILL, _DEADLY)):
         lines += _verdicts(verdict, table, column)
-    for numbers, place, values in _LIMITED:
+    for numbers, index, values in _LIMITED:
         # The kernel reads 32 bits of fcntl's and ioctl's commands and of a pid, so only those are compared.
-        block = [_line(_LOAD, _ARGUMENTS + 8 * place)]
+        block = [_line(_LOAD, _ARGUMENTS + 8 * index)]
         for value in values:
             block += [_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW)]
         block += [_line(_RETURN, _EPERM)]
         lines += [_line(_EQUAL, numbers[column], 0, len(block)), *block]
-    for by_machine, place, bits in _WITHOUT:
+    for by_machine, index, bits in _WITHOUT:
         if machine in by_machine:
-            block = [_line(_LOAD, _ARGUMENTS + 8 * place), _line(_ANY_BIT, bits, 1, 0)]
+            block = [_line(_LOAD, _ARGUMENTS + 8 * index), _line(_ANY_BIT, bits, 1, 0)]
             block += [_line(_RETURN, _ALLOW), _line(_RETURN, _EPERM)]
             lines += [_line(_EQUAL, by_machine[machine], 0, len(block)), *block]
     return b"".join([*lines, _line(_RETURN, _EPERM)])
 
 
 def denials(machine: str) -> bytes:
-    """Return the program that takes from a child what `permissions` leaves to its zygote."""
+    """Return the BPF program that denies children the calls that only a zygote needs."""
     column = list(ARCHITECTURES).index(machine)
     lines = [_line(_LOAD, _NUMBER)]
     lines += _verdicts(_KILL, _ZYGOTE_DEADLY, column) + _verdicts(_EPERM, _ZYGOTE, column)
@@ -124,5 +123,5 @@ def _numbers(table: str, column: int) -> list[int]:
 
 
 def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return one BPF instruction; the jumps say how many instructions to skip."""
+    """Return one BPF instruction; the jumps are numbers of instructions to skip."""
     return struct.pack("<HBBI", code, if_true, if_false, value)

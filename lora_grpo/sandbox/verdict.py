@@ -1,4 +1,4 @@
-"""What goes into the sandbox and what comes out: programs, their settings, verdicts."""
+"""The sandbox's inputs and outputs: programs, settings, verdicts."""
 
 from __future__ import annotations
 
@@ -12,53 +12,51 @@ Status = Literal["passed", "failed", "timeout", "memory", "crashed", "blocked", 
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are run."""
+    """Limits of the programs."""
 
     workers: int | None = None
-    """Programs graded at once; None takes one a CPU core."""
+    """Programs graded at once; None for one per CPU core."""
     timeout_seconds: float = 3.0
     """Wall time of one program with all its tests, in seconds."""
     memory_mb: int = 512
-    """Address space of one program, in MiB; what its tests compare may take as much again."""
+    """Address space of one program, in MiB; its tests get twice as much."""
     allow_unsafe: bool = False
-    """Where neither Landlock nor bubblewrap can shut programs in: run them all the same, as you. Every report says so.
-    """
+    """If neither Landlock nor bubblewrap works: run programs unprotected, as your user. Every report says so."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One candidate and the tests that decide about it."""
+    """One candidate and its tests."""
 
     source: str
-    """The candidate: untrusted Python, run in a process that never sees the tests."""
+    """The candidate: untrusted Python that runs in a process without access to the tests."""
     test: str
-    """Python run in another process."""
+    """Trusted Python that runs in another process."""
     functions: tuple[str, ...]
-    """The candidate's names in the tests: the entry point, and helpers or classes where the tests use them. No other
-    name is the candidate's to define."""
+    """Names that the candidate defines for the tests: the entry point, and any helpers or classes that they use."""
     prelude: str = ""
-    """Code the tests may lean on, such as a prompt's helper functions; run before `test`, trusted like it."""
+    """Trusted Python that runs before `test`, such as a prompt's helper functions."""
     count_tests: bool = False
-    """Run every assert of `test` though earlier ones failed, and count. The verdict passes only if all of them do."""
+    """Continue after a failed assert and count those that hold. The verdict passes only if all of them do."""
     name: str = "a program"
-    """Which data set row this is, for messages."""
+    """Id of the dataset row, for messages."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one program."""
+    """The result of one program."""
 
     status: Status
     """`passed`; `failed`: a wrong answer or an exception; `timeout`; `memory`; `crashed`: its process died; `blocked`:
-    it tried what the sandbox forbids; `invalid`: it is not a Python program."""
+    it tried something that the sandbox forbids; `invalid`: it is not a Python program."""
     message: str
-    """One line: the failing assertion, the exception, what was tried. Empty for a pass."""
+    """One line: the failed assertion, the exception, or what was blocked. Empty for a pass."""
     seconds: float
-    """Wall time from hand-over to verdict."""
+    """Wall time from submission to verdict."""
     passed_tests: int = 0
-    """Assert statements that held each time they ran; 0 without `count_tests`, and where no verdict came."""
+    """Assert statements that held every time they ran; 0 without `count_tests` or without a result."""
     num_tests: int = 0
-    """Assert statements of the tests that say anything about the candidate; 0 without `count_tests`."""
+    """Assert statements that depend on any name; 0 without `count_tests`."""
 
     @property
     def passed(self) -> bool:
@@ -67,4 +65,4 @@ class Verdict:
 
 
 class BrokenTest(RunError):
-    """A row's tests cannot run, whatever the candidate: an error of the data set, never a score of 0."""
+    """A row's tests cannot run, whatever the candidate: an error in the dataset, never a score of 0."""

@@ -1,4 +1,4 @@
-"""A pair of zygotes that grades one program after another, and the watch over it."""
+"""A pair of zygotes that grades one program after another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_REPORT_BYTES = 1 << 16
 
 
 class WorkerDied(Exception):
-    """A process of the pair is gone or does not answer. What it was doing is undecided, never passed."""
+    """A process of the pair ended or does not answer. Its program is undecided, never passed."""
 
 
 class Worker:
@@ -33,13 +33,13 @@ class Worker:
         settings: limits of each program.
 
     Raises:
-        WorkerDied: a process did not start; the message holds what it said.
+        WorkerDied: a process did not start; the message has its last line of output.
     """
 
     def __init__(self, isolation: str, settings: Settings) -> None:
         self._settings = settings
         memory = settings.memory_mb << 20
-        # The CPU time is a backstop: the clock on the wall comes first.
+        # The CPU limit is a backstop; the wall time limit comes first.
         seconds = math.ceil(settings.timeout_seconds) + 1
         self._processes: list[subprocess.Popen[bytes]] = []
         self._controls: dict[str, socket.socket] = {}
@@ -65,31 +65,31 @@ class Worker:
 
         Raises:
             BrokenTest: the tests cannot run, whatever the program.
-            WorkerDied: a process of the pair is gone; the pair is of no use any more.
+            WorkerDied: a process of the pair ended; the pair cannot be used again.
         """
         started = time.monotonic()
         report, report_end = os.pipe()
         try:
             try:
-                self._hand_over(program, exam, report_end)
+                self._submit(program, exam, report_end)
             finally:
                 os.close(report_end)
-            said = self._listen(report, started + self._settings.timeout_seconds)
+            output = self._listen(report, started + self._settings.timeout_seconds)
         finally:
             os.close(report)
-        # Both children are killed and reaped before anything else runs, whatever they said.
+        # Kill and reap both children before anything else runs, whatever they reported.
         ends = self._stop()
-        return _decide(said, ends, program, self._settings, time.monotonic() - started)
+        return _decide(output, ends, program, self._settings, time.monotonic() - started)
 
     def kill(self) -> None:
         """End both processes; their children end with them."""
         for control in self._controls.values():
-            # Another thread may be waiting for it, which keeps it open whatever close() says.
+            # Another thread may be waiting on it, which keeps it open despite close().
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)
             control.close()
         for process in self._processes:
-            # Its whole group: bubblewrap's outer process is not the one that holds the others.
+            # The whole process group: bubblewrap's outer process is not the parent of the others.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -97,11 +97,11 @@ class Worker:
                 process.stderr.close()
 
     def abandon(self) -> None:
-        """Let go of a pair that belongs to the process this one was forked from."""
+        """Close the sockets in a forked child; the pair belongs to the parent."""
         for control in self._controls.values():
             control.close()
 
-    def _hand_over(self, program: Program, exam: bytes, report_end: int) -> None:
+    def _submit(self, program: Program, exam: bytes, report_end: int) -> None:
         for_candidate, for_tests = socket.socketpair()
         with for_candidate, for_tests:
             source = program.source.encode(errors="surrogatepass")
@@ -113,32 +113,32 @@ class Worker:
         try:
             socket.send_fds(self._controls[role], [b"R"], [file, *descriptors])
         except OSError as error:
-            raise WorkerDied(f"the {role}'s process is gone ({error})") from None
+            raise WorkerDied(f"the {role}'s process ended ({error})") from None
         finally:
             os.close(file)
 
     def _listen(self, report: int, deadline: float) -> bytes | None:
-        """Return what the tests' process said, which may be nothing; None when time is up."""
+        """Return the output of the tests' process, which may be empty; None after a timeout."""
         poll = select.poll()
         for descriptor in (report, *(control.fileno() for control in self._controls.values())):
             poll.register(descriptor, select.POLLIN)
-        said = b""
-        while not said.endswith(b"\n") and len(said) < _MAX_REPORT_BYTES:
+        output = b""
+        while not output.endswith(b"\n") and len(output) < _MAX_REPORT_BYTES:
             left = deadline - time.monotonic()
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
             if report in ready:
                 part = os.read(report, _MAX_REPORT_BYTES)
                 if not part:
                     break
-                said += part
+                output += part
             elif ready:
                 raise WorkerDied("a process of the sandbox was killed")
             elif left <= 0:
                 return None
-        return said
+        return output
 
     def _stop(self) -> dict[str, tuple[bool, int]]:
-        """Have both children killed; return for each whether it had to be, and its wait status."""
+        """Kill both children; return for each whether it was still running, and its wait status."""
         try:
             for control in self._controls.values():
                 control.sendall(b"K")
@@ -161,25 +161,25 @@ def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> Non
         ready = b""
     if ready != b"!":
         process.kill()
-        said = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
-        raise WorkerDied(said.splitlines()[-1] if said else "a process of the sandbox did not start")
+        output = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+        raise WorkerDied(output.splitlines()[-1] if output else "a process of the sandbox did not start")
     if process.stderr:
         process.stderr.close()
     control.settimeout(_KILL_SECONDS)
 
 
 def _decide(
-    said: bytes | None, ends: dict[str, tuple[bool, int]], program: Program, settings: Settings, seconds: float
+    output: bytes | None, ends: dict[str, tuple[bool, int]], program: Program, settings: Settings, seconds: float
 ) -> Verdict:
-    """Make a verdict of what the tests' process said and of how the children ended. Silence never passes."""
-    if said is None:
+    """Return the verdict from the tests' output and the children's exit status. No output never passes."""
+    if output is None:
         return Verdict("timeout", f"still running after {settings.timeout_seconds:g} s", seconds)
-    if not said.endswith(b"\n"):
+    if not output.endswith(b"\n"):
         killed, wait_status = ends["examiner"]
         if killed or not os.WIFSIGNALED(wait_status):
-            raise WorkerDied("the tests' process ended without a word")
+            raise WorkerDied("the tests' process ended without output")
         return Verdict("crashed", f"its tests' process ended by {_signal(wait_status)}", seconds)
-    report = json.loads(said)
+    report = json.loads(output)
     status, message = report["status"], report["message"]
     if status == "broken":
         raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
@@ -189,7 +189,7 @@ def _decide(
 
 
 def _how_it_ended(killed: bool, status: int) -> tuple[Status, str]:
-    """Read the wait status of a candidate that closed its link to the tests."""
+    """Interpret the wait status of a candidate that closed its socket to the tests."""
     if not os.WIFSIGNALED(status):
         return "crashed", f"its process left with exit code {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)

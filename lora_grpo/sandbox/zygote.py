@@ -1,11 +1,11 @@
-"""A process that stays clean and forks one child for each program; runs in an interpreter of its own.
+"""A process that forks one child per program; runs in its own interpreter.
 
-Commands come in on the control socket, one byte each:
+Commands on the control socket, one byte each:
 
     R  with descriptors: fork a child for the program in the first of them
-    K  kill the child if it is still there, and answer with how it ended
+    K  kill the child if it is still running, and answer with how it ended
 
-The program is read by the child, after the fork: this process never holds a line of it.
+The child reads the program after the fork, so this process never contains any of it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lora_grpo.sandbox import candidate, examiner, lockdown
 PRELOADED = """
 bisect cmath collections copy datetime functools heapq itertools math operator random re string typing
 """
-"""Loaded before the fork, as programs use them most. More would make each fork dearer: the cost grows with memory."""
+"""Modules loaded before the fork because programs use them most. More would slow down each fork."""
 
 ANSWER = struct.Struct("<?i")
-"""How a child ended: whether it had to be killed, its wait status."""
+"""How a child ended: whether it was still running, and its wait status."""
 
 _LINK, _REPORT = 3, 4
 
@@ -41,23 +41,23 @@ def main(role: str, control_descriptor: int, isolation: str, readable: list[str]
 
     Args:
         role: `candidate` or `examiner`.
-        control_descriptor: of the control socket.
-        isolation: `landlock`, `bubblewrap` (which is around this process already) or `none`.
-        readable: what stays readable, as `lockdown.give_up_files` takes it.
+        control_descriptor: file descriptor of the control socket.
+        isolation: `landlock`, `bubblewrap` (already active) or `none`.
+        readable: the paths that stay readable.
         limits: address space of a child in bytes, and its CPU time in seconds.
     """
-    # Both are inherited, and a launcher's choice of them would cost this process its children.
+    # Both are inherited, and other settings would keep this process from reaping its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     control = socket.socket(fileno=control_descriptor)
     commands = select.poll()
     commands.register(control, select.POLLIN)
     parent, here = os.getppid(), os.getpid()
-    # The first look for a module also has the import system list the library's folder, whose listing is not granted.
+    # Importing also caches the listing of the library's folder, which is unreadable later.
     for name in PRELOADED.split():
         with contextlib.suppress(ImportError):  # an interpreter built without it
             importlib.import_module(name)
-    # Child processes are the first to go when memory runs out, not the training run.
+    # If memory runs out, the kernel kills these processes first, not the training run.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write("1000")
     os.environ.clear()
@@ -75,11 +75,11 @@ def main(role: str, control_descriptor: int, isolation: str, readable: list[str]
     gc.collect()
     gc.freeze()
     control.sendall(b"!")
-    os.dup2(null, 2)  # what was said there was for the parent to read if the start had failed
+    os.dup2(null, 2)  # it carried errors of the start to the parent
     os.close(null)
     child = 0
     while True:
-        # Descriptors can outlive a killed parent in its other children, so its id is looked at as well.
+        # A killed parent's other children may keep the socket open, so check its process id too.
         while not commands.poll(1000):
             if os.getppid() != parent:
                 _end(child)
@@ -115,8 +115,8 @@ def _end(child: int) -> tuple[bool, int]:
     if not child:
         return False, 0
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    # Until it is reaped, its number cannot be another's. Without a filter it may have children of its own; they are in
-    # its process group, unless they hide.
+    # Its process id stays reserved until it is reaped. Without a filter it may have children, in its process group
+    # unless they leave it.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
@@ -126,19 +126,19 @@ def _end(child: int) -> tuple[bool, int]:
 def _serve(
     role: str, parent: int, descriptors: list[int], cpu_seconds: int, filter_: lockdown.SystemCallFilter | None
 ) -> None:
-    """Be the child: take the descriptors, shut the door, run the program, end."""
+    """Run as the child: set up descriptors, install the filter, run the program, exit."""
     code = 1
     try:
         lockdown.die_with_parent(parent)
         os.setpgid(0, 0)
         payload = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
-        # Moved out of the way first: one of them may have the number that another is to get.
-        high = [os.dup2(descriptor, 20 + place) for place, descriptor in enumerate(descriptors[1:])]
-        for place, descriptor in enumerate(high):
-            os.dup2(descriptor, _LINK + place, inheritable=False)
+        # Move them away first: one may have the number that another needs.
+        high = [os.dup2(descriptor, 20 + index) for index, descriptor in enumerate(descriptors[1:])]
+        for index, descriptor in enumerate(high):
+            os.dup2(descriptor, _LINK + index, inheritable=False)
         os.closerange(_LINK + len(high), 64)
         lockdown.limit_cpu(cpu_seconds)
-        random.seed(0)  # which forking has undone: a program that draws numbers gets the same verdict each time
+        random.seed(0)  # so that a program with random numbers always gets the same verdict
         if filter_:
             filter_.put_on()
         if role == "candidate":
