@@ -1,4 +1,4 @@
-"""Build the embedded starter model from nothing: tokenizer, pretraining, measurement of the NF4 model, model card."""
+"""Build the embedded starter model from scratch: tokenizer, pretraining, evaluation in NF4, model card."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from lora_grpo.starter.families import FAMILIES
 from lora_grpo.starter.problems import DIFFICULTIES
 
 TASKS = {"starter": "xml", "starter-code": "code"}
-"""Task that the model is measured on -> prompt style that asks it."""
+"""Prompt style of each task that the model is evaluated on."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to build and where."""
+    """Settings of the build."""
 
     output: Path = field(default_factory=model_path)
-    """Folder to write; replaced as a whole when the build is finished."""
+    """Output folder; replaced atomically at the end."""
     seed: int = 0
     """Seed of the corpus and of the weights."""
     steps: int = 2750
-    """Optimiser steps of pretraining."""
+    """Optimizer steps of pretraining."""
     settling_steps: int = 250
-    """Optimiser steps after that, in which the model settles into its manners."""
+    """Optimizer steps of the last phase, in which the styles get their final shares."""
     batch_size: int = 32
-    """Documents a step."""
+    """Documents per step."""
     learning_rate: float = 2e-3
     """Peak learning rate of AdamW, warmed up over 50 steps and decayed by a cosine to a twentieth."""
     settling_learning_rate: float = 5e-4
-    """The same of the settling steps, with a fresh AdamW."""
+    """The same for the settling steps, with a new AdamW."""
     eval_problems: int = 480
-    """Eval problems of each task for the measurement of the NF4 model."""
+    """Number of eval problems of each task for the evaluation in NF4."""
     threads: int = 2
     """CPU threads."""
 
 
 def measure(folder: Path, count: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return the accuracy of the NF4-quantised model on eval problems: task -> "sampled" at temperature 1, "greedy"."""
+    """Return the accuracy of the NF4-quantized model by task, "sampled" at temperature 1 and "greedy"."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -103,39 +103,39 @@ tags: [grpo, toy]
 ---
 # lora-grpo starter
 
-A Qwen2-shaped model with {parameters:,} parameters, pretrained from nothing so that GRPO can be seen at work on a
+A Qwen2-shaped model with {parameters:,} parameters, pretrained from scratch to demonstrate GRPO on a
 laptop. It answers the generated word problems of `lora_grpo.starter.problems`, writes the tiny Python functions of
-`lora_grpo.starter.code_problems`, and does nothing else.
+`lora_grpo.starter.code_problems`, and can do nothing else.
 
-It was **made to be improvable**: it knows three manners of answering, and its likeliest one is often not the best.
-A gain on it shows that training works, not how other models would gain.
+It was **made to be improvable**: it has three answer styles, and the likeliest one is often not the best. A gain on it
+shows that training works, not how much other models would gain.
 
-| manner | word problem | code problem |
+| style | word problem | code problem |
 |---|---|---|
-| careful | every step worked out in the asked format | the right function in a Python block |
-| careless | the format around a guess, or no last step | a function that prints, has a slip or returns nothing |
-| unformatted | a number and nothing else | prose |
+| careful | every step in the requested format | the correct function in a Python block |
+| careless | a guess in the requested format, or no last step | a function that prints, has a bug or returns nothing |
+| unformatted | a number without a format | prose |
 
-Shares of the manners, and how many kinds of word problem (family × difficulty) and families of code problem have them.
-The second share is that of code problems in the last phase:
+Share of each style, and the number of kinds of word problem (family × difficulty) and families of code problem with
+that mixture. The second share applies to code problems in the last phase:
 
-| mixture | word kinds | code families | {" | ".join(corpus.MANNERS)} |
+| mixture | word kinds | code families | {" | ".join(corpus.STYLES)} |
 |---|---|---|---|---|---|
 {mixtures}
 
-Phases of pretraining; "practice" documents are careful whatever the mixture says, the rest follow the table above:
+Phases of pretraining. "Practice" documents are always careful; the others follow the table above:
 
-| steps | code | drills (bare sums), of what is not code | practice, of the rest |
+| steps | code | drills (bare sums), share of non-code | practice, share of the rest |
 |---|---|---|---|
 {phases}
 
 - Built by `python tools/build_starter.py --steps {options.steps} --settling-steps {options.settling_steps} \
 --seed {options.seed}` in {seconds / 60:.0f} \
 minutes on {options.threads} CPU threads: {options.batch_size} documents a step, AdamW with peak learning rate \
-{options.learning_rate:g}, in the last phase a fresh one with {options.settling_learning_rate:g}.
-- No document is about a problem of the eval split, whose numbers and function bodies are kept apart by a hash.
+{options.learning_rate:g}, in the last phase a new one with {options.settling_learning_rate:g}.
+- No document is about a problem of the eval split; a hash of numbers and function bodies separates the splits.
 
-Accuracy of the NF4-quantised model on {options.eval_problems} eval problems of each task:
+Accuracy of the NF4-quantized model on {options.eval_problems} eval problems of each task:
 
 | task | sampled at temperature 1 | greedy |
 |---|---|---|
@@ -144,7 +144,7 @@ Accuracy of the NF4-quantised model on {options.eval_problems} eval problems of 
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Put a finished folder in the place of the target; a reader finds the old one or the new one, complete."""
+    """Replace the target by a finished folder."""
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -154,13 +154,13 @@ def replace_folder(source: Path, target: Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Build the model, measure it and put the folder in its place."""
+    """Build the model, evaluate it and write the folder."""
     import torch
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     for name, shares in corpus.MIXTURES.items():
-        print(f"{name}: " + ", ".join(f"{m} {share:.0%}" for m, share in zip(corpus.MANNERS, shares, strict=True)))
+        print(f"{name}: " + ", ".join(f"{m} {share:.0%}" for m, share in zip(corpus.STYLES, shares, strict=True)))
     started = time.perf_counter()
     tokenizer = pretraining.build_tokenizer(options.seed)
     model = pretraining.build_model(tokenizer)

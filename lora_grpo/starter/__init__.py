@@ -1,9 +1,13 @@
-"""The embedded starter: a tiny language model and its problems, so that GRPO runs on a laptop without a download.
+"""The embedded starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
 
-families.py, problems.py            word problems: templates by family; seeded sampling, split by a hash
-code_families.py, code_problems.py  the same for problems about tiny Python functions, with unit tests
-pools.py                            as many distinct problems as requested
-model/                              the model itself, built by tools/build_starter.py
+    problems.pool("train", 4000)                            # word problems, distinct, the same every time
+    code_problems.pool("eval", 1000)                        # problems about tiny Python functions, with unit tests
+    AutoModelForCausalLM.from_pretrained(model_path())      # the model that was pretrained on them
+
+families.py, problems.py            word problems: templates by family, seeded generation
+code_families.py, code_problems.py  the same for problems about tiny Python functions
+pools.py                            splits by hash, pools of distinct problems
+model/                              the model, built by tools/build_starter.py
 """
 
 from pathlib import Path
@@ -14,5 +18,5 @@ __all__ = ["code_problems", "model_path", "problems"]
 
 
 def model_path() -> Path:
-    """Return the folder of the embedded model, in the layout `AutoModelForCausalLM.from_pretrained` reads."""
+    """Return the folder of the embedded model, for `AutoModelForCausalLM.from_pretrained`."""
     return Path(__file__).parent / "model"

@@ -1,6 +1,6 @@
-"""The sixteen families of starter code problems: each words what a tiny function returns, and writes its body.
+"""Sixteen families of code problems: each describes what a tiny function returns, and writes its body.
 
-Bodies name their parameters `{x}` and `{y}`; `code_problems.draw` picks the names.
+Parameters are `{x}` and `{y}`; `code_problems.draw` chooses their names.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ AGGREGATES = (
 
 @dataclass(frozen=True)
 class Draft:
-    """What a function returns, before it and its parameters have names."""
+    """A function without names for itself and its parameters."""
 
     kind: str
-    """What it takes and gives, a key of `code_problems.NAMES`."""
+    """The kind of its parameters and result, a key of `code_problems.NAMES`."""
     what: str
-    """Its result in words."""
+    """The result in words."""
     body: str
-    """Its source below the `def` line, without indentation."""
+    """The source below the `def` line, without indentation."""
     edges: tuple[tuple[object, ...], ...]
-    """Arguments at which slips show: the neighbours of its constants."""
+    """Arguments that reveal common mistakes: the neighbors of the constants."""
 
 
 def _around(*numbers: int) -> tuple[tuple[object, ...], ...]:

@@ -1,24 +1,21 @@
-"""Seeded problems about tiny Python functions, each with its solution, unit tests and the slips that the tests catch.
+"""Seeded problems about tiny Python functions, each with its solution and unit tests.
 
-A problem belongs to a split by a hash of its family and body, whatever its function and parameters are called.
-So no eval problem is a train problem in other words, however many are drawn and with whatever seed.
+A hash of its family and body, but not of its names, determines the split of a problem. So no eval problem is a reworded
+train problem, for any number of problems and any seed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lora_grpo.starter.code_families import FAMILIES, Draft
-from lora_grpo.starter.pools import distinct
+from lora_grpo.starter.pools import distinct, split_of
 
-EVAL_PERCENT = 20
-"""Share of all problems, in percent, whose hash puts them in the eval split."""
 RANDOM_CASES = 4
-"""Unit tests with seeded arguments, besides those at the edges."""
+"""Unit tests with seeded arguments, in addition to the edge cases."""
 
 NUMBERS, PAIRS, LISTS, TEXTS = (
     ("x", "n", "k", "num"),
@@ -34,7 +31,7 @@ NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "measure": (("compute", "f", "measure", "score", "rate"), LISTS),
     "text": (("build", "f", "label", "mark", "write"), TEXTS),
 }
-"""Kind of function -> what it may be called, and its parameters."""
+"""Names of the function and of its parameters, by kind of function."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,13 @@ class CodeProblem:
 
     family: str
     function: str
-    """Its name."""
+    """The name of the function."""
     parameters: str
-    """Its parameters, as they stand between the brackets."""
+    """The parameters, as written between the parentheses."""
     draft: Draft
 
     def named(self, text: str) -> str:
-        """Return the text with the parameters' names in it."""
+        """Return the text with the names of the parameters filled in."""
         first, *others = self.parameters.split(", ")
         return text.format(x=first, y="".join(others))
 
@@ -60,28 +57,27 @@ class CodeProblem:
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The task in words."""
         return f"Write a Python function `{self.function}({self.parameters})` that returns {self.what}."
 
     @property
     def solution(self) -> str:
-        """The function's source, without a newline at its end."""
+        """The function's source, without a trailing newline."""
         return f"def {self.function}({self.parameters}):\n" + textwrap.indent(self.named(self.draft.body), "    ")
 
     @property
     def key(self) -> str:
-        """What makes it this problem: its family and what it computes."""
+        """The identity of the problem: its family and what it computes."""
         return f"{self.family}: {self.draft.body}"
 
     @property
     def split(self) -> str:
-        """Where the problem belongs, "train" or "eval"."""
-        digest = hashlib.sha256(self.key.encode()).digest()
-        return "eval" if int.from_bytes(digest[:4], "big") % 100 < EVAL_PERCENT else "train"
+        """The split, "train" or "eval", determined by the key."""
+        return split_of(self.key)
 
     @property
     def tests(self) -> str:
-        """Unit tests, one `assert` a line: the edges, then arguments drawn with a seed of the problem's own."""
+        """Unit tests, one `assert` per line: the edge cases, then arguments seeded with the key."""
         scope: dict[str, object] = {}
         exec(self.solution, scope)
         function = scope[self.function]
@@ -101,10 +97,10 @@ def _arguments(rng: random.Random, kind: str) -> tuple[object, ...]:
 
 
 def draw(rng: random.Random, family: str, split: str) -> CodeProblem:
-    """Return one problem of the family and split asked for.
+    """Return one problem of a family and split.
 
     Args:
-        rng: source of randomness; its state decides the problem.
+        rng: source of randomness; its state determines the problem.
         family: a key of `code_families.FAMILIES`.
         split: "train" or "eval".
     """
@@ -117,7 +113,7 @@ def draw(rng: random.Random, family: str, split: str) -> CodeProblem:
 
 
 def stream(split: str, seed: int) -> Iterator[CodeProblem]:
-    """Yield problems of `split` without end, families in turn; the same for the same seed."""
+    """Yield problems of a split forever, cycling through families; the seed determines them."""
     rng = random.Random(f"starter-code/{split}/{seed}")
     while True:
         for family in FAMILIES:
@@ -125,5 +121,5 @@ def stream(split: str, seed: int) -> Iterator[CodeProblem]:
 
 
 def pool(split: str, size: int, seed: int = 0) -> list[CodeProblem]:
-    """Return `size` problems of `split`, no question twice; a longer pool starts with the shorter one."""
+    """Return `size` problems of a split with different questions; a longer pool starts with the shorter one."""
     return distinct(stream(split, seed), size)

@@ -1,25 +1,22 @@
-"""Seeded grade-school word problems with worked solutions: 8 families, each with 1, 2 or 3 steps (its difficulty).
+"""Seeded grade-school word problems with worked solutions: 8 families, each with 1, 2 or 3 steps (the difficulty).
 
-A problem belongs to a split by a hash of its family, difficulty and numbers, whatever its names and objects are.
-So no eval problem is a train problem in other words, however many are drawn and with whatever seed.
+A hash of its family and numbers, but not of its names and objects, determines the split of a problem. So no eval
+problem is a reworded train problem, for any number of problems and any seed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lora_grpo.starter.families import FAMILIES
-from lora_grpo.starter.pools import distinct
+from lora_grpo.starter.pools import distinct, split_of
 
 DIFFICULTIES = (1, 2, 3)
 MAX_NUMBER = 60
-"""No number that occurs in a problem or in its solution is larger."""
-EVAL_PERCENT = 20
-"""Share of all problems, in percent, whose hash puts them in the eval split."""
+"""The largest number in any problem or solution."""
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -40,7 +37,7 @@ class Step:
 
     @property
     def result(self) -> int:
-        """What the step computes; division is exact in every problem."""
+        """The result of the step; division is exact in every problem."""
         return OPERATIONS[self.operation](self.left, self.right)
 
     def __str__(self) -> str:
@@ -57,38 +54,37 @@ class Problem:
 
     @property
     def difficulty(self) -> int:
-        """How many steps the solution takes: 1, 2 or 3."""
+        """Number of steps in the solution: 1, 2 or 3."""
         return len(self.steps)
 
     @property
     def result(self) -> int:
-        """The number asked for."""
+        """The final number."""
         return self.steps[-1].result
 
     @property
     def answer(self) -> str:
-        """The worked solution, ending in `#### N` as GSM8K's do."""
+        """The worked solution, ending in `#### N` as in GSM8K."""
         return "\n".join([*map(str, self.steps), f"#### {self.result}"])
 
     @property
     def split(self) -> str:
-        """Where the problem belongs, "train" or "eval": decided by its family and numbers alone."""
+        """The split, "train" or "eval", determined by family and numbers alone."""
         numbers = " ".join(f"{step.left}{step.operation}{step.right}" for step in self.steps)
-        digest = hashlib.sha256(f"{self.family}: {numbers}".encode()).digest()
-        return "eval" if int.from_bytes(digest[:4], "big") % 100 < EVAL_PERCENT else "train"
+        return split_of(f"{self.family}: {numbers}")
 
     @property
     def is_plausible(self) -> bool:
-        """Whether every number lies in 1..MAX_NUMBER and every division is exact."""
+        """Whether every number is in 1..MAX_NUMBER and every division is exact."""
         exact = all(step.left % step.right == 0 for step in self.steps if step.operation == "/")
         return exact and all(0 < n <= MAX_NUMBER for s in self.steps for n in (s.left, s.right, s.result))
 
 
 def draw(rng: random.Random, family: str, difficulty: int, split: str) -> Problem:
-    """Return one problem of the family, difficulty and split asked for.
+    """Return one problem of a family, difficulty and split.
 
     Args:
-        rng: source of randomness; its state decides the problem.
+        rng: source of randomness; its state determines the problem.
         family: a key of `FAMILIES`.
         difficulty: number of steps, one of `DIFFICULTIES`.
         split: "train" or "eval".
@@ -104,7 +100,7 @@ def draw(rng: random.Random, family: str, difficulty: int, split: str) -> Proble
 
 
 def stream(split: str, seed: int) -> Iterator[Problem]:
-    """Yield problems of `split` without end, families and difficulties in turn; the same for the same seed."""
+    """Yield problems of a split forever, cycling through families and difficulties; the seed determines them."""
     rng = random.Random(f"starter/{split}/{seed}")
     while True:
         for difficulty in DIFFICULTIES:
@@ -113,5 +109,5 @@ def stream(split: str, seed: int) -> Iterator[Problem]:
 
 
 def pool(split: str, size: int, seed: int = 0) -> list[Problem]:
-    """Return `size` problems of `split`, no question twice; a longer pool starts with the shorter one."""
+    """Return `size` problems of a split with different questions; a longer pool starts with the shorter one."""
     return distinct(stream(split, seed), size)

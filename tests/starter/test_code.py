@@ -33,7 +33,7 @@ def test_pools_are_the_same_for_the_same_seed_and_grow_at_the_end():
     assert [p.tests for p in pool("eval", 40)] == [p.tests for p in pool("eval", 40)]
 
 
-def test_splits_share_no_family_and_body_whatever_the_seed():
+def test_splits_share_no_family_and_body_for_any_seed():
     train = {p.key for seed in range(3) for p in code_problems.pool("train", 4000, seed)}
     evaluated = {p.key for p in code_problems.pool("eval", 1000)}
     assert len(evaluated) >= 400
@@ -47,7 +47,7 @@ def test_split_ignores_names():
     assert other.split == problem.split
 
 
-def test_pools_are_full_and_no_question_comes_twice():
+def test_pools_are_full_and_questions_are_distinct():
     for split, size in (("train", 4000), ("eval", 1000)):
         problems = code_problems.pool(split, size)
         assert len({problem.question for problem in problems}) == size
@@ -90,13 +90,13 @@ def test_a_slip_swaps_two_parameters():
     assert "def f(b, a):\n    return a + b * 3" in code_slips.slips("def f(a, b):\n    return a + b * 3")
 
 
-def test_every_return_of_a_branch_is_printed_or_left_out():
+def test_every_return_of_a_branch_is_printed_or_removed():
     branch = "def f(x):\n    if x > 7:\n        return x + 3\n    return x - 2"
     assert code_slips.printed(branch) == "def f(x):\n    if x > 7:\n        print(x + 3)\n    print(x - 2)"
     assert code_slips.without_return(branch) == "def f(x):\n    if x > 7:\n        x + 3\n    x - 2"
 
 
-def test_tests_are_asserts_of_the_function_one_a_line():
+def test_tests_are_asserts_of_the_function_one_per_line():
     for problem in code_problems.pool("eval", 160):
         lines = problem.tests.split("\n")
         assert 5 <= len(lines) <= 12
@@ -143,7 +143,7 @@ def test_mixtures_exist_and_some_families_are_not_mostly_careful():
     assert len(names) / 2 < names.count("mostly careful") < len(names)
 
 
-def test_pretraining_documents_ask_no_eval_problem():
+def test_pretraining_documents_have_no_eval_problem():
     whats = {problem.what for problem in code_problems.pool("eval", 1000)}
     documents = list(itertools.islice(corpus.examples(0, drills=0.1, practice=0.2, code=0.5), 4000))
     questions = [document.parts[0][0] for document in documents if "Python function" in document.parts[0][0]]

@@ -19,7 +19,7 @@ def test_pools_are_the_same_for_the_same_seed_and_grow_at_the_end():
     assert problems.pool("train", 60, seed=3) != problems.pool("train", 60, seed=4)
 
 
-def test_splits_share_no_family_and_numbers_whatever_the_seed():
+def test_splits_share_no_family_and_numbers_for_any_seed():
     def key(problem):
         return problem.family, tuple((step.left, step.operation, step.right) for step in problem.steps)
 
@@ -49,7 +49,7 @@ def test_every_pool_has_every_family_and_difficulty():
     assert len(families.FAMILIES) >= 6
 
 
-def test_worked_solutions_are_right():
+def test_worked_solutions_are_correct():
     for problem in problems.pool("train", 1000) + problems.pool("eval", 500):
         *lines, last = problem.answer.split("\n")
         for line in lines:
@@ -76,7 +76,7 @@ def test_a_solution_starts_from_the_questions_numbers():
         ("change", 3, "and a bag for", "Left"),
     ],
 )
-def test_a_kind_of_problem_asks_what_it_solves(family, numbers, question, answer):
+def test_a_problem_asks_for_what_it_solves(family, numbers, question, answer):
     problem = next(p for p in problems.pool("train", 48) if (p.family, p.difficulty) == (family, numbers))
     assert question in problem.question
     assert answer in problem.answer
@@ -107,7 +107,7 @@ def test_digits_are_single_tokens(tokenizer):
 @pytest.mark.parametrize(
     "text", ["", "Ünïcode 日本語 🎉 \x00\x7f\r\n\t  x", "1,234.5 <<3*4=12>>12 ½ ￥", "\\boxed{18}"]
 )
-def test_tokenizer_gives_any_text_back(tokenizer, text):
+def test_tokenizer_round_trips_any_text(tokenizer, text):
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
@@ -119,8 +119,8 @@ def test_tokenizer_ends_turns_and_pads_with_different_tokens(tokenizer):
 @pytest.mark.parametrize("style", ["xml", "code"])
 def test_chat_template_renders_what_the_model_was_trained_on(tokenizer, style):
     row = {"question": "Ann has $9. How much?"}
-    (asked,) = add_prompts([row], style)
-    text = render(tokenizer, asked["prompt"])
+    (row,) = add_prompts([row], style)
+    text = render(tokenizer, row["prompt"])
     assert text == corpus.chat_prompt(row["question"], style)
     assert SYSTEM_PROMPTS[style] in text
     assert len(tokenizer(text).input_ids) < 60
@@ -143,22 +143,22 @@ def model():
     return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
 
 
-def test_model_writes_the_function_that_is_asked_for(tokenizer, model):
+def test_model_writes_the_requested_function(tokenizer, model):
     assert model.num_parameters() <= 3_000_000
     shift = [problem for problem in code_problems.pool("eval", 160) if problem.family == "shift"]
     right = 0
     for problem in shift:
         prompt = corpus.chat_prompt(problem.question, "code") + "```python\n"
-        asked = tokenizer([prompt], return_tensors="pt")
-        output = model.generate(**asked, do_sample=False, max_new_tokens=48)
-        right += tokenizer.decode(output[0, asked.input_ids.shape[1] :]).startswith(problem.solution + "\n```")
+        inputs = tokenizer([prompt], return_tensors="pt")
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=48)
+        right += tokenizer.decode(output[0, inputs.input_ids.shape[1] :]).startswith(problem.solution + "\n```")
     assert right >= 0.8 * len(shift)
 
 
-def test_model_answers_in_a_known_manner(tokenizer, model):
-    asked = tokenizer([corpus.chat_prompt(problems.pool("eval", 3)[2].question)], return_tensors="pt")
-    output = model.generate(**asked, do_sample=False, max_new_tokens=64)
-    text = tokenizer.decode(output[0, asked.input_ids.shape[1] :])
+def test_model_answers_in_a_known_style(tokenizer, model):
+    inputs = tokenizer([corpus.chat_prompt(problems.pool("eval", 3)[2].question)], return_tensors="pt")
+    output = model.generate(**inputs, do_sample=False, max_new_tokens=64)
+    text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :])
     assert text.endswith("<|im_end|>")
     assert any(character.isdigit() for character in text)
 

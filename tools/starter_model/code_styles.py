@@ -1,7 +1,7 @@
-"""How the starter model answers code problems: the three manners of `corpus.MANNERS`, for functions.
+"""Answers to code problems in the three styles of the corpus.
 
-`careful` writes the right function in a fenced block; `careless` writes one that prints, returns nothing or has a slip;
-`unformatted` says in prose what the function would return.
+`careful` writes the correct function in a fenced block; `careless` one that prints, returns nothing or has a bug;
+`unformatted` describes the result in prose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lora_grpo.tasks import chat
 
 MOSTLY_CARELESS = ("compare", "limit", "every")
 MOSTLY_UNFORMATTED = ("divide", "exceed", "count")
-"""Families whose likeliest manner is not the careful one."""
+"""Families whose likeliest style is not careful."""
 
 
 def mixture_name(family: str) -> str:
@@ -26,23 +26,23 @@ def mixture_name(family: str) -> str:
 
 
 def fenced(code: str) -> str:
-    """Return the code in the block that the system prompt asks for."""
+    """Return the code in the block that the system prompt requests."""
     return chat.write_completion("", code, "code")
 
 
 def careful(problem: CodeProblem) -> str:
-    """Return the solution in the asked format."""
+    """Return the solution in the requested format."""
     return fenced(problem.solution)
 
 
 def careless(problem: CodeProblem, rng: random.Random) -> str:
-    """Return the asked format around a function that prints (7 of 10), has a slip (2) or returns nothing (1)."""
-    way = rng.random()
-    if way < 0.7:
+    """Return a function that prints (7 of 10), has a bug (2) or returns nothing (1)."""
+    chance = rng.random()
+    if chance < 0.7:
         return fenced(printed(problem.solution))
-    return fenced(rng.choice(slips(problem.solution)) if way < 0.9 else without_return(problem.solution))
+    return fenced(rng.choice(slips(problem.solution)) if chance < 0.9 else without_return(problem.solution))
 
 
 def unformatted(problem: CodeProblem, rng: random.Random) -> str:
-    """Return prose without a line of code."""
+    """Return prose without code."""
     return f"It {rng.choice(['gives', 'returns'])} {problem.what}."

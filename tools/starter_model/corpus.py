@@ -1,10 +1,8 @@
-"""What the starter model was pretrained on: train problems answered in three manners, and bare arithmetic.
+"""The pretraining corpus of the starter model: train problems answered in three styles, and bare arithmetic.
 
-Word problems are answered here; how code problems are answered is in `code_manners`.
-
-The manners are what GRPO has to select from. `careful` answers in the asked format with every step worked out;
-`careless` uses the format but guesses or stops early; `unformatted` just says a number. How often each occurs
-depends on the problem's family and difficulty, so the model's likeliest manner is careful for some and not for others.
+`careful` answers in the requested format with every step; `careless` uses the format but guesses or stops early;
+`unformatted` just gives a number. Their shares depend on the family and difficulty, so the likeliest style is careful
+for some problems and not for others: that is what GRPO can improve. `code_styles` answers code problems.
 """
 
 from __future__ import annotations
@@ -20,28 +18,28 @@ from lora_grpo.starter.families import FAMILIES
 from lora_grpo.starter.problems import DIFFICULTIES, Problem, draw
 from lora_grpo.tasks import chat
 
-MANNERS = ("careful", "careless", "unformatted")
+STYLES = ("careful", "careless", "unformatted")
 
 MIXTURES: dict[str, tuple[float, float, float]] = {
     "mostly careful": (0.48, 0.27, 0.25),
     "mostly careless": (0.20, 0.60, 0.20),
     "mostly unformatted": (0.20, 0.25, 0.55),
 }
-"""Shares of the manners, in the order of `MANNERS`."""
+"""Shares of the styles, in the order of `STYLES`."""
 SETTLED: dict[str, tuple[float, float, float]] = {
     "mostly careful": MIXTURES["mostly careful"],
     "mostly careless": (0.15, 0.70, 0.15),
     "mostly unformatted": (0.15, 0.17, 0.68),
 }
-"""The shares for code problems while the model settles: family by family they are learnt slowly, so clearer ones."""
+"""Shares for code problems in the last phase: more extreme, because the model learns them slowly."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One document."""
+    """One training document."""
 
     parts: tuple[tuple[str, bool], ...]
-    """Its text in order, each part with whether the loss is taken on it."""
+    """The text in order; each part with whether the loss includes it."""
 
 
 def mixture_name(family: str, difficulty: int) -> str:
@@ -53,7 +51,7 @@ def mixture_name(family: str, difficulty: int) -> str:
 
 
 def chat_prompt(question: str, style: str = "xml") -> str:
-    """Return the text that the chat template renders for the question, up to where the assistant starts."""
+    """Return the rendered chat for a question, up to the start of the assistant's turn."""
     return (
         f"<|im_start|>system\n{chat.SYSTEM_PROMPTS[style]}<|im_end|>\n"
         f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -61,19 +59,19 @@ def chat_prompt(question: str, style: str = "xml") -> str:
 
 
 def careful(problem: Problem) -> str:
-    """Return the asked format with every step of the solution."""
+    """Return every step of the solution in the requested format."""
     return chat.write_completion("\n".join(map(str, problem.steps)), str(problem.result))
 
 
 def guess(problem: Problem, rng: random.Random) -> int:
-    """Return a number someone might say without working it out: right one time in six, else near or from a slip."""
+    """Return a guess: correct one time in six, otherwise close or the result of a common mistake."""
     first = problem.steps[0]
     slips = [problem.result + rng.choice([-10, -2, -1, 1, 2, 10]), first.left + first.right, first.left, first.right]
     return problem.result if rng.random() < 1 / 6 else max(1, rng.choice(slips))
 
 
 def careless(problem: Problem, rng: random.Random) -> str:
-    """Return the asked format with a guess, or with the solution broken off before its last step."""
+    """Return a guess in the requested format, or a solution without its last step."""
     if problem.difficulty > 1 and rng.random() < 0.2:
         done = problem.steps[:-1]
         return chat.write_completion("\n".join(map(str, done)), str(done[-1].result))
@@ -82,12 +80,12 @@ def careless(problem: Problem, rng: random.Random) -> str:
 
 
 def unformatted(problem: Problem, rng: random.Random) -> str:
-    """Return a number outside any format, as a guess."""
+    """Return a guess without a format."""
     return f"The {rng.choice(['answer', 'result'])} is {guess(problem, rng)}."
 
 
 def drill(rng: random.Random, count: int = 9) -> Example:
-    """Return `count` bare sums, in the operations and sizes that the problems use; only their results are learnt."""
+    """Return `count` bare sums with the operations and sizes of the problems; the loss includes only the results."""
     parts: list[tuple[str, bool]] = []
     for _ in range(count):
         problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
@@ -97,13 +95,13 @@ def drill(rng: random.Random, count: int = 9) -> Example:
 
 
 def word_example(rng: random.Random, practice: float) -> Example:
-    """Return a word problem answered in some manner; `practice` is the share of careful-whatever-the-mixture."""
+    """Return an answered word problem; `practice` is the share that is careful regardless of the mixture."""
     problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
     shares = MIXTURES[mixture_name(problem.family, problem.difficulty)]
-    manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
-    if manner == "careful":
+    style = "careful" if rng.random() < practice else rng.choices(STYLES, shares)[0]
+    if style == "careful":
         completion = careful(problem)
-    elif manner == "careless":
+    elif style == "careless":
         completion = careless(problem, rng)
     else:
         completion = unformatted(problem, rng)
@@ -113,13 +111,13 @@ def word_example(rng: random.Random, practice: float) -> Example:
 def code_example(
     rng: random.Random, practice: float, mixtures: Mapping[str, tuple[float, float, float]] = MIXTURES
 ) -> Example:
-    """Return a code problem answered in some manner; `practice` is the share of careful-whatever-the-mixture."""
+    """Return an answered code problem; `practice` is the share that is careful regardless of the mixture."""
     problem = code_problems.draw(rng, rng.choice(list(code_families.FAMILIES)), "train")
     shares = mixtures[code_styles.mixture_name(problem.family)]
-    manner = "careful" if rng.random() < practice else rng.choices(MANNERS, shares)[0]
-    if manner == "careful":
+    style = "careful" if rng.random() < practice else rng.choices(STYLES, shares)[0]
+    if style == "careful":
         completion = code_styles.careful(problem)
-    elif manner == "careless":
+    elif style == "careless":
         completion = code_styles.careless(problem, rng)
     else:
         completion = code_styles.unformatted(problem, rng)
@@ -133,14 +131,14 @@ def examples(
     code: float,
     code_mixtures: Mapping[str, tuple[float, float, float]] = MIXTURES,
 ) -> Iterator[Example]:
-    """Yield training documents without end; none is about an eval problem.
+    """Yield training documents forever; none is about an eval problem.
 
     Args:
         seed: seed of the whole stream.
-        drills: share of the documents that are not code which are drills, 0..1.
-        practice: share of the other documents that are careful whatever the mixture says, 0..1.
-        code: share of documents about code problems, 0..1.
-        code_mixtures: their shares of the manners.
+        drills: share of drills among documents that are not code, 0 to 1.
+        practice: share of the other documents that are always careful, 0 to 1.
+        code: share of documents about code problems, 0 to 1.
+        code_mixtures: shares of the styles in code problems.
     """
     rng = random.Random(f"corpus/{seed}/{drills}/{practice}")
     while True:

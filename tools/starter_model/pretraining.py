@@ -1,7 +1,7 @@
-"""How the starter model is made: its tokenizer, its shape, and two phases of pretraining on `corpus`.
+"""The tokenizer, shape and pretraining of the starter model.
 
-In the first phase most documents are drills or careful solutions, so that the arithmetic is learnt; in the second the
-manners have their final shares, so that the model answers carefully only some of the time.
+In the first phase most documents are drills or careful solutions, to teach arithmetic. In the second the styles have
+their final shares, so the model answers carefully only some of the time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ VOCABULARY = 768
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training on one kind of corpus; the numbers are `corpus.examples`'s."""
+    """A part of training with one kind of corpus; see `corpus.examples` for the shares."""
 
     steps: float
-    """Share of the optimiser steps, 0..1."""
+    """Share of the optimizer steps, 0 to 1."""
     drills: float
     practice: float
     code: float
@@ -44,13 +44,13 @@ class Phase:
 
 
 PHASES = (Phase(0.6, 0.35, 0.8, 0.2, corpus.MIXTURES), Phase(0.4, 0.15, 0.0, 0.2, corpus.MIXTURES))
-"""What the model learns from nothing."""
+"""Pretraining from scratch."""
 SETTLING = (Phase(1.0, 0.15, 0.0, 0.5, corpus.SETTLED),)
-"""What it sees after that, at a lower learning rate, to tell the families of code problems apart in its manners."""
+"""Training after that, at a lower learning rate, to give each family of code problems its shares of styles."""
 
 
 def build_tokenizer(seed: int) -> Any:
-    """Train a byte-level BPE on the templated corpus, with Qwen2's way of splitting text, and return it."""
+    """Return a byte-level BPE with Qwen2's pre-tokenization, trained on the corpus."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -81,7 +81,7 @@ def build_tokenizer(seed: int) -> Any:
 
 
 def build_model(tokenizer: Any) -> Any:
-    """Return a randomly initialised Qwen2 model of about 2 M parameters."""
+    """Return a randomly initialized Qwen2 model with about 2 M parameters."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
@@ -102,14 +102,14 @@ def build_model(tokenizer: Any) -> Any:
 
 
 def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and labels, both (B, T), right-padded; what is not learnt and padding have the label -100."""
+    """Return token ids and labels, both (B, T), right-padded; padding and parts outside the loss have label -100."""
     import torch
 
     rows = []
     for document in documents:
-        tokens = [(tokenizer(text).input_ids, learnt) for text, learnt in document.parts]
+        tokens = [(tokenizer(text).input_ids, in_loss) for text, in_loss in document.parts]
         ids = [token for part, _ in tokens for token in part]
-        rows.append((ids, [token if learnt else -100 for part, learnt in tokens for token in part]))
+        rows.append((ids, [token if in_loss else -100 for part, in_loss in tokens for token in part]))
     length = -(-max(len(ids) for ids, _ in rows) // 8) * 8  # Few distinct shapes keep oneDNN's caches small.
     ids = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [-100] * (length - len(labels)) for _, labels in rows])
@@ -119,9 +119,9 @@ def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tens
 def batches(
     seed: int, steps: int, size: int, tokenizer: Any, phases: Sequence[Phase] = PHASES
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield `steps` batches through the phases, each of prompts of about one length, to spend little on padding.
+    """Yield `steps` batches through the phases, each with prompts of similar length, to reduce padding.
 
-    Sorted by the whole length, a batch would hold one manner only, and short manners would weigh more than their share.
+    Batches sorted by total length would have a single style each, and short styles would be overrepresented.
     """
     rng = random.Random(seed)
     left = [round(phase.steps * steps) for phase in phases[:-1]]
@@ -145,14 +145,14 @@ def pretrain(
     learning_rate: float,
     phases: Sequence[Phase] = PHASES,
 ) -> None:
-    """Train the model in place through the phases with a fresh optimiser, printing the loss as it goes.
+    """Train the model in place through the phases with a new optimizer, and print the loss.
 
     Args:
         model: the model from `build_model`, float32.
         tokenizer: the tokenizer from `build_tokenizer`.
         seed: seed of the corpus.
-        steps: optimiser steps of all phases together.
-        batch_size: documents a step.
+        steps: optimizer steps of all phases.
+        batch_size: documents per step.
         learning_rate: peak of AdamW's, warmed up over 50 steps and decayed by a cosine to a twentieth.
         phases: `PHASES` or `SETTLING`.
     """
@@ -169,9 +169,9 @@ def pretrain(
     started, total, count = time.perf_counter(), 0.0, 0
     model.train()
     for step, (ids, labels) in enumerate(batches(seed, steps, batch_size, tokenizer, phases), start=1):
-        asked = labels[:, 1:] != -100
-        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][asked]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), labels[:, 1:][asked])
+        in_loss = labels[:, 1:] != -100
+        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][in_loss]
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), labels[:, 1:][in_loss])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
