@@ -4,9 +4,9 @@
     python scripts/evaluate.py Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
     python scripts/evaluate.py samples.jsonl --task humaneval
 
-Reports pass@k with 95 % intervals and, of two models, whether they can be told apart. The same command goes on after
-a kill and answers at once when it is finished. A sample is one JSON a line with `task_id` and `completion`, as
-HumanEval's own harness reads them.
+Reports pass@k with 95 % intervals and, for two models, a paired test. After a kill the same command continues; once
+finished it answers at once. A file of samples has one JSON object per line with `task_id` and `completion`, the format
+of HumanEval's harness.
 """
 
 import sys

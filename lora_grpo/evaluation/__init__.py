@@ -1,4 +1,25 @@
-"""Evaluation: samples, verdicts, pass@k, comparisons and their report."""
+"""Evaluation: sample a model on rows with known answers, grade, and compare two models with paired tests.
+
+    results = evaluate(run, sampler, data.eval, "trained")      # one line per sample, with its verdict
+    report = make_report(protocol, ks, Graded("trained", results, source), Graded("base", before, base_source))
+    write_report(folder, report)                                # report.json and report.md
+    read_report(folder).evaluated.scores["pass@1"]
+
+    rows -> sample and grade -> results.jsonl -> measure, compare -> report.json, report.md
+
+Every line of results is written as it is made, so a killed evaluation continues and a finished one needs no model.
+
+cli.py           `scripts/evaluate.py`: from flags to a report
+options.py       its flags, and where a run's settings are the defaults
+folder.py        evaluation.json: which evaluation a folder holds
+run.py           sample and grade rows, also with several processes
+samples_file.py  grade completions made elsewhere
+results.py       one graded sample
+measurement.py   figures of one model
+comparison.py    two models on the same tasks: paired tests, fixed and regressed tasks
+pass_at_k.py     pass@k and its statistics, with the papers
+report.py        the schema of report.json, its tables, reading and writing
+"""
 
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.comparison import verdict

@@ -1,12 +1,10 @@
-"""How good is a model, and did training change it: pass@k, its interval, and tests that pair tasks.
+"""Statistics of an evaluation: pass@k, its interval, and paired tests of two models.
 
-Two kinds of evaluation, two kinds of statistics:
+- One sample per task (pass or fail): `wilson_interval`, `mcnemar_exact`.
+- Several samples per task (pass@k between 0 and 1): `bootstrap_interval`, `paired_permutation`.
 
-- one greedy sample a task (pass or fail): `wilson_interval`, `mcnemar_exact`;
-- many samples a task (a pass@k between 0 and 1): `bootstrap_interval`, `paired_permutation`.
-
-Both compare with `difference_interval` and `minimum_detectable_change`. Tasks are what is drawn at random: an interval
-speaks of the rate on all tasks like these, and a comparison pairs each task with itself.
+Both kinds are compared with `difference_interval` and `minimum_detectable_change`. The tasks are the random sample: an
+interval covers the rate on all tasks like these, and a comparison pairs each task with itself.
 """
 
 import math
@@ -19,9 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lora_grpo.errors import UserError
 
-_AS_THE_HARNESS = 1000
-"""Samples of a task up to which pass@k is computed as HumanEval's own harness does."""
-_CHUNK_NUMBERS = 2_000_000  # random numbers held at once: 16 MB, whatever the number of tasks and resamples
+_CHUNK_NUMBERS = 2_000_000
+"""Random numbers in memory at once: 16 MB."""
 
 
 class Interval(NamedTuple):
@@ -32,16 +29,15 @@ class Interval(NamedTuple):
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Estimate without bias the probability that at least one of k samples of a task is correct.
+    """Return the unbiased estimate of the probability that at least one of k samples of a task is correct.
 
     Args:
-        num_samples: n, samples drawn for the task.
+        num_samples: n, samples of the task.
         num_correct: c, how many of them passed.
-        k: the budget of samples the estimate is about, 1 to n.
+        k: number of samples the estimate is for, 1 to n.
 
     Returns:
-        1 - C(n-c, k) / C(n, k): up to n = 1000 in the operations of HumanEval's own harness, so that the last digit is
-        the same, and above to within a few units in the last place.
+        1 - C(n-c, k) / C(n, k), with the operations of HumanEval's harness, so that every digit agrees.
 
     Raises:
         UserError: k is outside 1..n, or c outside 0..n.
@@ -56,38 +52,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         raise UserError(f"num_correct={num_correct} is outside 0..{num_samples} (num_samples); recount the verdicts")
     if num_samples - num_correct < k:
         return 1.0
-    if num_samples <= _AS_THE_HARNESS:
-        return float(1.0 - np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
-    # C(n-c,k)/C(n,k) is symmetric in k and c, so the product needs only the smaller of the two as its length. Summing
-    # logarithms and ending with expm1 keeps the digits of a small pass@k, which 1 - product would cancel.
-    shorter, longer = sorted((k, num_correct))
-    if shorter == 1:
-        return longer / num_samples
-    return 0.0 - math.expm1(math.fsum(math.log1p(-longer / (num_samples - i)) for i in range(shorter)))
-
-
-def per_task_pass_at_k(num_samples: ArrayLike, num_correct: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Estimate pass@k of every task.
-
-    Args:
-        num_samples: (tasks,) whole numbers, or one number for all tasks.
-        num_correct: (tasks,) whole numbers.
-        k: the budget of samples, at most the smallest of `num_samples`.
-
-    Returns:
-        (tasks,) values in 0..1, for `bootstrap_interval` and the paired functions.
-
-    Raises:
-        UserError: no tasks, counts that are not whole numbers, shapes that differ, or what `pass_at_k` refuses.
-    """
-    correct, samples = np.asarray(num_correct), np.asarray(num_samples)
-    if correct.ndim != 1 or correct.size == 0 or samples.shape not in ((), correct.shape):
-        shapes = f"num_samples has shape {samples.shape} and num_correct {correct.shape}"
-        raise UserError(f"{shapes}, expected one (tasks,) for both, not empty; count each task's verdicts once")
-    if correct.dtype.kind not in "iub" or samples.dtype.kind not in "iu":
-        raise UserError(f"got {samples.dtype} and {correct.dtype}, expected whole numbers; pass counts, not rates")
-    pairs = zip(np.broadcast_to(samples, correct.shape).tolist(), correct.tolist(), strict=True)
-    return np.array([pass_at_k(n, int(c), k) for n, c in pairs])
+    return float(1.0 - np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
 
 
 def estimate(counts: Sequence[tuple[int, int]], k: int, seed: int) -> tuple[NDArray[np.float64], Interval]:
@@ -95,63 +60,61 @@ def estimate(counts: Sequence[tuple[int, int]], k: int, seed: int) -> tuple[NDAr
 
     Args:
         counts: (samples, passed) of each task.
-        k: the budget of samples, at most the fewest samples of a task.
-        seed: seed of the bootstrap, used where tasks have several samples; with one sample each the interval is
-            Wilson's.
+        k: number of samples the estimate is for, at most the fewest samples of a task.
+        seed: seed of the bootstrap, used if tasks have several samples; with one sample each the interval is Wilson's.
     """
-    total, passed = (np.array(column) for column in zip(*counts, strict=True))
-    values = per_task_pass_at_k(total, passed, k)
-    if total.max() == 1:
-        return values, wilson_interval(int(passed.sum()), len(total))
+    values = np.array([pass_at_k(samples, passed, k) for samples, passed in counts])
+    if all(samples == 1 for samples, _ in counts):
+        return values, wilson_interval(sum(passed for _, passed in counts), len(counts))
     return values, bootstrap_interval(values, seed=seed)
 
 
 def wilson_interval(num_correct: int, num_trials: int, confidence: float = 0.95) -> Interval:
-    """Bound a pass rate measured with one pass-or-fail trial a task.
+    """Return the confidence interval of a pass rate with one pass-or-fail trial per task.
 
     Args:
         num_correct: tasks that passed.
         num_trials: tasks tried, 1 or more.
-        confidence: fraction of such intervals that hold the true rate.
+        confidence: fraction of such intervals that contain the true rate.
 
     Returns:
         The score interval; never of zero width, never outside 0..1.
 
     Raises:
-        UserError: counts or confidence out of range.
+        UserError: counts out of range.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """
     if num_trials < 1 or not 0 <= num_correct <= num_trials:
-        raise UserError(f"num_correct={num_correct} of num_trials={num_trials} is no rate; evaluate 1 task or more")
-    z = _normal_quantile("confidence", confidence, tail=(1 - confidence) / 2)
+        raise UserError(f"num_correct={num_correct} of num_trials={num_trials} is not a rate; evaluate 1 task or more")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
     rate = num_correct / num_trials
-    centre = rate + z * z / (2 * num_trials)
+    center = rate + z * z / (2 * num_trials)
     half_width = z * math.sqrt(rate * (1 - rate) / num_trials + z * z / (4 * num_trials**2))
     scale = 1 + z * z / num_trials
-    low = 0.0 if num_correct == 0 else (centre - half_width) / scale  # rounding would leave ±1e-18
-    high = 1.0 if num_correct == num_trials else (centre + half_width) / scale
+    low = 0.0 if num_correct == 0 else (center - half_width) / scale  # rounding would leave ±1e-18
+    high = 1.0 if num_correct == num_trials else (center + half_width) / scale
     return Interval(low, high)
 
 
 def bootstrap_interval(
     per_task_values: ArrayLike, confidence: float = 0.95, num_resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Bound the mean over tasks by resampling tasks, which carries the noise of their samples along.
+    """Return the bootstrap interval of the mean over tasks; resampling tasks includes the noise of their samples.
 
     Args:
-        per_task_values: (tasks,) fractions in 0..1, such as `per_task_pass_at_k`.
-        confidence: fraction of such intervals that hold the true mean; below some 30 tasks fewer do.
-        num_resamples: resampled means to take quantiles of.
-        seed: of the resampling; the same seed gives the same interval.
+        per_task_values: (tasks,) fractions in 0..1, such as pass@k.
+        confidence: fraction of such intervals that contain the true mean; fewer do below about 30 tasks.
+        num_resamples: number of resampled means.
+        seed: seed of the resampling.
 
     Returns:
-        The percentile interval. Where all tasks have one value v, resampling would say that nothing can vary; instead
-        the Wilson bound u on "0 of these tasks differ from v" gives the lowest and highest mean if a fraction u did.
-        For all-0 and all-1 that is exactly `wilson_interval` with tasks as trials.
+        The percentile interval. If all tasks have the same value v, resampling would give zero width; instead the
+        Wilson bound u on "0 of these tasks differ from v" gives the lowest and highest mean if a fraction u did. For
+        all 0 or all 1 this equals `wilson_interval` with tasks as trials.
 
     Raises:
-        UserError: no tasks, values outside 0..1, or settings out of range.
+        UserError: no tasks, or values outside 0..1.
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
@@ -165,7 +128,7 @@ def difference_interval(
     num_resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Bound the mean change, after minus before, by resampling pairs; arguments and errors as in `bootstrap_interval`.
+    """Return the bootstrap interval of the mean change, after minus before; see `bootstrap_interval`.
 
     Args:
         before_values: (tasks,) fractions in 0..1, or pass-or-fail.
@@ -175,7 +138,7 @@ def difference_interval(
 
 
 def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
-    """Test whether two models pass at the same rate, from one pass-or-fail sample of each on every task.
+    """Test whether two models pass at the same rate, with one pass-or-fail sample of each per task.
 
     Args:
         before: (tasks,) booleans.
@@ -203,19 +166,19 @@ def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
 def paired_permutation(
     before_values: ArrayLike, after_values: ArrayLike, num_permutations: int = 10_000, seed: int = 0
 ) -> float:
-    """Test whether two models differ, by swapping before and after on random tasks and comparing the mean change.
+    """Test whether two models differ by swapping before and after on random tasks.
 
     Args:
         before_values: (tasks,) fractions in 0..1, such as pass@1 of many samples.
         after_values: (tasks,) of the same tasks in the same order.
-        num_permutations: random swaps to try; where all swaps are no more than this, each is tried once instead.
-        seed: of the swaps; the same seed gives the same p.
+        num_permutations: random swaps; if there are no more than this in all, each is tried once instead.
+        seed: seed of the swaps.
 
     Returns:
-        Two-sided p; never 0, because the swap that was observed counts as one.
+        Two-sided p; never 0, because the observed swap counts.
 
     Raises:
-        UserError: no tasks, lengths that differ, values outside 0..1, or num_permutations below 1.
+        UserError: no tasks, lengths that differ, or values outside 0..1.
 
     Source: Phipson and Smyth 2010 (arXiv:1603.05766), for counting the observed swap.
     """
@@ -239,7 +202,7 @@ def paired_permutation(
 def minimum_detectable_change(
     before_values: ArrayLike, after_values: ArrayLike, power: float = 0.8, alpha: float = 0.05
 ) -> float | None:
-    """Say how small a true change this evaluation could still have told from none.
+    """Return the smallest true change that this evaluation would detect.
 
     Args:
         before_values: (tasks,) fractions in 0..1, or pass-or-fail.
@@ -249,16 +212,16 @@ def minimum_detectable_change(
 
     Returns:
         The change of the mean, as a fraction, by the normal approximation: (z_power + z_alpha/2) · sd / sqrt(tasks).
-        Where next to nothing changed, sd says too little: a change would itself bring variance, so the result is at
-        least what it takes when every changed task moves one way by the smallest step seen (a whole task if none).
-        None if no change could be detected with so few tasks.
+        If almost nothing changed, sd is too small: a change would itself add variance, so the result is at least what
+        it takes if every changed task moves one way by the smallest observed step (a whole task if none). None if so
+        few tasks cannot detect any change.
 
     Raises:
-        UserError: no tasks, lengths that differ, values outside 0..1, or settings out of range.
+        UserError: no tasks, lengths that differ, or values outside 0..1.
 
     Source: Miller 2024 (arXiv:2411.00640), power analysis, with the paired variance measured.
     """
-    z = _normal_quantile("power", power, tail=1 - power) + _normal_quantile("alpha", alpha, tail=alpha / 2)
+    z = NormalDist().inv_cdf(power) + NormalDist().inv_cdf(1 - alpha / 2)
     changes = _changes(before_values, after_values)
     by_spread = z * float(changes.std(ddof=1)) / math.sqrt(changes.size) if changes.size > 1 else 0.0
     step = float(np.abs(changes[changes != 0]).min(initial=1.0))
@@ -277,7 +240,7 @@ def _bootstrap_mean(
         low, high = ((1 - unseen) * float(distinct[0]) + unseen * bound for bound in bounds)
         return Interval(low, high)
     rng = np.random.default_rng(seed)
-    # Drawing how often each distinct value comes up is drawing tasks with replacement, and pass@k has few values.
+    # Sampling the count of each distinct value is sampling tasks with replacement, and pass@k has few values.
     share = counts / values.size
     draws = (rng.multinomial(values.size, share, size=rows) for rows in _chunks(num_resamples, distinct.size))
     means = np.concatenate([draw @ distinct for draw in draws]) / values.size
@@ -286,8 +249,6 @@ def _bootstrap_mean(
 
 
 def _chunks(num_rows: int, row_size: int) -> list[int]:
-    if num_rows < 1:
-        raise UserError(f"got {num_rows} resamples, expected 1 or more; pass 10000")
     rows = max(1, _CHUNK_NUMBERS // row_size)
     return [min(rows, num_rows - start) for start in range(0, num_rows, rows)]
 
@@ -308,9 +269,3 @@ def _fractions(values: ArrayLike) -> NDArray[np.float64]:
         task = int(outside.argmax())
         raise UserError(f"value of task {task} is {array[task]}, expected 0..1; pass fractions, not per cent")
     return array
-
-
-def _normal_quantile(name: str, value: float, tail: float) -> float:
-    if not 0 < value < 1:
-        raise UserError(f"{name}={value} is not between 0 and 1; pass a fraction such as 0.95")
-    return NormalDist().inv_cdf(1 - tail)

@@ -1,4 +1,4 @@
-"""One graded sample, as files of samples and of results hold it."""
+"""One graded sample, as a line of results.jsonl."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 
 Result = dict[str, Any]
 """`task_id`, `completion` (both as HumanEval's own harness reads them), `passed`, `result` in the harness's words,
-`status` (the verdict's reason), and every rule of the task. A sample that the kit drew has `draw` ("greedy" or its
-number), `num_tokens` and `truncated` besides, and `response`, the model's text, where the completion is a part of it.
+`status` (the verdict's reason), and every rule of the task. A sample of this kit also has `draw` ("greedy" or its
+number), `num_tokens` and `truncated`, and `response`, the model's text, if the completion is a part of it.
 """
 
 GREEDY = "greedy"
@@ -18,27 +18,27 @@ GREEDY = "greedy"
 
 
 def outcome(verdict: Verdict) -> Result:
-    """Return what a verdict adds to a sample."""
+    """Return the entries that a verdict adds to a sample."""
     if verdict.passed:
-        said, status = "passed", "passed"
+        message, status = "passed", "passed"
     else:
-        said = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
+        message = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
         status = verdict.reason
-    return {"passed": verdict.passed, "result": said, "status": status, **verdict.rules}
+    return {"passed": verdict.passed, "result": message, "status": status, **verdict.rules}
 
 
-def drawn(task: str, row: Row, draw: str | int, response: str, verdict: Verdict) -> Result:
-    """Return a sample that the kit drew, with its verdict.
+def sampled(task: str, row: Row, draw: str | int, response: str, verdict: Verdict) -> Result:
+    """Return a sample with its verdict.
 
     Args:
         task: the task that graded it.
-        row: what was asked.
-        draw: "greedy" or the sample's number.
+        row: the row it answers.
+        draw: "greedy" or the number of the sample.
         response: the model's text.
-        verdict: what the grader found in it.
+        verdict: the verdict of the task's grader.
     """
     completion = response
-    if task in CODE_TASKS:  # the program that ran, less the prompt that a harness puts before it
+    if task in CODE_TASKS:  # the program that ran, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
     result: Result = {"task_id": task_id(row), "draw": draw, "completion": completion, **outcome(verdict)}
     if completion != response:
@@ -49,6 +49,6 @@ def drawn(task: str, row: Row, draw: str | int, response: str, verdict: Verdict)
 
 
 def task_id(row: Mapping[str, Any]) -> str:
-    """Return a row's id as other harnesses spell it: EvalPlus has `Mbpp/11`."""
+    """Return a row's id in the spelling of other harnesses: EvalPlus has `Mbpp/11`."""
     name = str(row["id"])
     return f"Mbpp/{name.removeprefix('mbpp/')}" if name.startswith("mbpp/") else name

@@ -1,4 +1,4 @@
-"""Samples and verdicts of held-out rows, kept as they come."""
+"""Sample and grade evaluation rows, writing results as they are made so that a killed evaluation continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation.results import GREEDY, Result, drawn, task_id
+from lora_grpo.evaluation.results import GREEDY, Result, sampled, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.models import BASE
 from lora_grpo.progress import Progress
@@ -20,9 +20,9 @@ from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completio
 from lora_grpo.tasks import Row, chat, grade_all
 
 _UNIT = 256
-"""Completions between two writes, and all that a killed evaluation draws again."""
+"""Completions between two writes; a killed evaluation repeats no more."""
 _STREAMED_UNIT = 64
-"""The same where the sampler hands completions out as they end."""
+"""The same for a sampler that returns completions as they finish."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Draws(SamplingParams):
     """How each row is sampled: one completion if the temperature is 0."""
 
     name: str = ""
-    """The `draw` of a single sample that stands in a file beside numbered ones."""
+    """The `draw` of a single sample that shares a file with numbered ones."""
 
     @property
     def names(self) -> tuple[str | int, ...]:
@@ -40,7 +40,7 @@ class Draws(SamplingParams):
 
 @dataclass(frozen=True)
 class _Unit:
-    """Rows that are asked at once, and finished or not together."""
+    """Rows that are sampled together and are finished together or not at all."""
 
     draws: Draws
     rows: tuple[Row, ...]
@@ -51,19 +51,19 @@ class _Unit:
 
 
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
-    """Ask the run's held-out rows, once greedily and `eval.num_samples` times.
+    """Evaluate the run's policy on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
     Args:
-        run: the open run; the samples are `evaluation/<name>.samples.jsonl`, what was asked `evaluation/rows.jsonl`.
-        sampler: draws from the run's policy as it is now.
-        rows: R held-out rows with `prompt`.
-        name: what is evaluated: `base` (the adapter left out) or `trained`.
+        run: the open run; results go to `evaluation/<name>.samples.jsonl`, the rows to `evaluation/rows.jsonl`.
+        sampler: samples from the current policy.
+        rows: R evaluation rows with `prompt`.
+        name: `base` (without the adapter) or `trained`.
 
     Returns:
         R x (num_samples + 1) samples.
 
     Raises:
-        RunError: the file of samples does not fit these rows.
+        RunError: the file holds results of other rows.
     """
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
@@ -71,12 +71,12 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     longest = config.sampling.max_completion_tokens
-    asked = [Draws(1, 0.0, 1.0, longest, GREEDY)]
+    requested = [Draws(1, 0.0, 1.0, longest, GREEDY)]
     if config.eval.num_samples:
-        asked.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
+        requested.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
     task = config.data.evaluation_task
-    return draw_and_grade(path, sampler, rows, task, asked, config.seed, name, adapter=name != BASE)
+    return draw_and_grade(path, sampler, rows, task, requested, config.seed, name, adapter=name != BASE)
 
 
 def draw_and_grade(
@@ -84,45 +84,45 @@ def draw_and_grade(
     sampler: Sampler,
     rows: Sequence[Row],
     task: str,
-    asked: Sequence[Draws],
+    requested: Sequence[Draws],
     seed: int,
     title: str,
     *,
     adapter: bool,
 ) -> list[Result]:
-    """Sample and grade every row, appending to a file of samples; what is in the file already is not drawn again.
+    """Sample and grade every row, appending to a file; samples that are already in it are not repeated.
 
-    The random numbers of a completion depend on the seed, its row's id and its number alone: two models are asked with
-    the same ones, and so are the rows of a smaller evaluation. A sampler that decodes all of a call together gets the
-    same rows together after a kill as without one, so that rounding, too, is the same. Several ranks share the work,
-    each with a file of its own beside `path`, which rank 0 gathers into it.
+    A completion's random numbers depend only on the seed, its row's id and its number, so two models answer with the
+    same seeds, and a smaller evaluation has the same samples. A sampler that decodes a batch gets the same rows
+    together after a kill as without one, so that rounding is the same too. Several processes share the work; each
+    writes a file next to `path`, and rank 0 merges them.
 
     Args:
-        path: the file of samples.
-        sampler: draws from the model as it is now.
+        path: the file of results.
+        sampler: samples from the current model.
         rows: R rows with `prompt`.
-        task: grades them.
-        asked: how each row is asked; of a row's samples each draw is in one of them.
-        seed: of all random numbers.
-        title: what is evaluated, for the progress.
+        task: the task that grades them.
+        requested: how each row is sampled; each of a row's samples belongs to one of them.
+        seed: seed of the evaluation.
+        title: what is evaluated, for the progress line.
         adapter: False samples from the base model.
 
     Returns:
-        The samples of every row, in one order whatever was killed when.
+        The results of every row, in the same order whether or not a process was killed.
 
     Raises:
-        RunError: the file of samples does not fit these rows.
+        RunError: the file holds results of other rows.
     """
-    units = list(_units(rows, asked, sampler.streams))
+    units = list(_units(rows, requested, sampler.streams))
     kept = distributed.broadcast_from_main(lambda: _kept(path, units))
     total = sum(len(unit.keys) for unit in units)
     if len(kept) == total:
         return kept
     if kept:
-        print(f"{path}: {len(kept)} of {total} samples are there already", file=sys.stderr)
+        print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
     finished = {(sample["task_id"], sample["draw"]) for sample in kept}
     todo = [unit for unit in units if unit.keys[0] not in finished][distributed.rank() :: distributed.world_size()]
-    if sampler.streams:  # everything at once: the engine sees to what runs together
+    if sampler.streams:  # all at once: the engine schedules them
         todo = [
             _Unit(draws, tuple(unit.rows[0] for unit in same))
             for draws, same in groupby(todo, key=lambda unit: unit.draws)
@@ -133,10 +133,10 @@ def draw_and_grade(
     if distributed.world_size() > 1:
         own = path.with_name(f"{path.name}.rank{distributed.rank()}")
         mine = len(kept) + sum(len(unit.keys) for unit in todo)
-        title += f" (share of 1 of {distributed.world_size()} processes)"
+        title += f" (1 of {distributed.world_size()} processes)"
     progress = Progress(mine, f"evaluating {title}")
     with contextlib.closing(progress), own.open("a", encoding="utf-8") as file, sampler.awake(adapter=adapter):
-        sampler.fit_batch(list(prompts.values()), max(draws.max_tokens for draws in asked))
+        sampler.fit_batch(list(prompts.values()), max(draws.max_tokens for draws in requested))
         for unit in todo:
             for part in _drawn(sampler, unit, prompts, seed):
                 verdicts = grade_all(
@@ -146,7 +146,7 @@ def draw_and_grade(
                 )
                 graded = iter(verdicts)
                 new = [
-                    drawn(task, row, name, rollout.text, next(graded))
+                    sampled(task, row, name, rollout.text, next(graded))
                     | {"num_tokens": len(rollout.token_ids), "truncated": rollout.truncated}
                     for row, rollouts in part
                     for name, rollout in zip(unit.draws.names, rollouts, strict=True)
@@ -158,9 +158,9 @@ def draw_and_grade(
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
-def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) -> list[Result] | None:
-    """Return the samples of a finished evaluation, or None where any is missing; arguments as in `draw_and_grade`."""
-    keys = [key for unit in _units(rows, asked, streams=False) for key in unit.keys]
+def finished_samples(path: Path, rows: Sequence[Row], requested: Sequence[Draws]) -> list[Result] | None:
+    """Return the results of a finished evaluation, or None if any is missing; arguments as in `draw_and_grade`."""
+    keys = [key for unit in _units(rows, requested, streams=False) for key in unit.keys]
     found = _found(path)
     return [found[key] for key in keys] if found.keys() == set(keys) else None
 
@@ -168,11 +168,11 @@ def finished_samples(path: Path, rows: Sequence[Row], asked: Sequence[Draws]) ->
 def _drawn(
     sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
 ) -> Iterator[list[tuple[Row, list[SampledTokens]]]]:
-    """Yield the unit's rows with their completions, as many at once as are to be written together."""
+    """Yield the unit's rows with their completions, in parts that are written together."""
     draws, part = unit.draws, []
     seeds = [completion_seed(seed, row["id"], name) for row in unit.rows for name in draws.names]
-    for place, rollouts in sampler.stream([prompts[row["id"]] for row in unit.rows], draws, seeds):
-        part.append((unit.rows[place], rollouts))
+    for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], draws, seeds):
+        part.append((unit.rows[index], samples))
         if sampler.streams and len(part) * draws.num_samples >= _STREAMED_UNIT:
             yield part
             part = []
@@ -180,17 +180,17 @@ def _drawn(
         yield part
 
 
-def _units(rows: Sequence[Row], asked: Sequence[Draws], streams: bool) -> Iterator[_Unit]:
-    """Cut the work up; rows of like length go together, so that little of a batch is padding."""
+def _units(rows: Sequence[Row], requested: Sequence[Draws], streams: bool) -> Iterator[_Unit]:
+    """Split the work into units of rows of similar length, so that batches need little padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
-    for draws in asked:
+    for draws in requested:
         size = 1 if streams else max(1, _UNIT // draws.num_samples)
         for start in range(0, len(ordered), size):
             yield _Unit(draws, tuple(ordered[start : start + size]))
 
 
 def _shares(path: Path) -> list[Path]:
-    """Return the files of the ranks that shared the work; a kill leaves them, and any number of ranks goes on."""
+    """Return the files of other ranks; they remain after a kill, and any number of ranks can continue."""
     return sorted(path.parent.glob(f"{path.name}.rank*"))
 
 
@@ -198,18 +198,18 @@ def _found(path: Path) -> dict[tuple[str, str | int], Result]:
     found = [sample for file in (path, *_shares(path)) for sample in json_files.read_finished_lines(file)]
     needed = {"task_id", "draw", "passed"}
     if not all(isinstance(sample, dict) and needed <= sample.keys() for sample in found):
-        raise RunError(f"{path} has a line that is no sample; delete it and run the command again")
+        raise RunError(f"{path} has a line that is not a result; delete it and run the command again")
     return {(sample["task_id"], sample["draw"]): sample for sample in found}
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
-    """Return the samples of finished units, in the units' order, and rewrite the file where it holds anything else."""
+    """Return the results of finished units in order, and rewrite the file if it holds anything else."""
     shares = _shares(path)
     if not path.exists() and not shares:
         return []
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
-        raise RunError(f"{path} holds samples of other rows; delete it and run the command again")
+        raise RunError(f"{path} holds results of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     text = json_files.dump_lines(kept)
     if shares or path.read_text(encoding="utf-8", errors="replace") != text:

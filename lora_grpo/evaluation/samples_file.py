@@ -1,12 +1,12 @@
-"""Files of samples in the format of HumanEval's own harness: one JSON a line, `task_id` and `completion`.
+"""Grade files of samples in the format of HumanEval's harness: one JSON object per line, `task_id` and `completion`.
 
 What a completion is:
 
 - humaneval: the text after the prompt. The program is prompt + completion, then the tests and `check(entry_point)`, as
-  in the harness: nothing is extracted and nothing cut, so a fence or a word of prose is a syntax error.
+  in the harness. Nothing is extracted or cut, so a code fence or prose is a syntax error.
 - mbpp, starter-code: the whole program. MBPP's `task_id` is `mbpp/11`, `Mbpp/11` or 11.
-- gsm8k, starter: the answer in words; GSM8K's `task_id` is `gsm8k/test/N`, N the row's number from 0. A sample passes
-  by the `robust` rule; every rule is in its result.
+- gsm8k, starter: the model's answer; GSM8K's `task_id` is `gsm8k/test/N`, with N the row's number from 0. A sample
+  passes by the `robust` rule; its result has every rule.
 
 Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 """
@@ -30,7 +30,7 @@ from lora_grpo.progress import Progress
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, gsm8k, mbpp
 
 _CHUNK = 256
-"""Samples graded between two writes; a killed evaluation loses no more."""
+"""Samples between two writes; a killed evaluation repeats no more."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sample:
     """One line of a file of samples."""
 
     line: Mapping[str, Any]
-    """The whole line; its keys are kept in the results."""
+    """The whole line; results keep its keys."""
     row: Row
 
     @property
@@ -49,13 +49,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleFile:
-    """A file that was read and checked, and the rows that its samples answer."""
+    """A validated file, and the rows that its samples answer."""
 
     task: str
     samples: list[Sample]
     tasks_in_data: int
     identity: dict[str, Any]
-    """What tells this grading from any other."""
+    """Everything that determines the verdicts."""
 
     @property
     def fewest(self) -> int:
@@ -63,7 +63,7 @@ class SampleFile:
         return min(Counter(sample.row["id"] for sample in self.samples).values())
 
     def results_by_task(self, results: Sequence[Result]) -> list[Result]:
-        """Return the results with one spelling of each task's name."""
+        """Return the results with one spelling of each task_id."""
         pairs = zip(self.samples, results, strict=True)
         return [{**result, "task_id": harness_id(sample.row)} for sample, result in pairs]
 
@@ -72,18 +72,15 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
     """Read a file of samples, and the rows of its task.
 
     Args:
-        path: JSON lines, may be gzipped.
+        path: JSON Lines, optionally gzipped.
         task: what the samples answer.
-        data: the task's rows: a file, a Hub data set, or None for the task's own.
-        style: what GSM8K's strict rule looks for; None takes `hashes`, how the data set writes its answers and what
-            samples made elsewhere were most likely shown.
-        limits: how programs are run.
+        data: rows of the task: a file, a Hub dataset, or None for the task's own.
+        style: answer format that GSM8K's strict rule expects; None is `hashes`, the format of the dataset.
+        limits: limits of the programs that are run.
 
     Raises:
         UserError: a file is missing, empty or malformed, a task_id is unknown, or tests cannot decide anything.
     """
-    if task in CODE_TASKS:
-        sandbox.check_settings(limits)
     style = style or ("hashes" if task == "gsm8k" else "xml")
     rows = _rows(task, data, style)
     samples = _samples(path, task, rows)
@@ -101,13 +98,11 @@ def read(path: Path, task: str, data: str | None, style: str | None, limits: san
 
 
 def grade(file: SampleFile, target: Path) -> list[Result]:
-    """Grade every sample that is not graded yet, chunk by chunk, and return all results.
-
-    Programs run in the sandbox that was started.
+    """Grade every sample that has no result yet, and return all results.
 
     Args:
         file: what `read` returned.
-        target: the file of results; a killed evaluation goes on after its last whole chunk.
+        target: the file of results; a killed evaluation continues after its last whole chunk.
 
     Raises:
         RunError: a row's tests cannot run, or the sandbox cannot.
@@ -122,7 +117,7 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
     if len(results) == len(file.samples):
         return results
     if results:
-        print(f"{len(results)} of {len(file.samples)} samples are graded already", file=sys.stderr)
+        print(f"{len(results)} of {len(file.samples)} samples are done", file=sys.stderr)
     passed = sum(result["passed"] for result in results)
     progress = Progress(len(file.samples), f"grading {file.task}")
     with contextlib.closing(progress), target.open("a", encoding="utf-8") as stream:
@@ -136,7 +131,7 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
 
 
 def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
-    """Return the data's rows by the id that samples name them with."""
+    """Return the rows by the task_id that samples use."""
     if task == "mbpp":
         return {row["id"]: row for row in mbpp.read(data)}
     loaded = get_task(task).load("eval", data, None, 0)

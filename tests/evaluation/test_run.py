@@ -143,5 +143,5 @@ def test_a_finished_evaluation_draws_nothing(parts):
 def test_samples_of_other_rows_are_refused(parts):
     run, sampler, rows = parts
     evaluate(run, sampler, rows, "whole")
-    with pytest.raises(RunError, match="samples of other rows"):
+    with pytest.raises(RunError, match="results of other rows"):
         evaluate(run, sampler, rows[1:], "whole")
