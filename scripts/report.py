@@ -10,11 +10,11 @@ still goes on it shows how far it has come.
 import sys
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.report import Options, report
+from lora_grpo.report import ReportOptions, report
 
 
 def main() -> None:
-    report(read_flags(Options, sys.argv[1:], prog="report.py", description=str(__doc__)))
+    report(read_flags(ReportOptions, sys.argv[1:], prog="report.py", description=str(__doc__)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A plot as a picture: drawn once, kept as SVG for the page and as PNG beside it."""
+"""A plot as a picture: SVG for the page, and a PNG file next to it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from lora_grpo.report.visible import visible
 
 _INCHES = (4.6, 2.7)
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.14, 0.98, 0.17, 0.88
-"""Where the axes lie, in shares of the picture: fixed, for a layout that is worked out takes as long as the drawing."""
+"""Position of the axes as fractions of the picture; computing a layout would take as long as drawing."""
 _BARE = 0.06
-"""Share of the height above that is empty where a title, a legend and a power of ten are not there."""
+"""Fraction of the height that is empty above a plot without a legend."""
 _PNG_DPI = 180
-_COLOURS = {"ink": "#1b2026", "muted": "#5b6470", "line": "#dfe3e8"}
-"""What the PNG has, and the SVG in a browser that knows no `--ink`; the page's stylesheet has both schemes."""
+_COLORS = {"ink": "#1b2026", "muted": "#5b6470", "line": "#dfe3e8"}
+"""Colors of the PNG; in the SVG they become variables of the page's stylesheet, which has a dark scheme too."""
 _SERIES = ("#0067a5", "#c8501e", "#11815f")
-"""Blue, vermilion and green: apart for every kind of colour blindness, and by dash besides."""
+"""Blue, vermilion and green, distinct for every kind of color blindness; each curve has its own dash as well."""
 _DASHES = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 _MARKED = 15
-"""A curve of fewer points shows them."""
+"""Curves with fewer points than this show markers."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "lora_grpo",  # the same run gives the same bytes
-    "text.parse_math": False,  # a reward may be called $x$
+    "text.parse_math": False,  # a reward may be named $x$
     "font.size": 9.5,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "axes.unicode_minus": True,
     "axes.formatter.limits": (-3, 4),
-    "text.color": _COLOURS["ink"],
-    "axes.labelcolor": _COLOURS["muted"],
-    "axes.edgecolor": _COLOURS["line"],
-    "xtick.color": _COLOURS["line"],
-    "ytick.color": _COLOURS["line"],
-    "xtick.labelcolor": _COLOURS["muted"],
-    "ytick.labelcolor": _COLOURS["muted"],
-    "grid.color": _COLOURS["line"],
+    "text.color": _COLORS["ink"],
+    "axes.labelcolor": _COLORS["muted"],
+    "axes.edgecolor": _COLORS["line"],
+    "xtick.color": _COLORS["line"],
+    "ytick.color": _COLORS["line"],
+    "xtick.labelcolor": _COLORS["muted"],
+    "ytick.labelcolor": _COLORS["muted"],
+    "grid.color": _COLORS["line"],
     "grid.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -51,18 +51,18 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot that was drawn."""
+    """A drawn plot."""
 
     plot: Plot
     svg: str
-    """An `<svg>` for inside a page, its colours the page's."""
+    """An `<svg>` element that takes its colors from the page."""
     png: bytes
 
     @property
     def alt(self) -> str:
-        """What the picture shows, in words."""
+        """Alternative text for the picture."""
         return f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: " + "; ".join(
-            visible(_said(curve)) for curve in self.plot.curves
+            visible(_summary(curve)) for curve in self.plot.curves
         )
 
 
@@ -83,14 +83,14 @@ def draw(plot: Plot) -> Chart:
         axes.tick_params(length=0)
         axes.margins(x=0.02)
         axes.locator_params(axis="x", integer=True)
-        if plot.is_share:
+        if plot.is_fraction:
             axes.set_ylim(-0.03, 1.03)
         if len(plot.curves) > 1:
             keys: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
             axes.legend(ncols=len(plot.curves), frameon=False, handlelength=1.8, columnspacing=1.2, **keys)
         image = io.StringIO()
         figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})
-        figure.text(0.012, 0.985, visible(plot.title), fontsize=11, va="top")  # the page has it as a heading
+        figure.text(0.012, 0.985, visible(plot.title), fontsize=11, va="top")  # the page shows it as a heading
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=_PNG_DPI, facecolor="white", metadata={"Software": None})
     read_out = {
@@ -117,48 +117,48 @@ def _curves(axes: Any, plot: Plot) -> None:
         )
         axes.set_ylim(bottom=0)
         return
-    for curve, colour, dash in zip(plot.curves, _SERIES, _DASHES, strict=False):
+    for curve, color, dash in zip(plot.curves, _SERIES, _DASHES, strict=False):
         if curve.low and curve.high:
             low, high = (
-                [min(1.0, max(0.0, edge)) if plot.is_share else edge for edge in edges]
+                [min(1.0, max(0.0, edge)) if plot.is_fraction else edge for edge in edges]
                 for edges in (curve.low, curve.high)
             )
-            axes.fill_between(curve.x, low, high, color=colour, alpha=0.16, linewidth=0)
+            axes.fill_between(curve.x, low, high, color=color, alpha=0.16, linewidth=0)
         marker = "o" if len(curve.x) < _MARKED else None
         name = visible(curve.name)
-        axes.plot(curve.x, curve.y, color=colour, linestyle=dash, linewidth=1.6, marker=marker, ms=3, label=name)
+        axes.plot(curve.x, curve.y, color=color, linestyle=dash, linewidth=1.6, marker=marker, ms=3, label=name)
 
 
 def _inline(svg: str, key: str, read_out: dict[str, Any], crop: float) -> str:
-    """Make the file an element: ids of its own, colours of the page, nothing that is for a file.
+    """Return an SVG file as an element of the page, with unique ids and the page's colors.
 
     Args:
         svg: the file.
-        key: what its ids begin with.
-        read_out: what the page's script shows under the pointer.
-        crop: share of its height that is cut off above.
+        key: prefix of its ids.
+        read_out: values that the page's script shows at the pointer.
+        crop: fraction of the height to cut off at the top.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{key}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1{key}-", svg)
-    for name, colour in _COLOURS.items():
-        svg = svg.replace(colour, f"var(--{name})")
-    for number, colour in enumerate(_SERIES, start=1):
-        svg = svg.replace(colour, f"var(--series-{number})")
+    for name, color in _COLORS.items():
+        svg = svg.replace(color, f"var(--{name})")
+    for number, color in enumerate(_SERIES, start=1):
+        svg = svg.replace(color, f"var(--series-{number})")
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box
     width, height = float(box[1]), float(box[2])
     view = f"0 {crop * height:.2f} {width:.2f} {(1 - crop) * height:.2f}"
-    told = json.dumps(read_out).replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return f'<svg viewBox="{view}" aria-hidden="true" data-curves="{told}">{svg[svg.index(">") + 1 :].strip()}'
+    data = json.dumps(read_out).replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'<svg viewBox="{view}" aria-hidden="true" data-curves="{data}">{svg[svg.index(">") + 1 :].strip()}'
 
 
 def _digits(values: list[float]) -> list[float | None]:
     return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
 
 
-def _said(curve: Curve) -> str:
+def _summary(curve: Curve) -> str:
     numbers = [value for value in curve.y if math.isfinite(value)]
     if not numbers:
         return f"{curve.name} has no finite value"

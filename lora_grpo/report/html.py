@@ -1,4 +1,4 @@
-"""The page: one file that asks nobody for anything."""
+"""The page: one HTML file that requests nothing from a network."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def diff_html(runs: Sequence[RunFiles], names: Sequence[str], charts: Sequence[C
         runs=[*zip(names, runs, pages, strict=True)],
         names=names,
         charts=charts,
-        settings=facts.differing(runs),
-        versions=facts.versions_differing(runs),
+        settings=facts.different_settings(runs),
+        versions=facts.different_versions(runs),
     )
 
 
@@ -71,7 +71,7 @@ def _rendered(template: str, **values: Any) -> str:
         groups=[(group, [(chart, Markup(chart.svg)) for chart in charts]) for group, charts in groups],
         style=Markup((_FILES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        # The page's own script and no other: nothing that a model wrote could run, were it ever taken for markup.
+        # Only the page's own script can run: nothing a model wrote could, even if it were taken for markup.
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'",
         facts=facts,

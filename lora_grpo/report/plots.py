@@ -1,7 +1,8 @@
-"""What is drawn of a run: curves over its steps, each with what to look for, and pass@k over k."""
+"""Which curves are plotted: metrics over training steps, each with what to look for, and pass@k over k."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -11,8 +12,8 @@ from typing import Any
 from lora_grpo.evaluation import read_report
 from lora_grpo.runs import Line, RunFiles
 
-MOST_POINTS = 600
-"""Points of one curve; a longer one has the means of equally many steps."""
+MAX_POINTS = 600
+"""Points of one curve; longer curves show means over several steps."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Curve:
     x: list[float]
     y: list[float]
     low: list[float] | None = None
-    """Lower edge of a band around it."""
+    """Lower edge of a band around the curve."""
     high: list[float] | None = None
     """Upper edge of the band."""
     band: str = ""
@@ -37,117 +38,137 @@ class Plot:
     key: str
     """Name of its file."""
     group: str
+    """Heading that it stands under."""
     title: str
     unit: str
-    """What the y axis is in."""
+    """Unit of the y axis."""
     look_for: str
-    """One sentence for whoever reads it."""
+    """What to look for, in a sentence."""
     curves: list[Curve] = field(default_factory=list)
     x_unit: str = "step"
     stacked: bool = False
-    is_share: bool = False
+    is_fraction: bool = False
     """Whether all values lie between 0 and 1."""
     averaged: int = 1
     """Steps that one point is the mean of."""
 
     @property
     def caption(self) -> str:
-        """What to look for, and what is drawn."""
-        said = [self.look_for]
+        """What to look for, and what is plotted."""
+        sentences = [self.look_for]
         if self.curves[0].band:
-            said.append(f"The band is {self.curves[0].band}.")
+            sentences.append(f"The band is {self.curves[0].band}.")
         if self.averaged > 1:
-            said.append(f"A point is the mean of {self.averaged} steps.")
-        return " ".join(said)
+            sentences.append(f"Each point is the mean of {self.averaged} steps.")
+        return " ".join(sentences)
 
 
-LEARNS, CAN_LEARN, WRITES, SOUND, TIME, EVALUATED = (
-    "Does it learn?",
-    "Can it still learn?",
+GROUPS = LEARNING, SIGNAL, COMPLETIONS, STABILITY, TIME, EVALUATION = (
+    "Is it learning?",
+    "Is there a learning signal?",
     "What does it write?",
-    "Is training sound?",
+    "Is training stable?",
     "Where does the time go?",
-    "How good is it with more attempts?",
+    "How good is it with more samples?",
 )
 
-_OF_ONE_METRIC = (
-    # group, key, metric, title, unit, share, what to look for
-    (LEARNS, "held-out-reward", "validation/reward", "Held-out reward", "reward", False,
-     "Should rise with the training reward; falling while that one rises is reward hacking."),
-    (LEARNS, "held-out-accuracy", "validation/accuracy", "Held-out accuracy", "share passed", True,
-     "The best adapter is where the held-out figures are highest."),
-    (CAN_LEARN, "zero-variance", "frac_reward_zero_std", "Groups without variance", "share of groups", True,
-     "A group whose completions all earn the same teaches nothing; above 0.8 hardly any signal is left."),
-    (CAN_LEARN, "entropy", "entropy", "Entropy", "nats a token", False,
-     "Falls as the model makes up its mind; near 0 it has stopped exploring."),
-    (CAN_LEARN, "kl", "kl", "KL from the base", "nats a token", False,
-     "How far the policy has moved; a sudden climb is a policy that leaves the language behind."),
-    (WRITES, "clipped", "completions/clipped_ratio", "Completions cut off", "share", True,
+_SINGLE_METRICS = (
+    # group, key, metric, title, unit, is_fraction, what to look for
+    (LEARNING, "validation-reward", "validation/reward", "Validation reward", "reward", False,
+     "Should rise with the training reward; if it falls while the training reward rises, the reward is being hacked."),
+    (LEARNING, "validation-accuracy", "validation/accuracy", "Validation accuracy", "fraction passed", True,
+     "The best adapter is the one with the best validation results."),
+    (SIGNAL, "zero-variance", "frac_reward_zero_std", "Groups without variance", "fraction of groups", True,
+     "A group whose completions all get the same reward has no gradient; above 0.8 little signal is left."),
+    (SIGNAL, "entropy", "entropy", "Entropy", "nats per token", False,
+     "Falls as the model becomes more certain; near 0 it has stopped exploring."),
+    (SIGNAL, "kl", "kl", "KL from the base", "nats per token", False,
+     "How far the policy has moved; a sudden rise often comes with broken text."),
+    (COMPLETIONS, "clipped", "completions/clipped_ratio", "Truncated completions", "fraction", True,
      "Near 1, answers do not fit: raise --sampling.max-completion-tokens."),
-    (SOUND, "mismatch", "sampling/sampling_logp_difference/mean", "Sampler against trainer", "nats a token", False,
-     "How far their log-probabilities are apart: flat and small where both hold one policy."),
-    (SOUND, "grad-norm", "grad_norm", "Gradient norm", "before clipping", False,
-     "Spikes are steps that one batch dominated; zero is a step that taught nothing."),
-    (SOUND, "learning-rate", "learning_rate", "Learning rate", "rate", False, "The schedule, as it was asked for."),
-    (SOUND, "loss", "loss", "Loss", "GRPO loss", False, "Says little in GRPO: it need not fall."),
+    (STABILITY, "mismatch", "sampling/sampling_logp_difference/mean", "Logprob mismatch", "nats per token", False,
+     "Difference between the log-probabilities of sampler and trainer: should stay small."),
+    (STABILITY, "grad-norm", "grad_norm", "Gradient norm", "before clipping", False,
+     "Spikes come from single batches; at 0 a step changes nothing."),
+    (STABILITY, "learning-rate", "learning_rate", "Learning rate", "rate", False, "The learning rate schedule."),
+    (STABILITY, "loss", "loss", "Loss", "GRPO loss", False, "Says little in GRPO: it need not fall."),
 )  # fmt: skip
 
 
 def plots_of(run: RunFiles) -> list[Plot]:
-    """Return the plots that a run has values for, in the order in which they are read."""
-    every = max(1, math.ceil(len(run.metrics) / MOST_POINTS))
+    """Return the plots that a run has values for, by group."""
+    every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
     lines = [*_base(run.validation), *run.metrics]
-    found = [*_rewards(lines, every)]
-    for group, key, metric, title, unit, share, look_for in _OF_ONE_METRIC:
+    plots = [*_rewards(lines, every)]
+    for group, key, metric, title, unit, is_fraction, look_for in _SINGLE_METRICS:
         if curve := _curve(lines, metric, title.lower(), every):
-            found.append(Plot(key, group, title, unit, look_for, [curve], is_share=share, averaged=every))
-    found += [*_lengths(lines, every), *_phases(lines, every), *_pass_at_k(run)]
-    order = (LEARNS, CAN_LEARN, WRITES, SOUND, TIME, EVALUATED)
-    return sorted(found, key=lambda plot: order.index(plot.group))
+            plots.append(Plot(key, group, title, unit, look_for, [curve], is_fraction=is_fraction, averaged=every))
+    plots += [*_lengths(lines, every), *_step_time(lines, every), *_pass_at_k(run)]
+    return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
+
+
+def common_plots(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Plot]:
+    """Return the plots that any of the runs has, with one curve for each run that has it."""
+    by_title = [{plot.title: plot for plot in plots_of(run)} for run in runs]
+    plots = []
+    for title in dict.fromkeys(title for of_run in by_title for title in of_run):
+        having = [(name, of_run[title]) for name, of_run in zip(names, by_title, strict=True) if title in of_run]
+        curves = [_single(name, plot) for name, plot in having]
+        averaged = max(plot.averaged for _, plot in having)
+        plots.append(dataclasses.replace(having[0][1], curves=curves, stacked=False, averaged=averaged))
+    return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
+
+
+def _single(name: str, plot: Plot) -> Curve:
+    """Return the one curve that represents a plot next to that of another run."""
+    if plot.stacked:
+        total = [sum(values) for values in zip(*(curve.y for curve in plot.curves), strict=True)]
+        return Curve(name, plot.curves[0].x, total)
+    curve = plot.curves[-1] if plot.group == EVALUATION else plot.curves[0]  # the trained model; the mean
+    return Curve(name, curve.x, curve.y)
 
 
 def _base(validation: Sequence[Line]) -> Iterator[Line]:
-    """Yield what the base earned on the held-out rows, as metrics of step 0."""
-    asked = [line for line in validation if line["step"] == 0]
+    """Yield the validation results of the base model, as metrics of step 0."""
+    lines = [line for line in validation if line["step"] == 0]
     for metric, name in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
-        values = [line[name] for line in asked if isinstance(line.get(name), (int, float))]
+        values = [line[name] for line in lines if isinstance(line.get(name), (int, float))]
         if values:
             yield {"step": 0, metric: sum(values) / len(values)}
 
 
-def reward_parts(lines: Sequence[Line]) -> list[str]:
-    """Return the names of the rewards that metrics have a mean of."""
+def reward_names(lines: Sequence[Line]) -> list[str]:
+    """Return the names of the rewards in metrics."""
     names = dict.fromkeys(name for line in lines for name in line if name.startswith("rewards/"))
     return [name.removeprefix("rewards/").removesuffix("/mean") for name in names if name.endswith("/mean")]
 
 
 def _rewards(lines: Sequence[Line], every: int) -> Iterator[Plot]:
-    look_for = "Should rise. Where its spread closes, completions no longer differ and nothing more is learned."
+    look_for = "Should rise. As its spread closes, completions of a group no longer differ and learning stops."
     if curve := _curve(lines, "reward", "reward", every, "reward_std"):
-        yield Plot("reward", LEARNS, "Reward", "weighted sum", look_for, [curve], averaged=every)
-    for number, name in enumerate(reward_parts(lines), start=1):
+        yield Plot("reward", LEARNING, "Reward", "weighted sum", look_for, [curve], averaged=every)
+    for number, name in enumerate(reward_names(lines), start=1):
         if curve := _curve(lines, f"rewards/{name}/mean", name, every, f"rewards/{name}/std"):
-            about = "A part of the reward, before its weight; one that never moves teaches nothing."
+            look_for = "One of the rewards, before its weight; if it never moves, it has no effect."
             key = f"reward-{number}-" + re.sub("[^A-Za-z0-9]+", "-", name)[:40].strip("-")
-            share = all(0 <= value <= 1 for value in curve.y)
-            yield Plot(key, LEARNS, name, "mean", about, [curve], is_share=share, averaged=every)
+            is_fraction = all(0 <= value <= 1 for value in curve.y)
+            yield Plot(key, LEARNING, name, "mean", look_for, [curve], is_fraction=is_fraction, averaged=every)
 
 
 def _lengths(lines: Sequence[Line], every: int) -> Iterator[Plot]:
     metrics = (("mean", "mean_length"), ("longest", "max_length"), ("shortest", "min_length"))
-    curves = [_curve(lines, f"completions/{metric}", name, every) for name, metric in metrics]
-    drawn = [curve for curve in curves if curve]
-    if drawn:
-        look_for = "A mean that runs to the limit, or to almost nothing, is a reward that pays for length."
-        yield Plot("length", WRITES, "Completion length", "tokens", look_for, drawn, averaged=every)
+    curves = [curve for name, key in metrics if (curve := _curve(lines, f"completions/{key}", name, every))]
+    if curves:
+        look_for = "A mean that runs to the limit, or to almost nothing, points to a reward that pays for length."
+        yield Plot("length", COMPLETIONS, "Completion length", "tokens", look_for, curves, averaged=every)
 
 
-def _phases(lines: Sequence[Line], every: int) -> Iterator[Plot]:
-    phases = [_curve(lines, f"time/{name}", name, every) for name in ("rollouts", "rewards", "training")]
-    drawn = [curve for curve in phases if curve]
-    if len({tuple(curve.x) for curve in drawn}) == 1:
-        look_for = "Rollouts usually take most; rewards that show at all are worth making faster."
-        yield Plot("step-time", TIME, "Step time", "seconds", look_for, drawn, stacked=True, averaged=every)
+def _step_time(lines: Sequence[Line], every: int) -> Iterator[Plot]:
+    phases = ("rollouts", "rewards", "training")
+    curves = [curve for name in phases if (curve := _curve(lines, f"time/{name}", name, every))]
+    if len({tuple(curve.x) for curve in curves}) == 1:
+        look_for = "Rollouts usually take most of it; if rewards are visible, make them faster."
+        yield Plot("step-time", TIME, "Step time", "seconds", look_for, curves, stacked=True, averaged=every)
 
 
 def _pass_at_k(run: RunFiles) -> Iterator[Plot]:
@@ -165,12 +186,13 @@ def _pass_at_k(run: RunFiles) -> Iterator[Plot]:
         if len(model.curve) > 1
     ]
     if curves:
-        look_for = "Curves that meet at the right: training made the likely answer right, and taught nothing new."
-        yield Plot("pass-at-k", EVALUATED, "pass@k", "share", look_for, curves, x_unit="k, samples", is_share=True)
+        look_for = "Curves that meet at the right: training made correct answers likelier, but solved no new problems."
+        unit = "fraction"
+        yield Plot("pass-at-k", EVALUATION, "pass@k", unit, look_for, curves, x_unit="k, samples", is_fraction=True)
 
 
 def _curve(lines: Sequence[Line], metric: str, name: str, every: int, spread: str | None = None) -> Curve | None:
-    """Return the curve of a metric over the lines that have it, with the band of its standard deviation."""
+    """Return the curve of a metric over the lines that have it, with a band of its standard deviation."""
     having = [line for line in lines if _is_number(line.get(metric))]
     if not having:
         return None

@@ -1,4 +1,4 @@
-"""Everything that the model wrote, in training and in evaluation, as the page's browser reads it."""
+"""Everything the model wrote, in training and in evaluation, as data for the page's browser of completions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from lora_grpo.runs import Line, RunFiles
 
-MOST_SHOWN = 20_000
+MAX_SHOWN = 20_000
 """Completions on one page."""
-TRAINING, HELD_OUT = "training", "held out"
+TRAINING, VALIDATION = "training", "validation"
 
 _COLUMNS = (
     *("source", "step", "draw", "problem", "completion", "extracted", "passed", "status", "tokens", "truncated"),
@@ -19,48 +19,42 @@ _COLUMNS = (
 )
 
 
-def sampled_texts(run: RunFiles, most: int = MOST_SHOWN) -> dict[str, Any]:
-    """Return the completions with what is known of each, every prompt once.
+def sampled_texts(run: RunFiles, max_shown: int = MAX_SHOWN) -> dict[str, Any]:
+    """Return the completions of a run with what is known of each, every prompt once.
 
     Args:
         run: the run.
-        most: completions that are kept, of each step and each evaluation as nearly the same number as there are, evenly
-            over their order.
+        max_shown: about how many completions to keep: the same share of each step and each evaluation, spread evenly.
 
     Returns:
-        `columns` and `rows` of completions, `problems` as [id, question, answer], `sources` and `rewards` by name, and
-        the `total` that the run has.
+        `columns` and `rows` of completions, `problems` as [id, question, answer], the names of `rewards`, and the
+        `total` that the run has.
     """
     groups: dict[tuple[str, Any], list[Line]] = {}
-    for source, found in ((TRAINING, run.completions), (HELD_OUT, run.validation)):
-        for line in found:
+    for source, lines in ((TRAINING, run.completions), (VALIDATION, run.validation)):
+        for line in lines:
             groups.setdefault((source, line["step"]), []).append(line)
-    for name, samples in run.samples.items():
-        groups[(name, None)] = samples
-    kept = _shares([len(lines) for lines in groups.values()], most)
+    for model, samples in run.samples.items():
+        groups[(model, None)] = samples
+    total = sum(map(len, groups.values()))
     rewards = list(dict.fromkeys(name for line in run.completions for name in line["rewards"]))
     problems: dict[tuple[Any, ...], int] = {}
     rows = []
-    for ((source, _), lines), number in zip(groups.items(), kept, strict=True):
-        for place in range(number):
-            line = lines[place * len(lines) // number]
-            values = _trained(line, rewards) if source in (TRAINING, HELD_OUT) else _evaluated(line, run.rows)
+    for (source, _), lines in groups.items():
+        kept = len(lines) if total <= max_shown else math.ceil(len(lines) * max_shown / total)
+        for index in range(kept):
+            line = lines[index * len(lines) // kept]
+            values = _trained(line, rewards) if source in (TRAINING, VALIDATION) else _evaluated(line, run.rows)
             values["problem"] = problems.setdefault(values["problem"], len(problems))
             values["source"] = source
             rows.append([_finite(values.get(name)) for name in _COLUMNS])
-    return {
-        "columns": _COLUMNS,
-        "rows": rows,
-        "problems": list(problems),
-        "rewards": rewards,
-        "total": sum(map(len, groups.values())),
-    }
+    return {"columns": _COLUMNS, "rows": rows, "problems": list(problems), "rewards": rewards, "total": total}
 
 
 def embedded(value: Any) -> str:
-    """Return JSON that can stand in a `<script>` element: no character of it can end the element or be lost.
+    """Return JSON for a `<script>` element: no character can end the element or get lost.
 
-    It is ASCII, so that half of a surrogate pair, and what JavaScript takes for an end of line, come through.
+    It is ASCII, so that half surrogate pairs and JavaScript's line separators are preserved.
     """
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -81,14 +75,14 @@ def _trained(line: Line, rewards: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _evaluated(sample: Line, asked: dict[str, Line]) -> dict[str, Any]:
-    row = asked.get(sample["task_id"], {})
+def _evaluated(sample: Line, rows: dict[str, Line]) -> dict[str, Any]:
+    row = rows.get(sample["task_id"], {})
     response = sample.get("response")
     return {
         "draw": sample.get("draw"),
         "problem": (sample["task_id"], row.get("question"), _text(row.get("answer"))),
         "completion": str(sample["completion"] if response is None else response),
-        # Of a program, `completion` is the part of the response that ran.
+        # For a program, `completion` is the part of the response that was run.
         "extracted": _text(sample.get("extracted") if response is None else sample["completion"]),
         "passed": sample["passed"],
         "status": sample.get("status"),
@@ -97,26 +91,8 @@ def _evaluated(sample: Line, asked: dict[str, Line]) -> dict[str, Any]:
     }
 
 
-def _shares(sizes: Sequence[int], most: int) -> list[int]:
-    """Share places out: small groups keep all they have, and the others the same number each, the first one more."""
-    shares = [0] * len(sizes)
-    left = min(most, sum(sizes))
-    while left:
-        hungry = [place for place, size in enumerate(sizes) if shares[place] < size]
-        each = left // len(hungry)
-        if not each:
-            for place in hungry[:left]:
-                shares[place] += 1
-            break
-        for place in hungry:
-            given = min(each, sizes[place] - shares[place])
-            shares[place] += given
-            left -= given
-    return shares
-
-
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,31 +1,63 @@
-"""The files of a report: `report/` in the run's folder."""
+"""`scripts/report.py`, and the files of a report: `report/` in the run's folder."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
-from lora_grpo.report.diff import common_plots, names_of
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import diff_markdown, report_markdown
-from lora_grpo.report.plots import plots_of
+from lora_grpo.report.plots import common_plots, plots_of
 from lora_grpo.runs import read_run
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of a run: finished, stopped or still running."""
+    other: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="OTHER")] = None
+    """Folder of a second run to compare with the first."""
+    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Open the page in the web browser."""
+
+
+def report(options: ReportOptions) -> None:
+    """Write the report of one run or the comparison of two, and print where it is."""
+    if options.other is None:
+        page = write_report(options.run)
+        run = shlex.quote(str(options.run))
+        print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}\nplots     {page.parent}/*.png\n")
+        print(f"compare   python scripts/report.py {run} OTHER_RUN")
+        print(f"share     python scripts/push.py {run} YOU/NAME --dry-run")
+    else:
+        page = write_diff(options.run, options.other)
+        print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}")
+    if options.open:
+        import webbrowser
+
+        if not webbrowser.open(page.resolve().as_uri()):
+            print(f"no web browser found; open {page} on another machine")
 
 
 def write_report(folder: Path) -> Path:
     """Write `report.html`, `report.md` and a PNG of each plot, all or nothing; the same run gives the same bytes.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        UserError: it is not a run's folder, a file of it cannot be read, or it cannot be written to.
+        UserError: it is not a run's folder, one of its files cannot be read, or the report cannot be written.
     """
     run = read_run(folder)
     charts = [draw(plot) for plot in plots_of(run)]
@@ -44,15 +76,17 @@ def write_report(folder: Path) -> Path:
 
 
 def write_diff(folder: Path, other: Path) -> Path:
-    """Write `diff-<other's name>.html` and `.md` into the first run's report.
+    """Write `diff-<other's name>.html` and `.md` into the first run's report, and return the path of the page.
 
     Raises:
-        UserError: as `write_report`, of either run; or both are one.
+        UserError: as `write_report`, for either run; or both are the same run.
     """
     runs = [read_run(folder), read_run(other)]
     if folder.resolve() == other.resolve():
-        raise UserError(f"{folder} and {other} are the same run; give two, or one for its own report")
-    names = names_of(runs)
+        raise UserError(f"{folder} and {other} are the same run; give two runs, or one for its own report")
+    names = [run.name for run in runs]
+    if names[0] == names[1]:
+        names = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
     charts = [draw(plot) for plot in common_plots(runs, names)]
     output = folder / "report" / f"diff-{runs[1].name}.html"
     try:
@@ -65,9 +99,8 @@ def write_diff(folder: Path, other: Path) -> Path:
 
 
 def report_line(folder: Path) -> str:
-    """Write the report at the end of a run, whose own end it must not hide, and return the line that says where."""
+    """Write the report at the end of a run, and return a line that says where it is or why it could not be written."""
     try:
         return f"report    {write_report(folder)}"
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - it is said, and the run is what it is without
-        reason = first_line(error)
-        return f"report    not written: {reason}"
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - must not hide how the run itself ended
+        return f"report    not written: {first_line(error)}"

@@ -106,7 +106,7 @@ def test_a_trained_run_is_all_there_and_its_filters_count_right(trained, visit):
     whole = ["\n".join(parts).lower() for parts in zip(texts, ids, extracted, strict=True)]
     assert found(page, text=word.upper()) == sum(word in text for text in whole) > 0
     assert found(page, text="surely nobody wrote this") == 0
-    assert page.locator("#detail").inner_text() == "No completion has all of this."
+    assert page.locator("#detail").inner_text() == "No completion matches."
 
 
 def test_a_completion_is_shown_with_its_prompt_its_answers_and_each_reward(trained, visit):
@@ -132,7 +132,7 @@ def test_arrow_keys_move_through_the_completions(trained, visit):
     page.focus("#list")
     for key in ("ArrowDown", "ArrowDown", "ArrowUp", "ArrowDown"):
         page.keyboard.press(key)
-    assert page.locator("[aria-selected=true]").get_attribute("data-place") == "2"
+    assert page.locator("[aria-selected=true]").get_attribute("data-index") == "2"
     third = read_run(trained).completions[2]
     assert page.locator("#detail pre").all_inner_texts()[1] == third["completion"].rstrip("\n")
 

@@ -1,4 +1,4 @@
-"""A run's report: what is read, what is said, and that nothing a model wrote is taken for anything else."""
+"""A run's report: what it shows, and that whatever a model wrote stays text."""
 
 import json
 import re
@@ -11,12 +11,11 @@ from lora_grpo.cli.main import run_command
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
-from lora_grpo.report.command import Options, report
-from lora_grpo.report.markdown import escaped, table
-from lora_grpo.report.plots import MOST_POINTS, plots_of
+from lora_grpo.report.markdown import escape, table
+from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
 from lora_grpo.report.visible import visible
-from lora_grpo.report.writing import write_diff, write_report
+from lora_grpo.report.writing import ReportOptions, report, write_diff, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
 
@@ -39,14 +38,15 @@ def test_everything_of_a_run_is_on_its_page(tmp_path):
     best = {"step": 2, "reward": 1.25, "accuracy": 0.5}
     run = write_run(tmp_path / "mine", alarms=alarms, best=best, plan={"memory": {"weights_gib": 1.5}})
     page = text_of(page_of(run))
-    for told in ("mine", "gsm8k_lora", "3 of 200", "Complete.", "37.5", "pass@2", "0.667", "8 min 31 s"):
-        assert told in page, told
+    for text in ("mine", "gsm8k_lora", "3 of 200", "Complete.", "37.5", "pass@2", "0.667", "8 min 31 s"):
+        assert text in page, text
     assert "Step 2, entropy, stopped the run." in page and "it is near 0" in page
-    assert "step 2, held-out reward 1.25, 50.0 % right" in page
+    assert "step 2, validation reward 1.25, 50.0 % correct" in page
+    assert "Fixed problems (1)" in page and "<td>0 of 2</td><td>1 of 2</td>" in page
     assert "memory.weights_gib" in page and "recipes/gsm8k_lora.py --output-dir" in page
 
 
-def test_there_is_a_picture_of_each_plot_beside_the_page(tmp_path):
+def test_each_plot_is_on_the_page_and_a_png_file(tmp_path):
     run = write_run(tmp_path / "run", every=True)
     page = page_of(run)
     keys = [plot.key for plot in plots_of(read_run(run))]
@@ -56,20 +56,23 @@ def test_there_is_a_picture_of_each_plot_beside_the_page(tmp_path):
     assert "kl" not in keys  # it was not logged
 
 
-def test_held_out_figures_are_drawn_where_they_were_measured(tmp_path):
+def test_validation_results_are_plotted_at_the_steps_that_have_them(tmp_path):
     run = write_run(tmp_path / "run", steps=4)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[1] |= {"validation/reward": 1.0, "validation/accuracy": 0.25}
     lines[3] |= {"validation/reward": 1.5, "validation/accuracy": 0.75, "kl": float("nan")}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     plots = {plot.key: plot for plot in plots_of(read_run(run))}
-    assert (plots["held-out-accuracy"].curves[0].x, plots["held-out-accuracy"].curves[0].y) == ([2, 4], [0.25, 0.75])
-    assert plots["held-out-reward"].curves[0].y == [1.0, 1.5]
+    assert (plots["validation-accuracy"].curves[0].x, plots["validation-accuracy"].curves[0].y) == (
+        [2, 4],
+        [0.25, 0.75],
+    )
+    assert plots["validation-reward"].curves[0].y == [1.0, 1.5]
     page = page_of(run)
     assert "kl from the base has no finite value" in page and "NaN" not in page
 
 
-def test_the_watched_rows_are_on_the_page_from_the_base_on(tmp_path):
+def test_validation_completions_are_on_the_page_from_step_0_on(tmp_path):
     run = write_run(tmp_path / "run", steps=4, stopped_early={"step": 4, "passes": 2})
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[3] |= {"validation/reward": 1.5, "validation/accuracy": 0.75}
@@ -80,12 +83,12 @@ def test_the_watched_rows_are_on_the_page_from_the_base_on(tmp_path):
         line |= {"rewards": {"correct": float(passed)}, "reward": float(passed)}
         (run / "validation" / f"step-{step:05d}.jsonl").write_text(json.dumps(line) + "\n")
     plots = {plot.key: plot for plot in plots_of(read_run(run))}
-    assert (plots["held-out-reward"].curves[0].x, plots["held-out-reward"].curves[0].y) == ([0, 4], [0.0, 1.5])
+    assert (plots["validation-reward"].curves[0].x, plots["validation-reward"].curves[0].y) == ([0, 4], [0.0, 1.5])
     assert plots["reward"].curves[0].x[0] == 1
     page = page_of(run)
     data = data_of(page)
     shown = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
-    assert [row["completion"] for row in shown if row["source"] == "held out"] == ["after 0", "after 4"]
+    assert [row["completion"] for row in shown if row["source"] == "validation"] == ["after 0", "after 4"]
     assert "4 of 200, stopped early" in page
 
 
@@ -97,7 +100,7 @@ def test_the_watched_rows_are_on_the_page_from_the_base_on(tmp_path):
         ("completions/step-00001.jsonl", {"step": None, "completion": "c", "rewards": {}}),
     ],
 )
-def test_an_entry_of_another_kind_is_told_by_its_line(file, line, tmp_path):
+def test_an_entry_of_a_wrong_type_is_named_by_its_line(file, line, tmp_path):
     run = write_run(tmp_path / "run")
     (run / file).write_text(json.dumps(line) + "\n")
     with pytest.raises(UserError, match=rf"{file}:1: expected an object with step"):
@@ -105,11 +108,11 @@ def test_an_entry_of_another_kind_is_told_by_its_line(file, line, tmp_path):
 
 
 def test_a_long_run_is_averaged_and_says_so(tmp_path):
-    run = write_run(tmp_path / "run", steps=2 * MOST_POINTS, every=True)
+    run = write_run(tmp_path / "run", steps=2 * MAX_POINTS, every=True)
     plots = {plot.key: plot for plot in plots_of(read_run(run))}
     entropy, length = plots["entropy"], plots["length"].curves[0]
-    assert len(length.y) == MOST_POINTS and length.y[0] == pytest.approx((21 + 22) / 2)
-    assert "A point is the mean of 2 steps." in entropy.caption
+    assert len(length.y) == MAX_POINTS and length.y[0] == pytest.approx((21 + 22) / 2)
+    assert "Each point is the mean of 2 steps." in entropy.caption
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):
@@ -123,7 +126,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 # A run in any state
 
 
-def test_a_run_that_still_goes_on_says_so_and_how_to_look_again(tmp_path):
+def test_a_running_run_says_so_and_how_to_update_the_page(tmp_path):
     run = write_run(tmp_path / "run", status="running", evaluated=False)
     with lock.holding(run):
         page = text_of(page_of(run))
@@ -131,9 +134,9 @@ def test_a_run_that_still_goes_on_says_so_and_how_to_look_again(tmp_path):
     assert "Not evaluated yet" in page
 
 
-def test_a_run_whose_process_is_gone_is_not_called_running(tmp_path):
+def test_a_run_whose_process_was_killed_is_not_called_running(tmp_path):
     page = page_of(write_run(tmp_path / "run", status="running", evaluated=False))
-    assert "killed, or its machine went down" in page and "Still running" not in page
+    assert "was killed or its machine went down" in page and "Still running" not in page
 
 
 def test_a_failed_run_says_why(tmp_path):
@@ -145,10 +148,10 @@ def test_a_failed_run_says_why(tmp_path):
 def test_a_run_before_its_first_step_has_a_page(tmp_path):
     run = write_run(tmp_path / "run", steps=0, status="failed", completions=[], evaluated=False)
     page = page_of(run)
-    assert "No step has been logged yet." in page and "There are no metrics yet." in page
+    assert "No step is logged yet." in page and "No metrics yet." in page
 
 
-def test_half_a_last_line_is_left_out_and_said(tmp_path):
+def test_an_incomplete_last_line_is_left_out_with_a_remark(tmp_path):
     run = write_run(tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')
@@ -157,7 +160,7 @@ def test_half_a_last_line_is_left_out_and_said(tmp_path):
     assert files.remarks[0] in page_of(run)
 
 
-def test_completions_of_older_runs_and_of_newer_ones_are_read(tmp_path):
+def test_completions_with_and_without_grades_are_read(tmp_path):
     new = {"answer": 7, "extracted": "7", "passed": True, "status": "passed", "num_tokens": 9, "truncated": False}
     lines = [completion(1, "old", 0.5), completion(2, "new", 2.0, **new)]
     found = sampled_texts(read_run(write_run(tmp_path / "run", completions=lines)))
@@ -169,16 +172,16 @@ def test_completions_of_older_runs_and_of_newer_ones_are_read(tmp_path):
     assert base["source"] == "base" and found["problems"][base["problem"]] == ("t0", "Question 0?", "0")
 
 
-def test_too_many_completions_are_taken_evenly_and_it_is_said(tmp_path, monkeypatch):
+def test_too_many_completions_are_sampled_evenly_and_the_page_says_so(tmp_path, monkeypatch):
     sizes = ((1, 2), (2, 40), (3, 40))
     lines = [completion(step, f"{step}.{place}", 0.0) for step, size in sizes for place in range(size)]
     run = write_run(tmp_path / "run", completions=lines, evaluated=False)
-    found = sampled_texts(read_run(run), most=20)
+    found = sampled_texts(read_run(run), max_shown=20)
     steps = [row[found["columns"].index("step")] for row in found["rows"]]
-    assert [steps.count(step) for step in (1, 2, 3)] == [2, 9, 9] and found["total"] == 82
-    assert [row[4] for row in found["rows"][2:5]] == ["2.0", "2.4", "2.8"]
-    monkeypatch.setattr("lora_grpo.report.html.sampled_texts", lambda run: sampled_texts(run, most=20))
-    assert "20 of 82 completions, taken evenly by step" in page_of(run)
+    assert [steps.count(step) for step in (1, 2, 3)] == [1, 10, 10] and found["total"] == 82
+    assert [row[4] for row in found["rows"][1:4]] == ["2.0", "2.4", "2.8"]
+    monkeypatch.setattr("lora_grpo.report.html.sampled_texts", lambda run: sampled_texts(run, max_shown=20))
+    assert "21 of 82 completions, sampled evenly" in page_of(run)
 
 
 # What a model wrote is text
@@ -195,8 +198,8 @@ def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
     lines = [completion(1, text, 0.0, question=text, extracted=text, status=text) for text in HOSTILE]
     settings = RunConfig(output_dir=HOSTILE[0], grpo=HOSTILE, data=DataConfig(train=HOSTILE[2]))
     alarms = [{"step": 1, "name": HOSTILE[2], "message": HOSTILE[1], "stopped": False}]
-    told = {"error": HOSTILE[1], "alarms": alarms, "recipe": HOSTILE[3], "status": "failed"}
-    run = write_run(tmp_path / "run", completions=lines, config=settings, **told)
+    record = {"error": HOSTILE[1], "alarms": alarms, "recipe": HOSTILE[3], "status": "failed"}
+    run = write_run(tmp_path / "run", completions=lines, config=settings, **record)
     metrics = [{"step": 1, "reward": 1.0, f"rewards/{HOSTILE[1]}$x$/mean": 1.0, f"rewards/{HOSTILE[3]}/mean": 1.0}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     page = page_of(run)
@@ -209,7 +212,7 @@ def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
     assert "<script" not in markdown and "<img" not in markdown and "\x1b" not in markdown
 
 
-def test_the_page_runs_its_own_script_and_asks_nobody(tmp_path):
+def test_the_page_runs_only_its_own_script_and_requests_nothing(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     assert policy.startswith("default-src &#39;none&#39;") and "script-src &#39;sha256-" in policy
@@ -223,7 +226,7 @@ def test_embedded_json_cannot_end_its_element():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("a|b", "a\\|b"),
         ("<b> & `x`", "&#60;b&#62; &#38; \\`x\\`"),
@@ -234,8 +237,8 @@ def test_embedded_json_cannot_end_its_element():
         ("two\nlines", "two lines"),
     ],
 )
-def test_markdown_of_any_text_is_that_text(text, told):
-    assert escaped(text) == told
+def test_markdown_of_any_text_is_that_text(text, expected):
+    assert escape(text) == expected
 
 
 def test_the_markdown_has_tables_for_a_pull_request(tmp_path):
@@ -244,7 +247,7 @@ def test_the_markdown_has_tables_for_a_pull_request(tmp_path):
     lines = (run / "report" / "report.md").read_text().splitlines()
     assert any(line.startswith("| pass@1 | 12.5 [") and "| 37.5 [" in line for line in lines)
     assert "| correct_answer | 0.333 | 1.000 |" in lines
-    assert "| train.warmup_steps | 3 |" in lines and "| train.learning_rate | 2e-05 |" in lines
+    assert "| train.warmup_steps | 3 |" in lines and not any("train.learning_rate" in line for line in lines)
     assert "| torch | 2.13.0 |" in lines
     assert table(["", "a", "b"], [("x", "1", "2")]) == ["|  | a | b |", "|---|---:|---:|", "| x | 1 | 2 |", ""]
 
@@ -260,7 +263,7 @@ def two(tmp_path):
     return first, second
 
 
-def test_two_runs_share_each_plot_and_what_differs_is_named(two):
+def test_two_runs_share_each_plot_and_differences_are_listed(two):
     page = write_diff(*two)
     assert page == two[0] / "report" / "diff-second.html"
     text = text_of(page.read_text())
@@ -280,7 +283,7 @@ def test_a_new_report_keeps_the_comparisons(two):
     assert page.read_bytes() == before
 
 
-def test_two_folders_of_one_name_are_told_apart(tmp_path):
+def test_two_folders_of_one_name_are_distinguished(tmp_path):
     runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
     assert "run (1) and run (2)" in write_diff(*runs).read_text()
 
@@ -289,11 +292,12 @@ def test_two_folders_of_one_name_are_told_apart(tmp_path):
 
 
 def exit_code(*arguments):
-    return run_command(lambda: report(read_flags(Options, list(map(str, arguments)), prog="report.py", description="")))
+    words = list(map(str, arguments))
+    return run_command(lambda: report(read_flags(ReportOptions, words, prog="report.py", description="")))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda run: (run / "run.json").unlink(), "run.json does not exist; give the folder of a run"),
         (lambda run: (run / "run.json").write_text('{"lora_grpo_run": 99}'), "is not a valid run.json: lora_grpo_run"),
@@ -305,40 +309,40 @@ def exit_code(*arguments):
         (lambda run: (run / "evaluation" / "report.json").write_text("{}"), "is not an evaluation report"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_told_in_one_line(tmp_path, capsys, spoil, said):
+def test_a_folder_that_cannot_be_read_is_a_one_line_error(tmp_path, capsys, spoil, message):
     run = write_run(tmp_path / "run")
     spoil(run)
     assert exit_code(run) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith("error: ") and said in printed.err and printed.err.count("\n") == 1
+    assert printed.err.startswith("error: ") and message in printed.err and printed.err.count("\n") == 1
     assert printed.out == "" and not (run / "report").exists()
 
 
-def test_no_folder_and_the_same_run_twice_are_told_in_one_line(tmp_path, capsys):
+def test_a_missing_folder_and_the_same_run_twice_are_one_line_errors(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     assert exit_code(tmp_path / "none") == exit_code(run, run) == exit_code(run, tmp_path / "none") == 2
-    said = capsys.readouterr().err.splitlines()
-    assert ["is not a folder" in said[0], "are the same run" in said[1], "is not a folder" in said[2]] == [True] * 3
-    assert len(said) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert ["is not a folder" in lines[0], "are the same run" in lines[1], "is not a folder" in lines[2]] == [True] * 3
+    assert len(lines) == 3
 
 
-def test_a_report_says_where_it_is_and_what_to_do_next(tmp_path, capsys):
+def test_the_command_prints_where_the_report_is_and_what_to_do_next(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     assert exit_code(run) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"report    {run / 'report' / 'report.html'}\n") and "report.md" in printed
-    assert f"compare   python scripts/report.py {run} ANOTHER_RUN" in printed
+    assert f"compare   python scripts/report.py {run} OTHER_RUN" in printed
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "state"),
     [
         (RunError("it broke"), 1, "Failed: it broke"),
         (UserError("give another"), 2, "Failed: give another"),
         (KeyboardInterrupt(), 130, "Interrupted."),
     ],
 )
-def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, told):
+def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, state):
     folder = tmp_path / "run"
 
     def main():
@@ -348,7 +352,7 @@ def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, to
         raise error
 
     assert run_command(main) == code
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"report    {folder / 'report' / 'report.html'}" and len(said) == 2
-    assert told in (folder / "report" / "report.html").read_text()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"report    {folder / 'report' / 'report.html'}" and len(lines) == 2
+    assert state in (folder / "report" / "report.html").read_text()
     lock.held.pop().release()

@@ -1,35 +1,35 @@
 "use strict";
 
-// Values under the pointer: the nearest point of each curve, beside a line through it.
+// The values at the pointer: the nearest point of each curve, next to a vertical line.
 for (const picture of document.querySelectorAll(".picture")) {
   const svg = picture.querySelector("svg");
-  const told = JSON.parse(svg.dataset.curves);
+  const data = JSON.parse(svg.dataset.curves);
   const hair = document.createElement("div");
   const reading = document.createElement("div");
   hair.className = "hair";
   reading.className = "reading";
-  const nearest = (xs, x) => xs.reduce((best, value, place) => (Math.abs(value - x) < Math.abs(xs[best] - x) ? place : best), 0);
+  const nearest = (xs, x) => xs.reduce((best, value, index) => (Math.abs(value - x) < Math.abs(xs[best] - x) ? index : best), 0);
   picture.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    const [from, to] = told.span;
-    const share = ((event.clientX - box.left) / box.width - told.left) / (told.right - told.left);
-    const longest = told.curves.reduce((a, b) => (b.x.length > a.x.length ? b : a));
+    const [from, to] = data.span;
+    const share = ((event.clientX - box.left) / box.width - data.left) / (data.right - data.left);
+    const longest = data.curves.reduce((a, b) => (b.x.length > a.x.length ? b : a));
     const x = longest.x[nearest(longest.x, from + Math.min(1, Math.max(0, share)) * (to - from))];
-    const place = told.left + ((x - from) / (to - from)) * (told.right - told.left);
-    hair.style.left = `${100 * place}%`;
-    reading.style.left = place < 0.55 ? `calc(${100 * place}% + 6px)` : "";
-    reading.style.right = place < 0.55 ? "" : `calc(${100 * (1 - place)}% + 6px)`;
-    const said = told.curves.map((curve) => {
+    const index = data.left + ((x - from) / (to - from)) * (data.right - data.left);
+    hair.style.left = `${100 * index}%`;
+    reading.style.left = index < 0.55 ? `calc(${100 * index}% + 6px)` : "";
+    reading.style.right = index < 0.55 ? "" : `calc(${100 * (1 - index)}% + 6px)`;
+    const values = data.curves.map((curve) => {
       const value = curve.y[nearest(curve.x, x)];
-      return `${told.curves.length > 1 ? curve.name + " " : ""}${value === null ? "–" : value}`;
+      return `${data.curves.length > 1 ? curve.name + " " : ""}${value === null ? "–" : value}`;
     });
-    reading.textContent = [`${told.unit.split(",")[0]} ${Math.round(10 * x) / 10}`, ...said].join("\n");
+    reading.textContent = [`${data.unit.split(",")[0]} ${Math.round(10 * x) / 10}`, ...values].join("\n");
     picture.append(hair, reading);
   });
   picture.addEventListener("pointerleave", () => { hair.remove(); reading.remove(); });
 }
 
-// A model may write anything: what would not show, or would move other text, is written out (lora_grpo/report/visible.py).
+// A model may write anything: characters that are invisible or move other text are written out, as in visible.py.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
 function visible(text) {
   return text.replace(HIDDEN, (character) => {
@@ -49,14 +49,14 @@ function element(name, text, className) {
 const PAGE = 100;
 
 function browse(data) {
-  const at = Object.fromEntries(data.columns.map((name, place) => [name, place]));
+  const at = Object.fromEntries(data.columns.map((name, index) => [name, index]));
   const rows = data.rows;
   const form = document.querySelector(".filters");
   const list = document.getElementById("list");
   const detail = document.getElementById("detail");
   const [earlier, later] = ["earlier", "later"].map((id) => document.getElementById(id));
-  const verdictOf = (row) => (row[at.passed] === null ? "not judged" : row[at.passed] ? "passed" : "failed");
-  let found = [];
+  const verdictOf = (row) => (row[at.passed] === null ? "not graded" : row[at.passed] ? "passed" : "failed");
+  let matches = [];
   let chosen = 0;
   let searched = null;
 
@@ -96,7 +96,7 @@ function browse(data) {
     const [source, step, verdict] = [value("source"), value("step"), value("verdict")];
     const least = value("least") === "" ? null : Number(value("least"));
     const most = value("most") === "" ? null : Number(value("most"));
-    found = rows.filter((row) => {
+    matches = rows.filter((row) => {
       const reward = row[at.reward];
       return (
         (!source || row[at.source] === source) &&
@@ -109,17 +109,17 @@ function browse(data) {
       );
     });
     const order = compare[value("sort")];
-    if (order) found.sort((a, b) => order(a, b) || 0);
+    if (order) matches.sort((a, b) => order(a, b) || 0);
     document.getElementById("count").textContent =
-      `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} completions`;
+      `${matches.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} completions`;
     choose(0, false);
   }
 
-  function choose(place, follow) {
-    chosen = Math.max(0, Math.min(place, found.length - 1));
+  function choose(index, follow) {
+    chosen = Math.max(0, Math.min(index, matches.length - 1));
     const first = Math.floor(chosen / PAGE) * PAGE;
     if (list.dataset.first !== String(first) || !follow) fill(first);
-    for (const item of list.children) item.setAttribute("aria-selected", String(Number(item.dataset.place) === chosen));
+    for (const item of list.children) item.setAttribute("aria-selected", String(Number(item.dataset.index) === chosen));
     const selected = list.children[chosen - first];
     if (selected) {
       list.setAttribute("aria-activedescendant", selected.id);
@@ -129,16 +129,16 @@ function browse(data) {
         list.scrollTop = above + selected.offsetHeight - list.clientHeight;
       }
     }
-    show(found[chosen]);
+    show(matches[chosen]);
   }
 
   function fill(first) {
     list.dataset.first = first;
     list.replaceChildren(
-      ...found.slice(first, first + PAGE).map((row, offset) => {
+      ...matches.slice(first, first + PAGE).map((row, offset) => {
         const item = element("li");
         item.id = `completion-${first + offset}`;
-        item.dataset.place = first + offset;
+        item.dataset.index = first + offset;
         item.setAttribute("role", "option");
         const top = element("div", null, "top");
         top.append(element("span", whereOf(row)), badge(row));
@@ -148,9 +148,9 @@ function browse(data) {
     );
     list.scrollTop = 0;
     earlier.disabled = first === 0;
-    later.disabled = first + PAGE >= found.length;
-    const last = Math.min(first + PAGE, found.length);
-    document.getElementById("place").textContent = found.length ? `${first + 1}–${last}` : "";
+    later.disabled = first + PAGE >= matches.length;
+    const last = Math.min(first + PAGE, matches.length);
+    document.getElementById("place").textContent = matches.length ? `${first + 1}–${last}` : "";
   }
 
   function whereOf(row) {
@@ -161,29 +161,29 @@ function browse(data) {
 
   function badge(row) {
     const verdict = verdictOf(row);
-    const said = verdict === "not judged" ? "" : `${verdict === "passed" ? "✓" : "✗"} ${row[at.status] ?? verdict}`;
+    const status = verdict === "not graded" ? "" : `${verdict === "passed" ? "✓" : "✗"} ${row[at.status] ?? verdict}`;
     const reward = row[at.reward] === null ? "" : `reward ${Number(row[at.reward].toFixed(3))}`;
-    return element("span", [said, reward].filter(Boolean).join(", "), { passed: "right", failed: "wrong" }[verdict]);
+    return element("span", [status, reward].filter(Boolean).join(", "), { passed: "right", failed: "wrong" }[verdict]);
   }
 
   function show(row) {
     if (!row) {
-      detail.replaceChildren(element("p", "No completion has all of this."));
+      detail.replaceChildren(element("p", "No completion matches."));
       return;
     }
     const [id, question, answer] = data.problems[row[at.problem]];
     const head = element("h3", `${whereOf(row)}${id === null ? "" : ` · ${id}`}`);
     const tokens = row[at.tokens] === null ? "" : `${row[at.tokens]} tokens`;
     const line = element("p", null, "quiet");
-    line.append(badge(row), element("span", ` ${[tokens, row[at.truncated] ? "cut off" : ""].filter(Boolean).join(", ")}`));
+    line.append(badge(row), element("span", ` ${[tokens, row[at.truncated] ? "truncated" : ""].filter(Boolean).join(", ")}`));
     const answers = element("div", null, "answers");
-    for (const [label, text] of [["Answer read from it", row[at.extracted]], ["Right answer", answer]]) {
+    for (const [label, text] of [["Extracted answer", row[at.extracted]], ["Correct answer", answer]]) {
       const part = element("div");
-      part.append(element("h4", label), text === null ? element("p", "not kept, or none", "quiet") : element("pre", text));
+      part.append(element("h4", label), text === null ? element("p", "none", "quiet") : element("pre", text));
       answers.append(part);
     }
     detail.replaceChildren(head, line, element("h4", "Prompt"));
-    detail.append(question === null ? element("p", "not kept by this run", "quiet") : element("pre", question));
+    detail.append(question === null ? element("p", "not recorded", "quiet") : element("pre", question));
     detail.append(element("h4", "Completion"), element("pre", row[at.completion]), answers);
     if (row[at.rewards]) {
       const table = element("table");
@@ -205,13 +205,13 @@ function browse(data) {
   list.addEventListener("click", (event) => {
     const item = event.target.closest("li");
     if (!item) return;
-    choose(Number(item.dataset.place), true);
+    choose(Number(item.dataset.index), true);
     if (detail.getBoundingClientRect().top > window.innerHeight * 0.8) detail.scrollIntoView({ block: "start" });
   });
   list.addEventListener("keydown", (event) => {
     const to = {
       ArrowDown: chosen + 1, ArrowUp: chosen - 1, PageDown: chosen + PAGE, PageUp: chosen - PAGE,
-      Home: 0, End: found.length - 1,
+      Home: 0, End: matches.length - 1,
     }[event.key];
     if (to === undefined) return;
     event.preventDefault();
@@ -223,5 +223,5 @@ function browse(data) {
 }
 
 const data = document.getElementById("data");
-// After the first paint: there may be megabytes of it.
+// After the first paint, because there may be megabytes of data.
 if (document.getElementById("list")) requestAnimationFrame(() => setTimeout(() => browse(JSON.parse(data.textContent))));
