@@ -1,10 +1,10 @@
-"""Show a run as one page: what it learned, why it did not, and everything that the model wrote.
+"""Show a run as one page: what it learned, why it did not, and everything the model wrote.
 
     python scripts/report.py outputs/gsm8k_lora
-    python scripts/report.py outputs/gsm8k_lora outputs/another --open      # two runs beside each other
+    python scripts/report.py outputs/gsm8k_lora outputs/another --open      # two runs side by side
 
-The page is one file without a network: it can be mailed. It is written at the end of every run, too; of a run that
-still goes on it shows how far it has come.
+The page is one self-contained file that works offline. Every run writes it when it ends; for a run that is still going,
+this script shows the progress so far.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Take the documentation's pictures of a report: docs/report.png of a run, docs/report-diff.png of two.
+"""Take the pictures of a report in the docs: docs/report.png of one run, docs/report-diff.png of two.
 
     python tools/screenshot_report.py outputs/gsm8k_lora outputs/another
 
-Needs Chromium and the `dev` extra. The pages are written anew first.
+Needs Chromium and the `dev` extra. Both pages are rewritten first.
 """
 
 import shutil
@@ -20,15 +20,15 @@ from lora_grpo.report import write_diff, write_report
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WINDOW = {"width": 1280, "height": 1240}
-"""Pixels: the verdict and the first plots."""
+"""Pixels; shows the results and the first plots."""
 
 
 @dataclass(frozen=True)
 class Options:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run that is shown."""
+    """Folder of the run to show."""
     other: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OTHER")]
-    """Folder of the run that it is compared with."""
+    """Folder of the run to compare it with."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Pushes a run to the Hugging Face Hub: its adapter, its merged model or its GGUF files, with a model card.
 
-    push_to_hub(Options("outputs/gsm8k_lora", "you/gsm8k-lora", dry_run=True))      # prints every file and the card
+    push_to_hub(PushOptions("outputs/gsm8k_lora", "you/gsm8k-lora", dry_run=True))    # prints files and card
 
     RUN ── files ──► what to upload ──┐
         ── facts ──► what is known ───┼─► push ── one commit ──► the repository
@@ -18,7 +18,7 @@ card.py           README.md, from card.md.jinja
 metadata.py       the card's front matter and the Hub's evaluation results
 """
 
-from lora_grpo.hub.push import Options, push_to_hub
+from lora_grpo.hub.push import PushOptions, push_to_hub
 from lora_grpo.hub.token import refuse_tokens_in
 
-__all__ = ["Options", "push_to_hub", "refuse_tokens_in"]
+__all__ = ["PushOptions", "push_to_hub", "refuse_tokens_in"]

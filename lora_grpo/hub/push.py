@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options:
+class PushOptions:
     """What to push, and where."""
 
     source: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
@@ -38,7 +38,7 @@ class Options:
     """Print every file and the whole model card; send nothing."""
 
 
-def push_to_hub(options: Options) -> None:
+def push_to_hub(options: PushOptions) -> None:
     """Push a model with its card, or print what would be pushed.
 
     Raises:

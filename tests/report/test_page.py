@@ -36,7 +36,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Open a page; at the test's end it must have asked for nothing but itself, and complained of nothing."""
+    """Open a page; when the test ends, it must have requested nothing but itself and logged no errors."""
     opened, requests, complaints = [], [], []
 
     def open_page(path, **context):
@@ -115,9 +115,9 @@ def test_a_completion_is_shown_with_its_prompt_its_answers_and_each_reward(train
     run = read_run(trained)
     found(page, sort="high", source="training")
     best = max(run.completions, key=lambda line: line["reward"])
-    told = page.locator("#detail table").inner_text().split()
-    assert dict(zip(told[:-3:2], told[1:-3:2], strict=True)).keys() == best["rewards"].keys()
-    assert float(told[-1]) == pytest.approx(best["reward"], abs=1e-3)
+    cells = page.locator("#detail table").inner_text().split()
+    assert dict(zip(cells[:-3:2], cells[1:-3:2], strict=True)).keys() == best["rewards"].keys()
+    assert float(cells[-1]) == pytest.approx(best["reward"], abs=1e-3)
     found(page, source="base")
     sample = run.samples["base"][0]
     boxes = page.locator("#detail pre").all_inner_texts()
@@ -154,8 +154,8 @@ def test_whatever_a_model_wrote_is_shown_as_text(tmp_path, visit):
     page.wait_for_function("document.querySelectorAll('#list li').length > 0")
     page.focus("#list")
     for text in HOSTILE:
-        told = page.locator("#detail pre").evaluate_all("boxes => boxes.map((box) => box.textContent)")
-        assert told == [visible(text)] * 4
+        texts = page.locator("#detail pre").evaluate_all("boxes => boxes.map((box) => box.textContent)")
+        assert texts == [visible(text)] * 4
         page.keyboard.press("ArrowDown")
     assert page.locator(".state").inner_text() == f"Failed: {HOSTILE[1]}"
     assert page.evaluate("window.hacked") is None
