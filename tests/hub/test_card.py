@@ -345,7 +345,7 @@ HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [
     [
         "record__data__task", "record__recipe", "record__config__train__optimizer",
         "record__config__data__prompt_style",
-        "record__data__eval__source", "record__data__train__sha256", "record__policy__base_model", "record__status",
+        "record__data__eval__source", "record__data__train__sha256", "record__policy__base_model",
         "report__protocol__task", "report__protocol__sampling__prompt_style", "report__protocol__sandbox",
         "report__protocol__grading", "report__evaluated__label", "report__evaluated__source__device",
     ],
