@@ -275,7 +275,7 @@ def test_a_pickled_base_is_refused(run, tmp_path):
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
     (base / "model.safetensors").rename(base / "pytorch_model.bin")
     adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
-    refused("holds no .safetensors weights", MergeOptions(str(adapter), base=str(base)))
+    refused("has no .safetensors weights", MergeOptions(str(adapter), base=str(base)))
 
 
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
