@@ -165,7 +165,7 @@ def test_closing_a_stream_aborts_the_rest(sampler, prompts):
     seeds = [completion_seed(3, "test", number) for number in range(40)]  # those of SAMPLED
     stream = sampler.stream(prompts[:20], SamplingParams(2, 1.0, 0.95, 48), seeds)
     kept = dict(next(stream) for _ in range(3))
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="is running; finish or close it"):
         sample(sampler, prompts[:1], 1, **SAMPLED)
     stream.close()
     assert len(kept) == 3 and kept == {index: expected[index] for index in kept}
