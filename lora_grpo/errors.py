@@ -1,4 +1,4 @@
-"""The ways a command ends early: the user can fix it (exit 2), the run failed (exit 1), or it was told to stop."""
+"""How a command ends early: a mistake of the user (exit 2), a failed run (exit 1), or a signal."""
 
 import difflib
 from collections.abc import Iterable

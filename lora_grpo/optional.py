@@ -1,4 +1,4 @@
-"""Packages that not every installation has."""
+"""Optional packages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def require(name: str, *, extra: str, feature: str) -> ModuleType:
     Args:
         name: the module.
         extra: the extra of this project that installs it.
-        feature: what was asked for, as the user wrote it.
+        feature: what needs it, as the user wrote it.
 
     Raises:
-        UserError: the package is missing, or cannot be imported here; says which.
+        UserError: the package is missing or cannot be imported.
     """
     try:
         return importlib.import_module(name)

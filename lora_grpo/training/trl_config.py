@@ -1,4 +1,4 @@
-"""The arguments of TRL's GRPOConfig, worked out from a run's configuration."""
+"""The arguments of TRL's GRPOConfig, derived from a run's configuration."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "vllm_mode": "colocate",
         "mask_truncated_completions": False,
         "reward_weights": reward_weights,
-        # The order of rows is decided by prompt_order; see there.
+        # prompt_order decides the order of rows.
         "shuffle_dataset": False,
         "gradient_checkpointing": settings.gradient_checkpointing,
         "bf16": on_gpu and dtype == torch.bfloat16,
         "fp16": on_gpu and dtype == torch.float16,
         "use_cpu": not on_gpu,
         "dataloader_pin_memory": on_gpu,
-        # Without it DDP cuts its buckets anew after the first step, also after that of a resumed run; more than two
-        # ranks then add their gradients up in another order than an unbroken run did.
+        # Otherwise DDP rebuilds its buckets after the first step, also of a resumed run, and more than two ranks then
+        # sum gradients in another order than an uninterrupted run.
         "ddp_find_unused_parameters": True,
         "seed": config.seed,
         "save_strategy": "steps",

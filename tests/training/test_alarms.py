@@ -1,4 +1,4 @@
-"""Each watch fires on a run that fails that way, and none over the default run on five seeds."""
+"""Each alarm is raised by a run that fails that way, and none by the default run on five seeds."""
 
 import gzip
 import json
@@ -35,17 +35,17 @@ def alarms(*steps, health=None):
     return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
 
 
-def told(*steps, **kwargs):
+def raised(*steps, **kwargs):
     return [(alarm.name, alarm.step) for alarm in alarms(*steps, **kwargs)]
 
 
 def test_a_run_that_learns_is_left_alone():
-    assert told(*(fine(number) for number in range(1, 301))) == []
+    assert raised(*(fine(number) for number in range(1, 301))) == []
 
 
 @pytest.mark.parametrize("name", ["loss", "reward", "kl", "entropy"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_told_at_once(name, value):
+def test_a_metric_that_is_not_finite_raises_an_alarm_at_once(name, value):
     (alarm,) = alarms(fine(1), fine(2, **{name: value}))
     assert (alarm.name, alarm.step) == ("nan", 2) and name in alarm.message
 
@@ -53,29 +53,29 @@ def test_what_is_no_number_is_told_at_once(name, value):
 def test_in_float16_a_gradient_may_overflow_twice():
     bad = {"grad_norm": float("inf")}
     half = {"health": Alarms(FULL, float16=True)}
-    assert told(fine(1), fine(2, **bad), fine(3, **bad), fine(4), **half) == []
-    assert told(fine(5, **bad), fine(6, **bad), fine(7, **bad), **half) == [("nan", 3)]
-    assert told(fine(1), fine(2, **bad)) == [("nan", 2)]
+    assert raised(fine(1), fine(2, **bad), fine(3, **bad), fine(4), **half) == []
+    assert raised(fine(5, **bad), fine(6, **bad), fine(7, **bad), **half) == [("nan", 3)]
+    assert raised(fine(1), fine(2, **bad)) == [("nan", 2)]
 
 
-def test_a_sampler_apart_from_the_trainer_is_told():
+def test_a_sampler_that_differs_from_the_trainer_raises_an_alarm():
     (alarm,) = alarms(fine(1), fine(2, **{DRIFT: 2e-4}))
     assert (alarm.name, alarm.step) == ("logprob_mismatch", 2) and "expected at most 0.0001" in alarm.message
-    assert told(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, max_mismatch=None)) == []
+    assert raised(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, max_mismatch=None)) == []
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_a_reward_that_falls_by_half_is_a_collapse(scale):
     steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
     steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 55)]
-    ((watch, step),) = told(*steps, health=Alarms(scale * FULL))
+    ((watch, step),) = raised(*steps, health=Alarms(scale * FULL))
     assert watch == "collapse" and 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
 
 
 def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
     health = Alarms(FULL)
     assert health.validation(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
-    ((watch, step),) = told(
+    ((watch, step),) = raised(
         *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)), health=health
     )
     assert (watch, step) == ("collapse", LONG_WINDOW)
@@ -83,7 +83,7 @@ def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
 
 def test_a_reward_that_falls_by_a_third_is_no_collapse():
     steps = [fine(number, reward=3.0 if number <= 30 else 2.0) for number in range(1, 61)]
-    assert told(*steps) == []
+    assert raised(*steps) == []
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_rewards_that_are_rare_or_noisy_are_no_collapse(prompts, shape, steps):
 
 def test_a_penalty_that_gets_worse_is_a_collapse():
     steps = [fine(number, reward=-1 + 0.02 * min(number, 40)) for number in range(1, 51)]
-    assert told(*steps) == []
-    ((watch, step),) = told(*steps, *(fine(number, reward=-2.0) for number in range(51, 81)))
+    assert raised(*steps) == []
+    ((watch, step),) = raised(*steps, *(fine(number, reward=-2.0) for number in range(51, 81)))
     assert watch == "collapse" and 50 < step <= 70
 
 
-def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
+def test_groups_without_variance_raise_an_alarm_with_a_fix():
     (alarm,) = alarms(*(fine(number, reward=0.1, frac_reward_zero_std=0.875) for number in range(1, 30)))
     assert (alarm.name, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-by-difficulty" in alarm.message
     (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
@@ -119,21 +119,21 @@ def test_groups_that_all_earn_the_same_are_told_with_what_to_do():
 def test_an_alarm_comes_again_only_after_quiet_steps():
     cut = {"completions/clipped_ratio": 0.95}
     steps = [fine(number, **({} if 30 < number <= 60 else cut)) for number in range(1, 91)]
-    assert told(*steps) == [("truncated", 10), ("truncated", 70)]
+    assert raised(*steps) == [("truncated", 10), ("truncated", 70)]
 
 
-def test_after_a_number_that_is_none_the_other_watches_go_on():
-    assert told(*(fine(number, **({"reward": float("nan")} if number == 15 else {})) for number in range(1, 80))) == [
+def test_other_alarms_still_work_after_a_nan():
+    assert raised(*(fine(number, **({"reward": float("nan")} if number == 15 else {})) for number in range(1, 80))) == [
         ("nan", 15)
     ]
 
 
-def test_a_state_that_lasts_is_told_once_however_rarely_it_is_looked_at():
+def test_a_lasting_state_raises_one_alarm():
     health = Alarms(FULL)
-    assert asked(health, 0, 1.0, 40) == []
-    found = [asked(health, number, 2.0, 10) for number in (20, 40, 60)]
+    assert validate(health, 0, 1.0, 40) == []
+    found = [validate(health, number, 2.0, 10) for number in (20, 40, 60)]
     assert [len(alarms) for alarms in found] == [1, 0, 0]
-    assert asked(health, 80, 2.0, 39) == [] and len(asked(health, 100, 2.0, 10)) == 1
+    assert validate(health, 80, 2.0, 39) == [] and len(validate(health, 100, 2.0, 10)) == 1
 
 
 def test_wrong_answers_in_the_right_format_are_not_learned():
@@ -141,37 +141,37 @@ def test_wrong_answers_in_the_right_format_are_not_learned():
     assert "--data.filter-by-difficulty" in alarm.message
 
 
-def test_entropy_that_is_gone_is_told_unless_the_answers_are_right():
+def test_low_entropy_raises_an_alarm_unless_the_answers_are_right():
     gone = [fine(number, reward=2.0, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
-    ((watch, step),) = told(*gone)
+    ((watch, step),) = raised(*gone)
     assert watch == "entropy" and 20 < step <= 20 + WINDOW
     right = [fine(number, reward=3.9, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
-    assert told(*right) == []
+    assert raised(*right) == []
 
 
-def test_completions_that_are_all_cut_off_are_told():
+def test_truncated_completions_raise_an_alarm():
     (alarm,) = alarms(*(fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(1, 30)))
     assert (alarm.name, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
 
 
-def asked(health, number, reward, right):
-    """A pass over 64 held-out rows."""
+def validate(health, number, reward, right):
+    """A pass over 64 validation rows."""
     return health.validation(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
 
 
 def test_reward_up_and_right_answers_down_is_hacking():
     health = Alarms(FULL)
-    assert asked(health, 0, 1.0, 40) == [] and asked(health, 20, 1.5, 38) == []
+    assert validate(health, 0, 1.0, 40) == [] and validate(health, 20, 1.5, 38) == []
     assert not health.hacked
-    (alarm,) = asked(health, 40, 2.0, 20)
+    (alarm,) = validate(health, 40, 2.0, 20)
     assert alarm.name == "hacking" and "from 40 to 20 of 64" in alarm.message and "since step 0" in alarm.message
     assert health.hacked
-    assert asked(health, 60, 2.5, 45) == [] and not health.hacked
+    assert validate(health, 60, 2.5, 45) == [] and not health.hacked
 
 
 def test_answers_and_reward_that_fall_together_are_no_hacking():
     health = Alarms(FULL)
-    assert asked(health, 0, 2.0, 40) == [] and asked(health, 20, 1.0, 10) == []
+    assert validate(health, 0, 2.0, 40) == [] and validate(health, 20, 1.0, 10) == []
 
 
 def test_a_task_without_right_answers_cannot_be_hacked():
@@ -182,21 +182,21 @@ def test_a_task_without_right_answers_cannot_be_hacked():
 def test_steps_that_use_rollouts_again_do_not_count_twice():
     again = {"loss": 0.0, "grad_norm": 0.1}
     steps = [step for n in range(1, 30) for step in (fine(n, **{"completions/clipped_ratio": 0.95}), again)]
-    ((watch, step),) = told(*steps)
+    ((watch, step),) = raised(*steps)
     assert watch == "truncated" and step == 2 * WINDOW - 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_default_run_is_left_alone(seed):
     lines = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
-    health, told = Alarms(FULL, max_mismatch=1e-4), []
+    health, found = Alarms(FULL, max_mismatch=1e-4), []
     mine = [line for line in lines if line["seed"] == seed]
     for line in mine:
         if "passed" in line:
-            told += health.validation(line["step"], line["rewards"], line["passed"])
+            found += health.validation(line["step"], line["rewards"], line["passed"])
         else:
-            told += health.step(line["step"], line)
-    assert told == []
+            found += health.step(line["step"], line)
+    assert found == []
     # What would be an alarm is one here too: the recording holds what each watch looks at.
     assert sum("passed" in line for line in mine) == 4 and sum("loss" in line for line in mine) == 60
     needed = {"loss", "grad_norm", "reward", "frac_reward_zero_std", "entropy", "completions/clipped_ratio", DRIFT}

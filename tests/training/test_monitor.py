@@ -1,4 +1,4 @@
-"""The watch over real runs: held-out rows, the best adapter, early stopping, and runs that are made to fail."""
+"""The monitor on real runs: validation, the best adapter, early stopping, and runs that fail on purpose."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from lora_grpo.tasks.loading import load_data, split_validation
 from lora_grpo.training import make_trainer, train
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
-WATCHED = {
+MONITORED = {
     "seed": 1,  # its best step is neither the first nor the last
     "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
     "monitor": {"rows": 16, "every_steps": 2},
@@ -27,9 +27,9 @@ WATCHED = {
 }
 
 
-def run_watched(folder, how=None, before=None, **changes):
+def run_monitored(folder, how=None, before=None, **changes):
     """Train as a recipe does; `before` gets the trainer first."""
-    config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), WATCHED), changes)
+    config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), MONITORED), changes)
     data = load_data(config)
     run = open_run(config, how or Invocation(), "test", data.record)
     policy = load_policy(config)
@@ -64,10 +64,10 @@ def rewards_of(run):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    return run_watched(tmp_path_factory.mktemp("validation_rows") / "run")
+    return run_monitored(tmp_path_factory.mktemp("validation_rows") / "run")
 
 
-def test_watched_rows_are_asked_before_and_during_training_and_never_trained_on(unbroken):
+def test_validation_rows_are_sampled_before_and_during_training_and_never_trained_on(unbroken):
     assert sorted(passes(unbroken)) == [f"step-0000{step}.jsonl" for step in (0, 2, 4, 6)]
     asked = [{line["id"] for line in lines(path)} for path in unbroken.validation.iterdir()]
     assert all(len(ids) == 16 and ids == asked[0] for ids in asked)
@@ -98,14 +98,14 @@ def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
         assert all((ours[name] == theirs[name]).all() for name in ours)
 
 
-def test_watching_changes_nothing_that_is_trained(unbroken, tmp_path):
-    blind = run_watched(tmp_path / "blind", before=lambda trainer: setattr(trainer.monitor, "validation", None))
+def test_monitoring_changes_nothing_that_is_trained(unbroken, tmp_path):
+    blind = run_monitored(tmp_path / "blind", before=lambda trainer: setattr(trainer.monitor, "validation", None))
     same = (blind.adapter / "adapter_model.safetensors").read_bytes()
     assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
-def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
+def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
     def kill(trainer):
         save = trainer.monitor.save_best
 
@@ -124,9 +124,9 @@ def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroke
             trainer.monitor.save_best = killed
 
     with pytest.raises(KeyboardInterrupt):
-        run_watched(tmp_path / "run", before=kill)
+        run_monitored(tmp_path / "run", before=kill)
     let_go()
-    run = run_watched(tmp_path / "run", Invocation(resume=True))
+    run = run_monitored(tmp_path / "run", Invocation(resume=True))
     assert passes(run) == passes(unbroken)
     assert run.record["best"] == unbroken.record["best"] and run.record["alarms"] == []
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -135,7 +135,7 @@ def test_a_killed_run_goes_on_to_the_same_passes_and_the_same_best(step, unbroke
 
 def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsys):
     worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "monitor": {"early_stopping": 2, "stop_on": ()}}
-    run = run_watched(tmp_path / "run", **worse)
+    run = run_monitored(tmp_path / "run", **worse)
     assert run.record["stopped_early"]["step"] < 12 and "stopped early" in capsys.readouterr().err
     earned = rewards_of(run)
     best = max(earned, key=lambda step: (earned[step], -step))
@@ -147,14 +147,14 @@ def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsy
     steps = len(lines(run.metrics))
     assert "--monitor.early-stopping 0 goes on" not in capsys.readouterr().err
     let_go()
-    again = run_watched(tmp_path / "run", Invocation(resume=True), **worse)
+    again = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
     assert len(lines(again.metrics)) == steps and "--monitor.early-stopping 0 goes on" in capsys.readouterr().err
     let_go()
     patient = {**worse, "monitor": {**worse["monitor"], "early_stopping": 3}}
-    assert lines(run_watched(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
+    assert lines(run_monitored(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
 
 
-def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_watched_ones(tmp_path):
+def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_validation_rows(tmp_path):
     rows = [
         {"question": f"What is {n} + 1?", "answer": str(n + 1), **({"hint": "?"} if n < 3 else {})} for n in range(200)
     ]
@@ -162,7 +162,7 @@ def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_watched_one
         shown = rows if split == "train" else [{"question": "What is 3 + 500?", "answer": "503"}]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
     (tmp_path / "r.py").write_text("def length(completions, hint, **columns):\n    return [1.0 for _ in hint]\n")
-    run = run_watched(
+    run = run_monitored(
         tmp_path / "run",
         data={"task": "gsm8k", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
         rewards=(f"{tmp_path}/r.py:length=1.0",),
@@ -192,7 +192,7 @@ def fails(folder, name, before=None, **changes):
     """Train until a watch ends the run; return its message and run.json."""
     changes["monitor"] = {**changes.get("monitor", {}), "stop_on": (name,)}
     with pytest.raises(RunError) as caught:
-        run_watched(folder, before=before, **changes)
+        run_monitored(folder, before=before, **changes)
     return str(caught.value), json.loads((folder / "run.json").read_text())
 
 
@@ -209,18 +209,18 @@ def test_completions_that_are_cut_off_end_a_run_that_asks_for_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reward_that_never_differs_is_told_and_the_run_goes_on(tmp_path, capsys):
+def test_a_constant_reward_raises_an_alarm_and_the_run_continues(tmp_path, capsys):
     rewards = tmp_path / "my_rewards.py"
     rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
     train_settings = {**TWENTY, "max_steps": 11}
-    run = run_watched(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), monitor={"rows": 0})
+    run = run_monitored(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), monitor={"rows": 0})
     (alarm,) = run.record["alarms"]
     assert (alarm["name"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
     assert "alarm, step 10: zero_variance: in 100% of" in capsys.readouterr().err
     assert run.record["trained_steps"] == 11
 
 
-def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
+def test_a_nan_gradient_ends_the_run_before_a_checkpoint(tmp_path):
     def spoil(trainer):
         (parameter, *_) = (each for each in trainer.model.parameters() if each.requires_grad)
         parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
@@ -274,7 +274,7 @@ def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_policy_that_is_certain_and_wrong_is_told(tmp_path):
+def test_a_policy_that_is_certain_and_wrong_raises_an_alarm(tmp_path):
     def sharpen(trainer):
         norm = trainer.model.get_base_model().model.norm
 

@@ -134,9 +134,9 @@ def test_two_processes_with_a_vllm_each_draw_what_one_does(start, fresh):
 
 
 @pytest.mark.slow
-def test_accelerate_launch_does_what_torchrun_does(two, start, fresh):
+def test_torchrun_starts_what_the_forks_do(two, start, fresh):
     """From cold, as a person has it."""
-    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = [RECIPE, "--preset", "starter", *TINY]
     for split in ("train", "eval"):
         command += [f"--data.{split}", start.folder / f"{split}.jsonl"]
