@@ -38,22 +38,21 @@ from lora_grpo.evaluation.report import (
     write_report,
 )
 from lora_grpo.evaluation.results import Result, outcome, task_id
-from lora_grpo.evaluation.run import Draws, draw_and_grade, evaluate
+from lora_grpo.evaluation.run import RowSampling, evaluate, sample_and_grade
 
 __all__ = [
     "UNPARSED",
-    "Draws",
     "EvaluateOptions",
     "Graded",
     "Interval",
     "Protocol",
     "Report",
     "Result",
+    "RowSampling",
     "Sampling",
     "Source",
     "bootstrap_interval",
     "counts_by_task",
-    "draw_and_grade",
     "evaluate",
     "evaluate_and_report",
     "how_graded",
@@ -62,6 +61,7 @@ __all__ = [
     "outcome",
     "printable",
     "read_report",
+    "sample_and_grade",
     "task_id",
     "verdict",
     "wilson_interval",

@@ -18,7 +18,7 @@ from lora_grpo.evaluation.measurement import Source
 from lora_grpo.evaluation.options import EvaluateOptions, Plan, make_plan
 from lora_grpo.evaluation.report import Graded, Protocol, Report, Sampling, how_graded, make_report, write_report
 from lora_grpo.evaluation.results import task_id
-from lora_grpo.evaluation.run import draw_and_grade, finished_samples
+from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
@@ -145,15 +145,15 @@ class _ModelSide:
 
     def grade(self, folder: Path, name: str) -> Graded:
         """Sample and grade what is missing."""
-        rows, draws = self.data.eval, self.plan.draws
+        rows, sampling = self.data.eval, self.plan.sampling
         environment = evaluation_folder.environment(folder, name)
-        results = finished_samples(folder / name, rows, [draws]) if environment else None
+        results = finished_samples(folder / name, rows, [sampling]) if environment else None
         if environment is None or results is None:
             sampler, found = self._load()
             environment = evaluation_folder.start(folder, name, self.request, found)
             adapter = self.model.adapter is not None
-            results = draw_and_grade(
-                folder / name, sampler, rows, self.task, [draws], self.plan.seed, self.label, adapter=adapter
+            results = sample_and_grade(
+                folder / name, sampler, rows, self.task, [sampling], self.plan.seed, self.label, adapter=adapter
             )
         return Graded(self.label, results, Source(**self.model.identity, **environment))
 
@@ -169,10 +169,10 @@ class _ModelSide:
             sampling=Sampling(
                 prompt_style=plan.data.prompt_style,
                 few_shot=plan.data.few_shot,
-                num_samples=plan.draws.num_samples,
-                temperature=plan.draws.temperature,
-                top_p=plan.draws.top_p,
-                max_completion_tokens=plan.draws.max_tokens,
+                num_samples=plan.sampling.num_samples,
+                temperature=plan.sampling.temperature,
+                top_p=plan.sampling.top_p,
+                max_completion_tokens=plan.sampling.max_tokens,
             ),
             grading=how_graded(plan.task),
             sandbox=record["sandbox"],
@@ -183,7 +183,7 @@ class _ModelSide:
         """Return a sampler, and the prompts, versions and hardware that it uses."""
         model, loaded = self.model, self.loaded
         tokenizer = build.load_tokenizer(model)
-        sequence_tokens = build.check_context(model, tokenizer, self.data.eval, self.plan.draws.max_tokens)
+        sequence_tokens = build.check_context(model, tokenizer, self.data.eval, self.plan.sampling.max_tokens)
         held = loaded.model
         same_base = held is not None and (held.base, held.tokenizer) == (model.base, model.tokenizer)
         if loaded.sampler is None or not same_base or (held and model.adapter not in (held.adapter, None)):

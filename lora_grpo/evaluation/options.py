@@ -13,7 +13,7 @@ import tyro
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, flag
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.run import Draws
+from lora_grpo.evaluation.run import RowSampling
 from lora_grpo.tasks import CODE_TASKS, get_task, runs_programs
 
 DEFAULT_MAX_TOKENS = 512
@@ -136,7 +136,7 @@ class Plan:
     """How models are sampled."""
 
     data: DataConfig
-    draws: Draws
+    sampling: RowSampling
     ks: tuple[int, ...]
     seed: int
     limits: sandbox.Settings
@@ -157,10 +157,10 @@ class Plan:
             "task": self.task,
             "prompt_style": self.data.prompt_style,
             "few_shot": self.data.few_shot,
-            "num_samples": self.draws.num_samples,
-            "temperature": self.draws.temperature,
-            "top_p": self.draws.top_p,
-            "max_completion_tokens": self.draws.max_tokens,
+            "num_samples": self.sampling.num_samples,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_completion_tokens": self.sampling.max_tokens,
             "seed": self.seed,
             "program_seconds": self.limits.timeout_seconds if programs else None,
             "program_mb": self.limits.memory_mb if programs else None,
@@ -209,7 +209,7 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None, context: 
     ks = tuple(sorted(set(options.k or (1,))))
     return Plan(
         data=data,
-        draws=_draws(options, max(ks), max_tokens, settings["eval"] if settings and trained else {}),
+        sampling=_sampling(options, max(ks), max_tokens, settings["eval"] if settings and trained else {}),
         ks=ks,
         seed=run_seed if options.seed is None else options.seed,
         limits=options.sandbox,
@@ -218,7 +218,7 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None, context: 
     )
 
 
-def _draws(options: EvaluateOptions, largest_k: int, max_tokens: int, defaults: Mapping[str, Any]) -> Draws:
+def _sampling(options: EvaluateOptions, largest_k: int, max_tokens: int, defaults: Mapping[str, Any]) -> RowSampling:
     num_samples = largest_k if options.num_samples is None else options.num_samples
     temperature, top_p = options.temperature, options.top_p
     if temperature is None:
@@ -229,4 +229,4 @@ def _draws(options: EvaluateOptions, largest_k: int, max_tokens: int, defaults: 
         raise UserError(f"--k {largest_k} exceeds --num-samples {num_samples}; pass --num-samples {largest_k}")
     if temperature == 0 and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
-    return Draws(num_samples, temperature, 1.0 if temperature == 0 else top_p, max_tokens)
+    return RowSampling(num_samples, temperature, 1.0 if temperature == 0 else top_p, max_tokens)

@@ -26,7 +26,7 @@ _STREAMED_UNIT = 64
 
 
 @dataclass(frozen=True)
-class Draws(SamplingParams):
+class RowSampling(SamplingParams):
     """How each row is sampled: one completion if the temperature is 0."""
 
     name: str = ""
@@ -42,12 +42,12 @@ class Draws(SamplingParams):
 class _Unit:
     """Rows that are sampled together and are finished together or not at all."""
 
-    draws: Draws
+    sampling: RowSampling
     rows: tuple[Row, ...]
 
     @property
     def keys(self) -> list[tuple[str, str | int]]:
-        return [(task_id(row), name) for row in self.rows for name in self.draws.names]
+        return [(task_id(row), name) for row in self.rows for name in self.sampling.names]
 
 
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
@@ -71,20 +71,20 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     longest = config.sampling.max_completion_tokens
-    requested = [Draws(1, 0.0, 1.0, longest, GREEDY)]
+    requested = [RowSampling(1, 0.0, 1.0, longest, GREEDY)]
     if config.eval.num_samples:
-        requested.append(Draws(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
+        requested.append(RowSampling(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
     task = config.data.evaluation_task
-    return draw_and_grade(path, sampler, rows, task, requested, config.seed, name, adapter=name != BASE)
+    return sample_and_grade(path, sampler, rows, task, requested, config.seed, name, adapter=name != BASE)
 
 
-def draw_and_grade(
+def sample_and_grade(
     path: Path,
     sampler: Sampler,
     rows: Sequence[Row],
     task: str,
-    requested: Sequence[Draws],
+    requested: Sequence[RowSampling],
     seed: int,
     title: str,
     *,
@@ -124,8 +124,8 @@ def draw_and_grade(
     todo = [unit for unit in units if unit.keys[0] not in finished][distributed.rank() :: distributed.world_size()]
     if sampler.streams:  # all at once: the engine schedules them
         todo = [
-            _Unit(draws, tuple(unit.rows[0] for unit in same))
-            for draws, same in groupby(todo, key=lambda unit: unit.draws)
+            _Unit(sampling, tuple(unit.rows[0] for unit in same))
+            for sampling, same in groupby(todo, key=lambda unit: unit.sampling)
         ]
     prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
     samples, passed = kept, sum(sample["passed"] for sample in kept)
@@ -136,9 +136,9 @@ def draw_and_grade(
         title += f" (1 of {distributed.world_size()} processes)"
     progress = Progress(mine, f"evaluating {title}")
     with contextlib.closing(progress), own.open("a", encoding="utf-8") as file, sampler.awake(adapter=adapter):
-        sampler.fit_batch(list(prompts.values()), max(draws.max_tokens for draws in requested))
+        sampler.fit_batch(list(prompts.values()), max(sampling.max_tokens for sampling in requested))
         for unit in todo:
-            for part in _drawn(sampler, unit, prompts, seed):
+            for part in _sample_parts(sampler, unit, prompts, seed):
                 verdicts = grade_all(
                     task,
                     [rollout.text for _, rollouts in part for rollout in rollouts],
@@ -149,7 +149,7 @@ def draw_and_grade(
                     sampled(task, row, name, rollout.text, next(graded))
                     | {"num_tokens": len(rollout.token_ids), "truncated": rollout.truncated}
                     for row, rollouts in part
-                    for name, rollout in zip(unit.draws.names, rollouts, strict=True)
+                    for name, rollout in zip(unit.sampling.names, rollouts, strict=True)
                 ]
                 json_files.append_lines(file, new)
                 samples += new
@@ -158,35 +158,35 @@ def draw_and_grade(
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
-def finished_samples(path: Path, rows: Sequence[Row], requested: Sequence[Draws]) -> list[Result] | None:
-    """Return the results of a finished evaluation, or None if any is missing; arguments as in `draw_and_grade`."""
+def finished_samples(path: Path, rows: Sequence[Row], requested: Sequence[RowSampling]) -> list[Result] | None:
+    """Return the results of a finished evaluation, or None if any is missing; arguments as in `sample_and_grade`."""
     keys = [key for unit in _units(rows, requested, streams=False) for key in unit.keys]
     found = _found(path)
     return [found[key] for key in keys] if found.keys() == set(keys) else None
 
 
-def _drawn(
+def _sample_parts(
     sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
 ) -> Iterator[list[tuple[Row, list[SampledTokens]]]]:
     """Yield the unit's rows with their completions, in parts that are written together."""
-    draws, part = unit.draws, []
-    seeds = [completion_seed(seed, row["id"], name) for row in unit.rows for name in draws.names]
-    for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], draws, seeds):
+    sampling, part = unit.sampling, []
+    seeds = [completion_seed(seed, row["id"], name) for row in unit.rows for name in sampling.names]
+    for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], sampling, seeds):
         part.append((unit.rows[index], samples))
-        if sampler.streams and len(part) * draws.num_samples >= _STREAMED_UNIT:
+        if sampler.streams and len(part) * sampling.num_samples >= _STREAMED_UNIT:
             yield part
             part = []
     if part:
         yield part
 
 
-def _units(rows: Sequence[Row], requested: Sequence[Draws], streams: bool) -> Iterator[_Unit]:
+def _units(rows: Sequence[Row], requested: Sequence[RowSampling], streams: bool) -> Iterator[_Unit]:
     """Split the work into units of rows of similar length, so that batches need little padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
-    for draws in requested:
-        size = 1 if streams else max(1, _UNIT // draws.num_samples)
+    for sampling in requested:
+        size = 1 if streams else max(1, _UNIT // sampling.num_samples)
         for start in range(0, len(ordered), size):
-            yield _Unit(draws, tuple(ordered[start : start + size]))
+            yield _Unit(sampling, tuple(ordered[start : start + size]))
 
 
 def _shares(path: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import Draws, counts_by_task, draw_and_grade, task_id
+from lora_grpo.evaluation import RowSampling, counts_by_task, sample_and_grade, task_id
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, prompt_order
@@ -32,7 +32,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     """
     config, sampling = run.config, run.config.sampling
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
-    draws = Draws(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
+    draws = RowSampling(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
     kept: list[Row] = []
     sampled = always = never = 0
@@ -43,7 +43,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         chunk = [rows[index] for index in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        samples = draw_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title, adapter=False)
+        samples = sample_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title, adapter=False)
         solved = {name: passed for name, (_, passed) in counts_by_task(samples, greedy=False).items()}
         kept += [row for row in chunk if 0 < solved[task_id(row)] < size]
         sampled += len(chunk)

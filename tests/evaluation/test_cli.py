@@ -191,12 +191,12 @@ def test_the_settings_of_a_run_are_the_defaults(run_folder, tmp_path):
     record = json.loads((run / "run.json").read_text())
     record["config"]["eval"] |= {"temperature": 0.5, "top_p": 0.9}
     (run / "run.json").write_text(json.dumps(record))
-    draws = plan_of(run, k=(1, 2)).draws
-    assert (draws.temperature, draws.top_p) == (0.5, 0.9)
-    draws = plan_of(run, k=(1, 2), temperature=0.7, top_p=1.0).draws
-    assert (draws.temperature, draws.top_p) == (0.7, 1.0)
-    draws = plan_of(run).draws
-    assert (draws.temperature, draws.num_samples) == (0.0, 1)  # one sample is greedy
+    sampling = plan_of(run, k=(1, 2)).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
+    sampling = plan_of(run, k=(1, 2), temperature=0.7, top_p=1.0).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.7, 1.0)
+    sampling = plan_of(run).sampling
+    assert (sampling.temperature, sampling.num_samples) == (0.0, 1)  # one sample is greedy
 
 
 def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_same(run_folder, monkeypatch):
