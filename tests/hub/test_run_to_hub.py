@@ -1,4 +1,4 @@
-"""From training to the Hub with the real commands: train, merge, evaluate the merge against the adapter, GGUF, push."""
+"""From training to the Hub with the real commands: train, merge, compare merged model and adapter, GGUF, push."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from lora_grpo.tasks.loading import load_data
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 200
 NEAR_TIE = 0.01
-"""Nats between two tokens below which rounding a merge to 16 bits may turn them round."""
+"""Logprob difference of two tokens, in nats, below which rounding a merge to 16 bits may swap them."""
 
 pytestmark = pytest.mark.slow
 
@@ -46,14 +46,14 @@ def answers(path):
 
 
 def questions():
-    """Return the rendered prompt of every held-out row, by id."""
+    """Return the rendered prompt of every row of the evaluation set, by id."""
     rows = load_data(RunConfig()).eval
     tokenizer = load_tokenizer(ModelConfig())
     return {row["id"]: render_row(tokenizer, row) for row in rows}
 
 
-def gap_where_they_part(run, prompt, first, second):
-    """Return how much likelier one completion is than the other at the token where they part, in nats, when merged."""
+def first_difference(run, prompt, first, second):
+    """Return the merged model's logprob difference, in nats, at the first token where two completions differ."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -61,28 +61,28 @@ def gap_where_they_part(run, prompt, first, second):
     model = AutoModelForCausalLM.from_pretrained(run / "merged", dtype=torch.float32).eval()
     start = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     pair = [tokenizer(text + tokenizer.eos_token, add_special_tokens=False)["input_ids"] for text in (first, second)]
-    place = next(n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+    index = next(n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
     with torch.no_grad():
-        scores = model(torch.tensor([start + pair[0][:place]])).logits[0, -1].log_softmax(-1)
-    return abs(float(scores[pair[0][place]] - scores[pair[1][place]]))
+        scores = model(torch.tensor([start + pair[0][:index]])).logits[0, -1].log_softmax(-1)
+    return abs(float(scores[pair[0][index]] - scores[pair[1][index]]))
 
 
-def test_what_training_saw_merges_into_a_model_that_gives_the_same_greedy_answers(run, command, folder):
+def test_an_adapter_and_its_merge_give_the_same_greedy_answers(run, command, folder):
     said = command("scripts/merge.py", run, "--onto", "dequantized")
-    assert "adapter‖merged" in said
+    assert "KL(adapter || merged)" in said
     report = json.loads((run / "merged" / "merge_report.json").read_text())
     assert report["retained"]["overall"] > 0.99 and report["base"]["checked"]
     assert report["kl"]["adapter_merged"] < report["kl"]["adapter_base"] / 100
 
-    asked = ("--task", "starter", "--limit", ROWS, "--output-dir", folder / "compared")
-    command("scripts/evaluate.py", run, "--compare", run / "merged", *asked)
-    adapter = answers(folder / "compared" / "samples.jsonl")
-    merged = answers(folder / "compared" / "compared.samples.jsonl")
+    flags = ("--task", "starter", "--limit", ROWS, "--output-dir", folder / "compared")
+    command("scripts/evaluate.py", run, "--compare", run / "merged", *flags)
+    adapter = answers(folder / "compared" / "results.jsonl")
+    merged = answers(next((folder / "compared").glob("compared-*.results.jsonl")))
     assert len(adapter) == ROWS and adapter.keys() == merged.keys()
-    # Where two tokens are as good as equally likely, rounding to 16 bits decides which is greedy.
+    # If two tokens are about equally likely, rounding to 16 bits decides which is greedy.
     differing = [task_id for task_id in adapter if adapter[task_id] != merged[task_id]]
     assert len(differing) <= ROWS // 100
-    gaps = [gap_where_they_part(run, questions()[task_id], adapter[task_id], merged[task_id]) for task_id in differing]
+    gaps = [first_difference(run, questions()[task_id], adapter[task_id], merged[task_id]) for task_id in differing]
     assert all(gap < NEAR_TIE for gap in gaps), dict(zip(differing, gaps, strict=True))
 
 
@@ -115,8 +115,8 @@ def test_everything_of_a_run_is_ready_to_push(kind, run, command):
     assert "manifest.json" not in said.split("---", 1)[1]
 
 
-def test_an_adapter_that_was_trained_on_makes_the_old_merge_stale(run, command, warm, folder):
-    """Neither a GGUF nor a push takes a merge of another adapter."""
+def test_a_merge_of_an_older_adapter_is_stale(run, command, warm, folder):
+    """Neither GGUF export nor push accepts it."""
     stale = shutil.copytree(run, folder / "stale")
     config = stale / "adapter" / "adapter_config.json"
     config.write_text(config.read_text() + "\n")
