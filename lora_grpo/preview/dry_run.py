@@ -1,9 +1,8 @@
-"""`--dry-run`: what a run would do, as far as that can be known without a model's weights."""
+"""`--dry-run`: the settings, one prompt and its rewards, without the model's weights."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.models import base_model
@@ -12,20 +11,18 @@ from lora_grpo.tasks import Data, chat, fit_to_context, get_task
 
 
 def dry_run(config: RunConfig, data: Data) -> None:
-    """Print the resolved configuration, one rendered prompt, and what its gold answer earns.
-
-    The configuration is YAML that `--config` accepts.
-    """
+    """Print the resolved settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
     import yaml
 
-    print(yaml.safe_dump(_plain(config.to_dict()), sort_keys=False, allow_unicode=True))
+    settings = json.loads(json.dumps(config.to_dict()))  # tuples as lists, for YAML
+    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     tokenizer = base_model.load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")
-    validation = fit_to_context(data.eval, tokenizer, config, "eval")
+    evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]
     gold = get_task(config.data.task).gold_completion(row)
     print(f"--- prompt of {row['id']}\n{chat.render_row(tokenizer, row)}")
-    print(f"--- gold answer\n{gold}\n--- its rewards")
+    print(f"--- reference answer\n{gold}\n--- its rewards")
     rewards = resolve(parse_reward_specs(config.rewards))
     (values,) = score(
         rewards, trl_rows(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
@@ -34,15 +31,11 @@ def dry_run(config: RunConfig, data: Data) -> None:
     for reward in rewards:
         value = values[reward.name]
         total += reward.weight * (value or 0.0)
-        print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, times {reward.weight:g}'}")
+        print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, weight {reward.weight:g}'}")
     shape = batch_shape(config)
     print(
         f"{'sum':24} {total:g}\n--- {config.train.max_steps} steps of {config.train.prompts_per_step} prompts x "
         f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, in "
-        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(validation)} held out; nothing was trained"
+        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(evaluation)} evaluation rows; "
+        "nothing was trained"
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with tuples as lists, which is how YAML and JSON write them."""
-    return json.loads(json.dumps(value))

@@ -1,4 +1,4 @@
-"""A few sampled groups, and what they come to."""
+"""Sampled groups, and their summary with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ from lora_grpo.evaluation import UNPARSED, Interval, bootstrap_interval, wilson_
 from lora_grpo.tasks import Row, Verdict
 
 _EQUAL = 1e-6
-"""Rewards closer than this are one: sums of the same numbers differ by rounding."""
+"""Rewards closer than this are equal: sums of the same numbers differ by rounding."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One sampled completion and all that is said of it."""
+    """One sampled completion with its rewards."""
 
     text: str
     num_tokens: int
     truncated: bool
     rewards: dict[str, float | None]
-    """Each reward's value, before its scale; None where it could not grade."""
+    """Value of each reward, before its weight; None if it could not grade the completion."""
     verdict: Verdict | None
-    """The grader's; None for a task without right answers."""
+    """The grader's verdict; None for a task without correct answers."""
 
     @property
-    def is_right(self) -> bool:
+    def is_correct(self) -> bool:
         return self.verdict is not None and self.verdict.passed
 
     @property
     def is_unparsed(self) -> bool:
-        """Whether no answer could be read from it."""
+        """Whether no answer could be parsed from it."""
         return self.verdict is not None and self.verdict.reason in UNPARSED
 
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one prompt, which GRPO compares with each other."""
+    """The completions of one prompt, whose rewards GRPO compares with each other."""
 
     row: Row
     weights: dict[str, float]
-    """Each reward's scale."""
+    """Weight of each reward."""
     answers: tuple[Answer, ...]
 
-    def scaled(self, name: str, answer: Answer) -> float | None:
-        """Return what a reward adds to a completion's sum; None where it could not grade."""
+    def weighted(self, name: str, answer: Answer) -> float | None:
+        """Return a reward times its weight; None if it could not grade the completion."""
         value = answer.rewards[name]
         return None if value is None else self.weights[name] * value
 
     def part(self, name: str) -> list[float | None]:
-        """Return what a reward adds to the sum of each completion."""
-        return [self.scaled(name, answer) for answer in self.answers]
+        """Return a weighted reward for each completion."""
+        return [self.weighted(name, answer) for answer in self.answers]
 
     @property
     def sums(self) -> list[float | None]:
-        """What each completion earns; None where no reward could grade it."""
+        """Total reward of each completion; None if no reward could grade it."""
         parts = zip(*map(self.part, self.weights), strict=True)
         return [None if all(v is None for v in part) else sum(v or 0.0 for v in part) for part in parts]
 
     @property
     def solved(self) -> int:
-        """Completions with the right answer."""
-        return sum(answer.is_right for answer in self.answers)
+        """Number of correct completions."""
+        return sum(answer.is_correct for answer in self.answers)
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some of the completions are right and some are wrong."""
+        """Whether some completions are correct and some are not."""
         return 0 < self.solved < len(self.answers)
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share with its 95 % interval; all are fractions."""
+    """A share with its 95 % interval, as fractions."""
 
     value: float
     interval: Interval
@@ -83,39 +83,39 @@ class Share:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the groups come to."""
+    """Summary of all groups."""
 
     groups: int
     completions: int
     rewards: dict[str, tuple[float, float] | None]
-    """Mean and standard deviation of each reward, scaled, over all completions, and of their `sum`; None: ungraded."""
+    """Mean and standard deviation of each weighted reward and of their `sum`; None if no completion was graded."""
     varying: tuple[str, ...]
-    """The rewards that differ within at least one group."""
+    """Rewards that differ within at least one group."""
     flat: Share
-    """Groups whose completions all earn the same."""
+    """Share of groups whose completions all have the same total reward."""
     solved: Share | None
-    """Completions; None for a task without right answers, as the next two."""
+    """Share of correct completions; None for a task without correct answers, as the next two."""
     difficulty: tuple[int, int, int] | None
-    """Problems that all completions solve, some, and none."""
+    """Number of problems that all, some and no completions solve."""
     unparsed: Share | None
-    """Completions that ended and that no answer could be read from."""
+    """Share of completions that ended without an answer that can be parsed."""
     truncated: Share
     distinct: float
-    """Different completions in a group, on average."""
+    """Mean number of distinct completions in a group."""
     num_tokens: float
-    """Of a completion, on average."""
+    """Mean length of a completion."""
 
 
 def differs(values: Sequence[float | None]) -> bool:
-    """Return whether graded values are not all the same."""
+    """Return whether graded values differ."""
     graded = [value for value in values if value is not None]
     return bool(graded) and max(graded) - min(graded) > _EQUAL
 
 
 def measure(groups: Sequence[Group]) -> Summary:
-    """Return what groups of one size come to.
+    """Return the summary of groups of one size.
 
-    Intervals are of problems like these: shares of completions resample whole groups, shares of groups are Wilson's.
+    Intervals of shares of completions are bootstrapped over groups; those of shares of groups are Wilson intervals.
     """
     names = list(groups[0].weights)
     answers = [answer for group in groups for answer in group.answers]
@@ -129,7 +129,7 @@ def measure(groups: Sequence[Group]) -> Summary:
         | {"sum": _moments([value for group in groups for value in group.sums])},
         varying=tuple(name for name in names if any(differs(group.part(name)) for group in groups)),
         flat=share_of(flat, len(groups)),
-        solved=_share([[a.is_right for a in g.answers] for g in groups]) if graded else None,
+        solved=_share([[a.is_correct for a in g.answers] for g in groups]) if graded else None,
         difficulty=(always, len(groups) - always - never, never) if graded else None,
         unparsed=_share([[a.is_unparsed and not a.truncated for a in g.answers] for g in groups]) if graded else None,
         truncated=_share([[a.truncated for a in g.answers] for g in groups]),
@@ -144,7 +144,7 @@ def _moments(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 
 def share_of(count: int, total: int) -> Share:
-    """Return a share of groups, with Wilson's interval."""
+    """Return a share of groups with its Wilson interval."""
     return Share(count / max(1, total), wilson_interval(count, max(1, total)))
 
 

@@ -1,4 +1,4 @@
-"""A preview as people read it: the first groups line by line, what all come to, and the verdict."""
+"""The preview as text: the first groups, the summary of all groups, and the verdict."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from lora_grpo.preview.groups import Answer, Group, measure
 
 _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8
-"""Different completions of a group that are shown."""
+"""Number of distinct completions shown per group."""
 _PLAIN_WIDTH = 100
-"""Columns where there is no terminal."""
+"""Columns if the output is not a terminal."""
 _LEAST_WIDTH = 40
 
 
 def show(config: RunConfig, groups: Sequence[Group]) -> None:
-    """Print the preview; what would move a terminal's cursor is written out."""
+    """Print the preview, with control characters escaped."""
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns - 1)
     lines = []
     for number, group in enumerate(groups[:_SHOWN_GROUPS], start=1):
         lines += [f"--- group {number} of {len(groups)}: {group.row['id']}", *_cut(group.row["question"], width)]
         lines += [*_answers(group, width), ""]
     lines += [f"--- all {len(groups)} groups", *_summary(groups)]
-    judgement = judge(groups, config)
-    lines += ["--- can GRPO learn from this?", f"verdict   {judgement.word}: {judgement.reason}"]
-    for finding in judgement.findings:
-        lines += [f"seen      {finding.seen}", f"try       {finding.advice}"]
+    verdict = judge(groups, config)
+    lines += ["--- can GRPO learn from this?", f"verdict   {verdict.word}: {verdict.reason}"]
+    for finding in verdict.findings:
+        lines += [f"found     {finding.found}", f"try       {finding.advice}"]
     lines.append(
-        f"n         {len(groups)} prompts x {len(groups[0].answers)} completions of the base, a rough picture: 95 % "
-        "intervals in brackets; nothing was trained or written"
+        f"sample    {len(groups)} prompts x {len(groups[0].answers)} completions of the base model, 95 % intervals in "
+        "brackets; nothing was trained or written"
     )
     print("\n".join(map(printable, lines)))
 
 
 def _answers(group: Group, width: int) -> list[str]:
-    """Return a line of what each part pays and the completion below it, the best paid first, the same ones once."""
+    """Return each distinct completion of a group below its rewards, the highest reward first."""
     often = Counter(answer.text for answer in group.answers)
     ranked = sorted(
         zip(group.answers, group.sums, strict=True), key=lambda pair: (-(pair[1] or 0.0), -often[pair[0].text])
@@ -51,12 +51,12 @@ def _answers(group: Group, width: int) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return "  ".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True)).rstrip()
 
-    # A word of a name a line, the last on the bottom line, so that many rewards fit beside each other.
+    # One word of a reward's name per line, aligned at the bottom, so that many columns fit.
     height = max(map(len, names))
     padded = [[""] * (height - len(words)) + words for words in names]
     lines = [line(cells) for cells in zip(*padded, strict=True)]
     for answer, total in [*different.values()][:_SHOWN_ANSWERS]:
-        parts = [_number(group.scaled(name, answer)) for name in group.weights]
+        parts = [_number(group.weighted(name, answer)) for name in group.weights]
         numbers = line([str(often[answer.text]), *parts, _number(total), str(answer.num_tokens)])
         lines += [f"{numbers}  {_verdict(answer)}".rstrip()]
         lines += [f"       {text}" for text in _cut(answer.text, width - 7)]
@@ -65,33 +65,33 @@ def _answers(group: Group, width: int) -> list[str]:
 
 
 def _verdict(answer: Answer) -> str:
-    said = [answer.verdict.reason.replace("_", " ")] if answer.verdict else []
-    return ", ".join([*said, "cut off"] if answer.truncated else said)
+    words = [answer.verdict.reason.replace("_", " ")] if answer.verdict else []
+    return ", ".join([*words, "truncated"] if answer.truncated else words)
 
 
 def _summary(groups: Sequence[Group]) -> list[str]:
-    """Return what was measured of all groups, a line each."""
+    """Return the summary of all groups, one line per figure."""
     found = measure(groups)
     lines = []
     for name, moments in found.rewards.items():
-        scale = "" if name == "sum" else f" of {groups[0].weights[name]:g}"
-        said = "could grade none" if moments is None else f"mean {moments[0]:.2f}{scale}, deviation {moments[1]:.2f}"
-        lines.append((name, said))
+        most = "" if name == "sum" else f" of {groups[0].weights[name]:g}"
+        text = "graded no completion" if moments is None else f"mean {moments[0]:.2f}{most}, std {moments[1]:.2f}"
+        lines.append((name, text))
     if found.solved and found.difficulty and found.unparsed:
         always, mixed, never = found.difficulty
         lines += [
             ("solved", f"{found.solved} of completions"),
-            ("problems solved", f"{always} by all of their completions, {mixed} by some, {never} by none"),
-            ("unparsed", f"{found.unparsed} end without an answer that can be read"),
+            ("problems solved", f"{always} by all completions, {mixed} by some, {never} by none"),
+            ("unparsed", f"{found.unparsed} of completions end without an answer that can be parsed"),
         ]
     lines += [
-        ("truncated", f"{found.truncated} are cut off"),
-        ("zero-variance", f"{found.flat} of groups, whose completions all earn the same"),
-        ("different", f"{found.distinct:.1f} of {len(groups[0].answers)} completions of a group"),
-        ("tokens", f"{found.num_tokens:.1f} a completion"),
+        ("truncated", f"{found.truncated} of completions"),
+        ("zero-variance", f"{found.flat} of groups (all completions have the same reward)"),
+        ("distinct", f"{found.distinct:.1f} of {len(groups[0].answers)} completions in a group"),
+        ("tokens", f"{found.num_tokens:.1f} per completion"),
     ]
     longest = max(len(name) for name, _ in lines)
-    return [f"{name:{longest}}  {said}" for name, said in lines]
+    return [f"{name:{longest}}  {text}" for name, text in lines]
 
 
 def _number(value: float | None) -> str:
@@ -99,7 +99,7 @@ def _number(value: float | None) -> str:
 
 
 def _cut(text: str, width: int) -> list[str]:
-    """Return a text on one line or two; of a longer one the beginning and the end, where an answer stands."""
+    """Return a text on at most two lines: its beginning, and its end, where the answer is."""
     text = printable(text)
     if len(text) <= 2 * width:
         return [text[:width], *([text[width:]] if text[width:] else [])]

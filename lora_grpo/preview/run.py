@@ -1,4 +1,4 @@
-"""`--preview`: a handful of groups from the base, what they earn, and whether GRPO can learn from them."""
+"""`--preview`: samples a few groups from the base model and prints their rewards and a verdict."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completio
 from lora_grpo.tasks import UNGRADED_TASKS, Data, Row, chat, fit_to_context, grade_all, prompt_order, split_validation
 
 PROMPTS = 8
-"""Groups that are sampled: a training step's worth."""
+"""Number of sampled groups."""
 
 
 def preview(config: RunConfig, data: Data) -> None:
-    """Sample the prompts that training would ask first, and print what they come to; nothing is written.
+    """Sample the first training prompts from the base model and print the result; nothing is written.
 
     Raises:
         UserError: the model cannot be loaded, or too few rows fit its context.
@@ -27,37 +27,36 @@ def preview(config: RunConfig, data: Data) -> None:
     rows, _ = split_validation(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
     sampler = build_sampler(policy, config)
     try:
-        groups = draw_groups(config, sampler, rows)
+        groups = sample_groups(config, sampler, rows)
     finally:
         sampler.close()
     show(config, groups)
 
 
-def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
-    """Sample groups of the base as the first steps of training would, and give them their rewards.
+def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
+    """Sample and score groups from the base model, with the prompts and seeds of the first training steps.
 
     Args:
         config: the run.
-        sampler: draws from its policy.
+        sampler: sampler of the run's policy.
         rows: training rows with `prompt`.
 
     Returns:
-        At most PROMPTS groups, of different rows. The first step's completions are those that training draws.
+        At most PROMPTS groups, of different rows. Those of the first step equal the ones that training samples.
     """
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
-    # All rows are asked for their columns: a reward may read one that these few lack.
+    # Columns come from all rows, because a reward may read one that these few lack.
     columns = trl_rows(sampler.tokenizer, rows)
-    asked, size = [columns[place] for place in order], config.sampling.num_generations
-    prompts = [chat.render_row(sampler.tokenizer, rows[place]) for place in order]
-    a_step = config.train.prompts_per_step * size
+    chosen, size = [columns[index] for index in order], config.sampling.num_generations
+    prompts = [chat.render_row(sampler.tokenizer, rows[index]) for index in order]
+    per_step = config.train.prompts_per_step * size
     print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
     settings = config.sampling
     params = SamplingParams(size, settings.temperature, settings.top_p, settings.max_completion_tokens)
-    seeds = [
-        completion_seed(config.seed, f"step {index // a_step}", index % a_step) for index in range(len(prompts) * size)
-    ]
+    steps = [divmod(index, per_step) for index in range(len(prompts) * size)]
+    seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
     samples = [each for group in sampler.sample(prompts, params, seeds, adapter=False) for each in group]
-    repeated, texts = [row for row in asked for _ in range(size)], [each.text for each in samples]
+    repeated, texts = [row for row in chosen for _ in range(size)], [each.text for each in samples]
     rewards = resolve(parse_reward_specs(config.rewards))
     values = score(rewards, repeated, texts, [each.token_ids for each in samples])
     task = config.data.task
@@ -69,5 +68,5 @@ def draw_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Gr
     weights = {reward.name: reward.weight for reward in rewards}
     return [
         Group(row, weights, tuple(answers[start : start + size]))
-        for row, start in zip(asked, range(0, len(answers), size), strict=True)
+        for row, start in zip(chosen, range(0, len(answers), size), strict=True)
     ]

@@ -220,7 +220,7 @@ def test_a_dry_run_writes_nothing_and_prints_settings_that_read_back(recipe, tmp
 
     printed, prompt, rest = result.stdout.partition("--- prompt of train/0\n")
     assert prompt
-    for text in ("What is 2 + 3?", "--- gold answer", "correct_answer", "nothing was trained"):
+    for text in ("What is 2 + 3?", "--- reference answer", "correct_answer", "nothing was trained"):
         assert text in rest
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

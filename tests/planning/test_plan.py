@@ -146,7 +146,7 @@ def test_the_plan_loads_nothing_heavy_and_no_weights(path, tmp_path):
     for flags in ([], [*nothing_there, "--data.eval", "none.jsonl", "--output-dir", str(tmp_path / "run")]):
         result = run(RUN_RECIPE, path, ",".join((*HEAVY, "matplotlib", "rich.progress")), "--plan", *flags)
         assert result.stdout.splitlines()[-1] == "loaded [] code 0", result.stderr
-        for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "time", "Assumed:"):
+        for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "time", "Assumptions:"):
             assert f"\n{word}" in result.stdout
     assert not (tmp_path / "run").exists()
 

@@ -15,7 +15,7 @@ from lora_grpo.models.policy import load_policy
 from lora_grpo.preview.diagnosis import judge
 from lora_grpo.preview.groups import Answer, Group, measure
 from lora_grpo.preview.page import show
-from lora_grpo.preview.run import draw_groups
+from lora_grpo.preview.run import sample_groups
 from lora_grpo.rewards.specs import parse_reward_specs
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
@@ -52,7 +52,7 @@ def starter(tmp_path_factory):
 
 def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter):
     config, data, policy, sampler = starter
-    groups = draw_groups(config, sampler, data.train)
+    groups = sample_groups(config, sampler, data.train)
     run = open_run(config, Invocation(), "test", data.record)
     trainer = make_trainer(run, policy, data.train, sampler)
     run.begin(policy.record)
@@ -76,16 +76,16 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
 def test_a_constant_reward_cannot_be_learned(starter, tmp_path):
     (tmp_path / "mine.py").write_text("def flat(completions, **columns):\n    return [0.5 for _ in completions]\n")
     config = replace(starter[0], {"rewards": (f"{tmp_path}/mine.py:flat",)})
-    found = judge(draw_groups(config, starter[3], starter[1].train), config)
+    found = judge(sample_groups(config, starter[3], starter[1].train), config)
     assert found.word == "cannot learn"
-    assert [finding.seen for finding in found.findings] == ["within groups nothing differs in flat (always 0.5 of 1)"]
+    assert [finding.found for finding in found.findings] == ["constant within each group: flat (always 0.5 of 1)"]
 
 
 def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
     config = replace(starter[0], {"sampling": {"max_completion_tokens": 4}})
-    found = judge(draw_groups(config, starter[3], starter[1].train), config)
+    found = judge(sample_groups(config, starter[3], starter[1].train), config)
     assert found.word != "can learn"
-    assert "cut off at 4 tokens" in found.findings[0].seen
+    assert "truncated at 4 tokens" in found.findings[0].found
     assert found.findings[0].advice.startswith("--sampling.max-completion-tokens 16,")
 
 
@@ -118,10 +118,10 @@ FILTER = {"data": {"filter_by_difficulty": True}}
     ("groups", "changes", "word", "seen", "advice"),
     [
         ([MIXED] * 8, {}, "can learn", None, None),
-        ([NEVER] * 8, {}, "cannot learn", "none of 32 completions is right, 32 % of others", "--data.train"),
+        ([NEVER] * 8, {}, "cannot learn", "none of 32 completions is correct (95 % upper bound: 32 %)", "--data.train"),
         ([NEVER] * 8, {}, "cannot learn", "none of 32", "soft_xml_format=0.5"),
         ([NEVER] * 8, {"data": {"task": "mbpp"}}, "cannot learn", "none of 32", "share_of_tests_passed"),
-        ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are right", "harder problems"),
+        ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are correct", "harder problems"),
         ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, "can learn", "3 of 8 problems are always solved and 3 never", "filter"),
         ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, "can learn", None, None),
         ([NEVER] * 7 + [MIXED], {}, "can hardly learn", "0 of 8 problems are always solved and 7 never", "filter"),
@@ -130,51 +130,51 @@ FILTER = {"data": {"filter_by_difficulty": True}}
         ([NEVER] * 8, FILTER, "can hardly learn", "none of 32", "easier problems"),
         ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100 % [68, 100] of completions end without", "few-shot 2"),
         ([graded(*[UNREAD] * 4)] * 8, {"data": {"few_shot": 2}}, "cannot learn", "end without", "soft_xml_format"),
-        ([graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8, {}, "can learn", "50 % [", "nothing, if training is to mend it"),
+        ([graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8, {}, "can learn", "50 % [", "nothing, since training can fix it"),
         (
             [graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8,
             {},
             "can hardly learn",
-            "100 % [68, 100] of completions are cut off at 256 tokens",
+            "100 % [68, 100] of completions are truncated at 256 tokens",
             "--sampling.max-completion-tokens 1024 --model.max-sequence-tokens 1792,",
         ),
         (
             [graded(*[WRONG] * 4, texts="aaaa")] * 8,
             {},
             "cannot learn",
-            "holds 1.0 different",
+            "has 1.0 distinct",
             "--sampling.temperature 1.2",
         ),
         (
             [graded(*[WRONG] * 4, texts="aaaa")] * 8,
             {"sampling": {"temperature": 0.7}},
             "cannot learn",
-            "holds 1.0 different",
+            "has 1.0 distinct",
             "--sampling.temperature 1,",
         ),
         ([FORMAT_ALONE] * 8, {}, "can hardly learn", "none of 32", "--sampling.num-generations 8"),
-        ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "mine (always 2 of 2)", "tells completions apart"),
+        ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "mine (always 2 of 2)", "a finer reward"),
         (
             [group({"mine": [n / 8] * 4}) for n in range(8)],
             {},
             "cannot learn",
             "mine (differs between prompts)",
-            "tells completions apart",
+            "a finer reward",
         ),
-        ([group({"mine": [None] * 4})] * 8, {}, "cannot learn", "mine (could grade none)", "tells completions apart"),
+        ([group({"mine": [None] * 4})] * 8, {}, "cannot learn", "mine (graded no completion)", "a finer reward"),
         (
             [group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8,
             {},
             "can learn",
             "other (always 2 of 2)",
-            "nothing, if mine is to decide",
+            "nothing, if mine should decide",
         ),
         # Each varies, and what they come to does not.
         (
             [group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})] * 8,
             {},
             "cannot learn",
-            "what they earn does",
+            "their rewards do not",
             "reward",
         ),
     ],
@@ -182,7 +182,7 @@ FILTER = {"data": {"filter_by_difficulty": True}}
 def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, seen, advice):
     found = judge(groups, replace(RunConfig(), changes))
     assert found.word == word
-    said = [(finding.seen, finding.advice) for finding in found.findings]
+    said = [(finding.found, finding.advice) for finding in found.findings]
     if seen is None:
         assert said == []
     else:
@@ -200,7 +200,7 @@ def test_what_was_seen_once_is_not_said_again_by_its_consequences():
 
 def test_a_reason_names_the_rewards_that_decide():
     found = judge([FORMAT_ALONE] * 8, RunConfig())
-    assert found.reason == "completions of a group differ in soft_xml_format alone, never in correct_answer"
+    assert found.reason == "completions of a group differ only in soft_xml_format, never in correct_answer"
 
 
 def test_a_share_of_eight_groups_is_told_with_its_interval():
@@ -253,6 +253,6 @@ def test_a_preview_beside_a_run_leaves_everything_as_it_is(recipe, warm, tmp_pat
     )
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "run.json"]
     assert (folder / "run.json").read_text() == "{}"
-    assert "\nverdict   can" in done.stdout and "\nn         8 prompts x 4 completions" in done.stdout
+    assert "\nverdict   can" in done.stdout and "\nsample    8 prompts x 4 completions" in done.stdout
     assert ("\nproblems solved" in done.stdout) is (recipe != "length_lora")
     assert "\x1b" not in done.stdout
