@@ -1,13 +1,13 @@
-"""Python functions with LoRA + GRPO: the reward runs unit tests in a sandbox; train, evaluate before and after.
+"""Python functions with LoRA + GRPO: the reward runs unit tests in a sandbox.
 
-Method. The policy is a frozen 4-bit (NF4) base with a LoRA adapter on every linear layer. At each step it writes
-num_generations programs for each of prompts_per_step problems; a program earns 1 if all of its problem's unit tests
-pass and 0 if not, and GRPO raises the probability of the programs that did better than the others of their group.
-Programs run where they can reach neither the tests that judge them nor anything of yours (lora_grpo/sandbox).
+Method. The policy is a frozen 4-bit (NF4) base model with a LoRA adapter on every linear layer. In each step it samples
+num_generations programs for each of prompts_per_step problems. A program that passes all unit tests of its problem has
+reward 1, any other 0, and GRPO raises the probability of programs that score above the mean of their group. Programs
+run in a sandbox, where they can reach neither their tests nor your files (lora_grpo/sandbox).
 
-    python recipes/code_lora.py                      # preset chosen from the hardware
-    python recipes/code_lora.py --preset 12gb        # Qwen2.5-Coder-1.5B-Instruct: from MBPP to HumanEval
-    python recipes/code_lora.py --dry-run            # what would run; trains nothing
+    python recipes/code_lora.py                      # chooses the preset for this machine
+    python recipes/code_lora.py --preset 12gb        # Qwen2.5-Coder-1.5B-Instruct: train on MBPP, evaluate on HumanEval
+    python recipes/code_lora.py --dry-run            # settings, one prompt and its rewards; trains nothing
 """
 
 from lora_grpo.config import gpu_preset, starter_preset

@@ -1,14 +1,14 @@
-"""Grade-school maths with LoRA + GRPO: train, evaluate before and after, keep the adapter.
+"""Grade-school math with LoRA + GRPO: train, evaluate before and after, keep the adapter.
 
-Method. The policy is a frozen 4-bit (NF4) base with a LoRA adapter on every linear layer. At each step it answers
-prompts_per_step problems num_generations times; an answer earns the sum of the rewards below; GRPO raises the
-probability of what earned more than the other answers to the same problem. The reward of a correct answer dominates;
-the smaller ones teach the format that the grader reads.
+Method. The policy is a frozen 4-bit (NF4) base model with a LoRA adapter on every linear layer. In each step it samples
+num_generations answers to each of prompts_per_step problems. The reward of an answer is the weighted sum of the rewards
+below, and GRPO raises the probability of answers that score above the mean of their group. The reward for a correct
+answer dominates; the smaller ones teach the answer format.
 
-    python recipes/gsm8k_lora.py                     # preset chosen from the hardware
+    python recipes/gsm8k_lora.py                     # chooses the preset for this machine
     python recipes/gsm8k_lora.py --preset 16gb       # Qwen2.5-1.5B-Instruct on openai/gsm8k
-    python recipes/gsm8k_lora.py --plan              # memory, work and time, before anything is downloaded
-    python recipes/gsm8k_lora.py --dry-run           # what would run; trains nothing
+    python recipes/gsm8k_lora.py --plan              # memory, work and time; downloads no weights
+    python recipes/gsm8k_lora.py --dry-run           # settings, one prompt and its rewards; trains nothing
 """
 
 from lora_grpo.config import gpu_preset, starter_preset

@@ -11,7 +11,7 @@ from lora_grpo.tasks import Data, chat, fit_to_context, get_task
 
 
 def dry_run(config: RunConfig, data: Data) -> None:
-    """Print the resolved settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
+    """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
     import yaml
 
     settings = json.loads(json.dumps(config.to_dict()))  # tuples as lists, for YAML
