@@ -145,10 +145,10 @@ def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsy
         assert kept == (run.best / "adapter_model.safetensors").read_bytes()
         assert run.record["trained_steps"] == best
     steps = len(lines(run.metrics))
-    assert "--monitor.early-stopping 0 goes on" not in capsys.readouterr().err
+    assert "--monitor.early-stopping 0 continues" not in capsys.readouterr().err
     let_go()
     again = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
-    assert len(lines(again.metrics)) == steps and "--monitor.early-stopping 0 goes on" in capsys.readouterr().err
+    assert len(lines(again.metrics)) == steps and "--monitor.early-stopping 0 continues" in capsys.readouterr().err
     let_go()
     patient = {**worse, "monitor": {**worse["monitor"], "early_stopping": 3}}
     assert lines(run_monitored(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
