@@ -17,7 +17,8 @@ they come, use `with sampler.awake(adapter=True)` and `sampler.stream`.
     merged_copy           an unquantized copy with the adapter merged: faster on a CPU
     generate              Unsloth: its `generate`, or the vLLM engine that it trains on
     vllm_sampler          vLLM: the adapter is reloaded at each step, never merged
-    vllm_engine           vLLM in this process
+    vllm_start            starts vLLM in this process
+    vllm_engine           that engine
     vllm_server           vLLM behind a URL
     vllm_adapter          which adapters vLLM can serve
 """

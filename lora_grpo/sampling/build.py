@@ -13,10 +13,11 @@ from lora_grpo.models import ModelSpec, Policy, base_model
 from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
-from lora_grpo.sampling.vllm_adapter import policy_rank, served_rank
+from lora_grpo.sampling.vllm_adapter import reserved_rank, served_rank
 from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_sampler import VllmSampler
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
+from lora_grpo.sampling.vllm_start import start_engine
 from lora_grpo.tasks import Row, chat
 
 
@@ -52,12 +53,11 @@ def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
 
 def _engine(policy: Policy, config: RunConfig) -> VllmEngine | VllmServer:
     flag, longest = "--sampling.backend", config.model.max_sequence_tokens
-    rank = policy_rank(policy.model, flag)
     if config.sampling.server_url:
         return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
-    return VllmEngine(
+    return start_engine(
         config.model,
-        rank=rank,
+        rank=reserved_rank(config.lora.rank, flag),
         max_sequence_tokens=longest,
         gpu_memory_share=config.model.gpu_memory_share or 0.5,  # None only on a CPU, which ignores it
         seed=config.seed,
@@ -123,7 +123,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     base_model.prepare_torch(seed)
     eos_token_ids = base_model.eos_token_ids(_generation_config(target), tokenizer, target.base_name)
     if backend == "vllm":
-        engine = VllmEngine(
+        engine = start_engine(
             target.base,
             rank=served_rank(target.adapter) if target.adapter else None,
             max_sequence_tokens=sequence_tokens,

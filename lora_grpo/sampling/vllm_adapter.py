@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ _NOT_SERVED = (
 """Fields of adapter_config.json that change the model and that vLLM rejects or, worse, silently ignores."""
 
 
-def served_rank(adapter: Path, flag: str = "--backend") -> int:
-    """Return the rank that vLLM must reserve memory for, from adapter_config.json alone.
+def served_rank(adapter: Path) -> int:
+    """Return `reserved_rank` of a saved adapter, from adapter_config.json alone.
 
     Args:
         adapter: folder of a PEFT adapter.
-        flag: the flag that chooses between vLLM and transformers, for the message.
 
     Raises:
         UserError: vLLM cannot serve this adapter.
@@ -32,7 +30,7 @@ def served_rank(adapter: Path, flag: str = "--backend") -> int:
     path = adapter / "adapter_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        rank, kind, bias = config["r"], config["peft_type"], config.get("bias", "none")
+        rank, kind, bias = int(config["r"]), config["peft_type"], config.get("bias", "none")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read as a LoRA adapter's: {first_line(error)}") from None
     reasons = [name for name in _NOT_SERVED if config.get(name)]
@@ -40,22 +38,26 @@ def served_rank(adapter: Path, flag: str = "--backend") -> int:
         reasons.append(f"of type {kind}")
     if bias != "none":
         reasons.append(f"bias={bias}")
-    if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
-        reasons.append(f"rank {rank}")
     if reasons:
-        raise UserError(f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); use {flag} transformers")
-    return min(served for served in _RANKS if served >= rank)
+        raise UserError(
+            f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); use --backend transformers"
+        )
+    return reserved_rank(rank, "--backend")
 
 
-def policy_rank(model: Any, flag: str) -> int:
-    """Return `served_rank` of a PEFT model's adapter.
+def reserved_rank(rank: int, flag: str) -> int:
+    """Return the rank that vLLM reserves memory for, for an adapter of this rank.
+
+    Args:
+        rank: of the adapter.
+        flag: the flag that chooses between vLLM and transformers, for the message.
 
     Raises:
-        UserError: vLLM cannot serve this adapter.
+        UserError: vLLM does not serve this rank.
     """
-    with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
-        model.peft_config["default"].save_pretrained(folder)
-        return served_rank(Path(folder), flag)
+    if not 1 <= rank <= _RANKS[-1]:
+        raise UserError(f"vLLM cannot serve an adapter of rank {rank}, at most {_RANKS[-1]}; use {flag} transformers")
+    return min(served for served in _RANKS if served >= rank)
 
 
 def write_adapter(model: Any, folder: Path) -> None:

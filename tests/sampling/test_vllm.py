@@ -14,8 +14,8 @@ from lora_grpo.models import base_model
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.vllm_adapter import served_rank
-from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_sampler import VllmSampler
+from lora_grpo.sampling.vllm_start import start_engine
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.registry import get_task
 
@@ -68,7 +68,7 @@ def adapter(tmp_path_factory):
 
 def engine(settings, rank):
     options = {"max_sequence_tokens": TOKENS, "gpu_memory_share": 0.85, "seed": 0, "flag": "--backend"}
-    return VllmEngine(settings, rank=rank, **options)
+    return start_engine(settings, rank=rank, **options)
 
 
 PLAIN = pytest.mark.parametrize("pair", [16], indirect=True)
