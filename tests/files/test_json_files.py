@@ -35,7 +35,7 @@ def test_the_stem_leaves_both_suffixes_out(name, tmp_path):
         ("a.jsonl.gz", gzip.compress(b"", mtime=0)[:4], "not a complete gzip file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_in_one_line(name, content, message, tmp_path):
+def test_a_file_that_cannot_be_used_ends_in_one_line(name, content, message, tmp_path):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)

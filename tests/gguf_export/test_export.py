@@ -119,7 +119,7 @@ def test_the_starter_in_8_bits_writes_the_same_answers(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
-def test_quantised_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kind):
+def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kind):
     write_gguf(qwen2, tmp_path / "m.gguf", kind)
     fields, tensors = read(tmp_path / "m.gguf")
     assert fields["general.file_type"] == gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"]
@@ -143,7 +143,7 @@ def test_quantised_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kin
     assert {t.tensor_type.name for t in tensors.values() if len(t.shape) == 1} == {"F32"}
 
 
-def test_rows_that_do_not_divide_into_blocks_are_16_bit_and_it_is_said(tmp_path):
+def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), intermediate_size=72)
     done = write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "q4_0")
     tensors = read(tmp_path / "m.gguf")[1]
@@ -222,12 +222,12 @@ def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
         ),
     ],
 )
-def test_a_scaled_rotary_embedding_is_told(tmp_path, rope, expected):
+def test_a_scaled_rotary_embedding_is_in_the_metadata(tmp_path, rope, expected):
     save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer(), rope_parameters={"rope_theta": 1e4, **rope})
     write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
     fields = read(tmp_path / "m.gguf")[0]
-    said = {name.removeprefix("qwen2.rope.scaling."): value for name, value in fields.items() if "scaling" in name}
-    assert said == expected
+    message = {name.removeprefix("qwen2.rope.scaling."): value for name, value in fields.items() if "scaling" in name}
+    assert message == expected
 
 
 def test_a_sliding_window_ends_the_context(tmp_path):
@@ -368,14 +368,14 @@ def test_an_older_file_stays_until_the_new_one_is_whole(copy, tmp_path):
     assert (tmp_path / "m.gguf").read_bytes() == before
 
 
-def test_too_small_a_disk_is_told_before_anything_is_written(qwen2, tmp_path, monkeypatch):
+def test_too_small_a_disk_is_refused_before_anything_is_written(qwen2, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
     with pytest.raises(UserError, match=r"has 0.00 GB free and needs 0.03 GB"):
         write_gguf(qwen2, tmp_path / "m.gguf", "f16")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_is_told_in_one_line(qwen2, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_ends_in_one_line(qwen2, tmp_path, monkeypatch):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     (tmp_path / ".m.gguf.partial").symlink_to("/dev/full")
@@ -384,7 +384,7 @@ def test_a_disk_that_fills_up_is_told_in_one_line(qwen2, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_told_in_one_line(qwen2, tmp_path):
+def test_a_place_that_cannot_be_written_ends_in_one_line(qwen2, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); pass another --output"):
         write_gguf(qwen2, tmp_path / "file" / "m.gguf", "f16")
@@ -404,10 +404,10 @@ def fake_quantizer(folder, text):
 def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_path, monkeypatch):
     save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), dtype="bfloat16")
     (tmp_path / "out").mkdir()
-    path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/asked; cp "$1" "$2"')
+    path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/requested; cp "$1" "$2"')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
     write_gguf(tmp_path / "merged", tmp_path / "out" / "m.Q4_K_M.gguf", "q4_k_m")
-    assert (tmp_path / "asked").read_text() == "Q4_K_M\n"
+    assert (tmp_path / "requested").read_text() == "Q4_K_M\n"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["m.Q4_K_M.gguf"]
     fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")
     assert tensors["output.weight"].tensor_type.name == "BF16"

@@ -146,7 +146,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM])
-def test_a_chat_template_that_does_more_is_left_out_and_it_is_said(template, tmp_path):
+def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
     path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None)
     assert "TEMPLATE" not in path.read_text()
@@ -160,8 +160,8 @@ def test_a_default_system_prompt_gives_way_to_the_one_that_is_given():
     assert "created by Alibaba Cloud" in turns.opening
     assert turns.user == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
     assert turns.assistant == ("", "<|im_end|>\n")
-    asked = turns.render([{"role": "system", "content": "Count."}, {"role": "user", "content": "1"}])
-    assert "Alibaba" not in asked
+    requested = turns.render([{"role": "system", "content": "Count."}, {"role": "user", "content": "1"}])
+    assert "Alibaba" not in requested
 
 
 def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_path):

@@ -197,7 +197,7 @@ def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
     )
 
 
-def test_a_space_before_the_text_alone_is_told():
+def test_a_space_before_the_text_alone_has_a_note():
     tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
     found = vocabulary(tokenizer)
@@ -245,7 +245,7 @@ def test_a_first_token_is_put_where_the_chat_template_puts_it():
     assert (found.add_bos, found.ids["bos"]) == (False, 0)
 
 
-def test_no_chat_template_is_told():
+def test_no_chat_template_has_a_note():
     assert (
         "the model has no chat template, and llama.cpp and LM Studio would use ChatML"
         in vocabulary(qwen_tokenizer(None)).notes[0]
@@ -260,7 +260,7 @@ def test_several_chat_templates_keep_their_names():
     ]
 
 
-def test_white_space_that_a_token_swallows_is_told():
+def test_white_space_that_a_token_swallows_has_a_note():
     tokenizer = qwen_tokenizer()
     tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
     assert vocabulary(tokenizer).notes == [

@@ -40,8 +40,10 @@ def trained(tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(starter.model_path() / name, run / "adapter" / name)
     (run / "completions").mkdir()
-    asked = [f"What is {number} and {number}?" for number in range(6)]
-    lines = [{"id": text, "question": text, "completion": f"<answer>\n{text} is 4\n</answer>" * 3} for text in asked]
+    requested = [f"What is {number} and {number}?" for number in range(6)]
+    lines = [
+        {"id": text, "question": text, "completion": f"<answer>\n{text} is 4\n</answer>" * 3} for text in requested
+    ]
     (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
 
@@ -175,11 +177,11 @@ def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tm
     assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
 
 
-def refused(said, options, leaves=None):
+def refused(message, options, leaves=None):
     """The command says so in one line and leaves its folder as it was."""
     with pytest.raises(UserError) as caught:
         merge(options)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_head_that_would_get_another_name_is_refused(tmp_path):
@@ -202,7 +204,7 @@ def test_what_is_no_adapter_is_refused(run, tmp_path):
     assert not (run / "merged").exists()
 
 
-def test_files_that_cannot_be_read_are_told_in_one_line(run, tmp_path):
+def test_files_that_cannot_be_read_end_in_one_line(run, tmp_path):
     adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
     options = MergeOptions(str(adapter), base=str(base))
@@ -340,7 +342,7 @@ def test_ten_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, 
     output, kills = tmp_path / "killed", 0
     while kills < 10:
         ended = start("killed", moments.randrange(1, len(events) // 3))
-        if ended.returncode == 0:  # it got to its end; the next begins anew
+        if ended.returncode == 0:  # it got to its end; the next starts over
             assert contents(output) == expected
             shutil.rmtree(output)
             continue

@@ -16,7 +16,7 @@ TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def planned(base, adapter, *, size=1.0, edit=None):
-    """A plan whose updates have the given relative size, beside everything in float64."""
+    """A plan whose updates have the given relative size and everything in float64."""
     if size != 1.0 or edit:
         path = adapter / "adapter_model.safetensors"
         weights = load_file(path)

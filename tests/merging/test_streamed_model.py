@@ -23,7 +23,7 @@ def test_states_and_head_give_the_models_own_logits(tied, tmp_path):
     torch.testing.assert_close(logits, torch.cat(expected), rtol=0, atol=1e-5)
 
 
-def test_a_model_that_does_more_is_told_apart(tmp_path):
+def test_a_model_that_does_more_is_refused(tmp_path):
     GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
     model = StreamedModel(tmp_path / "gpt2", trust_remote_code=False)
     weights = model_tensors(tmp_path / "gpt2")

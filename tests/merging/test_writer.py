@@ -344,7 +344,7 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
         ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens, which cannot be merged"),
@@ -357,11 +357,11 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
     ],
 )
-def test_an_adapter_of_another_kind_is_refused(changes, said, bases, tmp_path):
+def test_an_adapter_of_another_kind_is_refused(changes, message, bases, tmp_path):
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter")
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(UserError) as caught:
         merged(base, adapter, tmp_path / "merged")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
