@@ -19,7 +19,7 @@ from lora_grpo.models.adapter import load_adapter, save_adapter
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_policy
 from lora_grpo.models.shape import Shape, UnknownFamily, positive_int
-from lora_grpo.models.target import BASE, ModelSpec, Overrides, adapter_sha256, files_of, resolve, run_of
+from lora_grpo.models.target import BASE, ModelSpec, Overrides, adapter_sha256, resolve, run_of
 
 __all__ = [
     "BASE",
@@ -32,7 +32,6 @@ __all__ = [
     "adapter_sha256",
     "base_model",
     "check_model",
-    "files_of",
     "load_adapter",
     "load_policy",
     "memory",

@@ -108,28 +108,6 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
     return _model(name, folder, commit, overrides, None)
 
 
-def files_of(name: str, base: str | None) -> list[Path]:
-    """Return the files that an evaluation of a name depends on; none for a Hub id.
-
-    Args:
-        name: of the target.
-        base: the base that was passed for an adapter.
-    """
-    folder = Path(base_model.source(name)).expanduser()
-    files = _model_files(folder)
-    run = run_of(folder)
-    if run is not None:
-        config = read_record(run)["config"]
-        base = base or config["model"]["name"]
-        rows = [Path(str(config["data"][split])).expanduser() for split in ("train", "eval")]
-        files += [run / "run.json", *_model_files(run / "adapter"), *rows]
-    elif (folder / "adapter_config.json").is_file():
-        base = base or json_files.read_object(folder / "adapter_config.json").get("base_model_name_or_path")
-    if base:
-        files += _model_files(Path(base_model.source(base)).expanduser())
-    return sorted({path for path in files if path.is_file()})
-
-
 def adapter_sha256(folder: Path) -> str:
     """Return one SHA-256 of an adapter's weights and configuration."""
     return _digest(folder, (ADAPTER_WEIGHTS, "adapter_config.json"))
@@ -143,11 +121,6 @@ def run_of(folder: Path) -> Path | None:
         above = folder.resolve().parents
         return next((run for run in above[:2] if (run / "run.json").is_file()), None)
     return None
-
-
-def _model_files(folder: Path) -> list[Path]:
-    patterns = ("*.json", "*.safetensors", "*.jinja", "*.model")
-    return [path for pattern in patterns for path in folder.glob(pattern)] if folder.is_dir() else []
 
 
 def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None = None) -> ModelSpec:

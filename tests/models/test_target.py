@@ -9,7 +9,7 @@ from helpers.made_runs import make_adapter, make_run
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
-from lora_grpo.models.target import Overrides, files_of, resolve
+from lora_grpo.models.target import Overrides, resolve
 
 
 @pytest.fixture
@@ -146,29 +146,6 @@ def test_the_identity_depends_on_the_adapter(name, tmp_path):
     shutil.rmtree(run / "adapter")
     make_adapter(run / "adapter", alpha=8)
     assert resolve(str(run), Overrides()).identity["adapter_sha256"] != before["adapter_sha256"]
-    assert run / name in files_of(str(run), None)
-
-
-def test_the_files_of_a_run_are_its_bases_too(tmp_path, model):
-    run = make_run(tmp_path / "run", name=str(model))
-    assert {run / "run.json", model / "model.safetensors", model / "config.json"} <= set(files_of(str(run), None))
-    assert files_of("owner/model", None) == []
-
-
-def test_the_files_of_an_adapter_are_its_bases_too(tmp_path, model):
-    adapter = make_adapter(tmp_path / "adapter", base=str(model))
-    assert {adapter / "adapter_model.safetensors", model / "model.safetensors"} <= set(files_of(str(adapter), None))
-    other = shutil.copytree(model, tmp_path / "other")
-    assert other / "model.safetensors" in files_of(str(adapter), str(other))
-
-
-def test_the_files_of_a_run_are_its_rows_too(tmp_path):
-    run, rows = make_run(tmp_path / "run"), tmp_path / "rows.jsonl"
-    rows.write_text("")
-    record = json.loads((run / "run.json").read_text())
-    record["config"]["data"]["eval"] = str(rows)
-    (run / "run.json").write_text(json.dumps(record))
-    assert rows in files_of(str(run), None) and rows in files_of(str(run / "adapter"), None)
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
