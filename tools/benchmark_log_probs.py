@@ -1,10 +1,10 @@
-"""Time loss and backward pass of the default run's micro-batch, by tiles and by whole logits.
+"""Time the loss and backward pass of the default run's micro-batch, with tiled and with full logits.
 
-Both ways in one process and in turn, so that whatever else the machine does hits both; CPU time of all threads.
-Completions are from one token to the longest, evenly: tiles leave padding out, whole logits do not.
+Both alternate in one process, so other load affects both; the time is CPU time of all threads. Completion lengths are
+spread evenly from one token to the longest: tiles skip padding, full logits do not.
 
     python tools/benchmark_log_probs.py --rounds 30
-    python tools/benchmark_log_probs.py --rounds 30 --full     # every completion at its longest
+    python tools/benchmark_log_probs.py --rounds 30 --full     # all completions at the maximum length
 """
 
 import argparse
@@ -23,8 +23,8 @@ WARM_UP = 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30, help="passes of each way that count")
-    parser.add_argument("--full", action="store_true", help="every completion at its longest")
+    parser.add_argument("--rounds", type=int, default=30, help="measured passes of each variant")
+    parser.add_argument("--full", action="store_true", help="use the maximum length for all completions")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import runpy
@@ -58,7 +58,7 @@ def main() -> None:
         times: dict[bool, list[float]] = {True: [], False: []}
         for number in range(WARM_UP + arguments.rounds):
             for chunked in (True, False) if number % 2 else (False, True):
-                trainer.use_liger_kernel = chunked  # TRL's name for the way by tiles
+                trainer.use_liger_kernel = chunked  # TRL's name for tiled logits
                 started = time.process_time()
                 trainer.compute_loss(trainer.model, copy.copy(inputs)).backward()
                 times[chunked].append(time.process_time() - started)

@@ -100,10 +100,10 @@ def measure(command: list[str]) -> tuple[float, float]:
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = process.stderr.read()
+    errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"{command[:3]} failed: {said[-2000:]}")
+        raise SystemExit(f"{command[:3]} failed: {errors[-2000:]}")
     return usage.ru_maxrss / 1024, time.perf_counter() - started
 
 

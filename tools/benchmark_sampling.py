@@ -64,20 +64,20 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
 
     from lora_grpo import starter
     from lora_grpo.sampling import Sampler
-    from lora_grpo.starter import pool
+    from lora_grpo.starter import problems
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(starter.model_path(), dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(starter.model_path(), padding_side="left")
-    prompts = [chat_prompt(problem.question) for problem in pool("eval", num_prompts)]
+    prompts = [chat_prompt(problem.question) for problem in problems.pool("eval", num_prompts)]
     batches = [prompts[start : start + slots // SAMPLES] for start in range(0, num_prompts, slots // SAMPLES)]
     sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
     passes: list[int] = []
     model.register_forward_pre_hook(lambda *inputs: passes.append(len(inputs[2]["input_ids"])), with_kwargs=True)
 
-    def sampled(asked: list[list[str]], slots: int | None, seed: int) -> list[int]:
+    def sampled(batches: list[list[str]], slots: int | None, seed: int) -> list[int]:
         sampler.batch_size = slots
-        return [length for batch in asked for length in lengths(sampler, batch, seed)]
+        return [length for batch in batches for length in lengths(sampler, batch, seed)]
 
     def generated(seed: int) -> list[int]:
         torch.manual_seed(seed)
@@ -128,11 +128,11 @@ def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], 
         target = resolve(folder, Overrides(base="starter"))
         sampler = build.load_sampler(target, "vllm", tokenizer, PARAMS.max_tokens + 200, 0)
 
-    def drawn(adapter: bool, seed: int) -> list[int]:
+    def sample(adapter: bool, seed: int) -> list[int]:
         sampler.wake_up(adapter=adapter)
         return lengths(sampler, prompts, seed)
 
-    return {"vllm": lambda seed: drawn(False, seed), "vllm adapter": lambda seed: drawn(True, seed)}
+    return {"vllm": lambda seed: sample(False, seed), "vllm adapter": lambda seed: sample(True, seed)}
 
 
 if __name__ == "__main__":

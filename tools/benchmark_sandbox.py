@@ -178,7 +178,7 @@ def endless(options: Options, workers: int) -> tuple[float, float]:
 def time_commands(options: Options, rows: list[Row]) -> None:
     """Time both commands on one file, whole: from start to the results on disk."""
     seconds: dict[str, list[float]] = {"kit": [], "harness": []}
-    said: dict[str, str] = {}
+    output: dict[str, str] = {}
     differing: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "samples.jsonl")
@@ -197,12 +197,12 @@ def time_commands(options: Options, rows: list[Row]) -> None:
             sides = {"kit": [*kit, "--output-dir", str(out)], "harness": harness}
             for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
                 started = time.perf_counter()
-                said[name] = by_command(sides[name])
+                output[name] = by_command(sides[name])
                 seconds[name].append(time.perf_counter() - started)
                 print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
             report = json.loads((out / "report.json").read_text(encoding="utf-8"))
             found = differences(read_lines(out / "results.jsonl"), read_lines(Path(f"{file}_results.jsonl")))
-            assert found or same_figures(report, said["harness"]), (report, said["harness"])
+            assert found or same_figures(report, output["harness"]), (report, output["harness"])
             differing += [f"round {number + 1}, {text}" for text in found]
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, values in seconds.items():
@@ -243,7 +243,7 @@ def different_samples(rows: list[Row], number: int) -> list[Row]:
 
 
 def fewer_endless(samples: list[Row], results: list[Row], options: Options) -> list[Row]:
-    """Return the samples with so many endless ones as are asked for; the others raise an exception instead."""
+    """Return the samples with the requested number of endless ones; the others raise an exception instead."""
     endless = [place for place, result in enumerate(results) if result["status"] == "timeout"]
     changed = list(samples)
     for place in endless[options.file_endless :]:
@@ -267,9 +267,9 @@ def differences(ours: list[Row], theirs: list[Row]) -> list[str]:
     return [f"{a['task_id']}: {a['result']} / {b['result']}" for a, b in pairs if a["passed"] != b["passed"]]
 
 
-def same_figures(report: Row, said: str) -> bool:
+def same_figures(report: Row, output: str) -> bool:
     """Tell whether each pass@k is the same; the harness adds tasks as they finish, which moves the sixteenth digit."""
-    theirs = {name: float(value) for name, value in re.findall(r"'(pass@\d+)': (?:np\.float64\()?([\d.e-]+)", said)}
+    theirs = {name: float(value) for name, value in re.findall(r"'(pass@\d+)': (?:np\.float64\()?([\d.e-]+)", output)}
     ours = {name: value for name, value in report.items() if name.startswith("pass@")}
     return ours.keys() == theirs.keys() and all(math.isclose(ours[name], theirs[name], rel_tol=1e-14) for name in ours)
 

@@ -1,10 +1,10 @@
 """Time a training step of the default run against a plain GRPOTrainer script that does the same work.
 
-All sides: the embedded model in NF4, the same adapter, prompts in the same order, rewards, loss and batch, 128
-completions at once. `kit` is the recipe as it is, `kit vllm` the same with `--sampling.backend vllm` where vLLM is
-installed, and `plain` is TRL as its documentation uses it: `peft_config`, and generation by the trainer. Each side runs
-in a process of its own, in turn, so that whatever else the machine does hits all. Compared are TRL's own `step_time`,
-its first two steps left out, the tokens a second of the rollouts, and the reward at the end.
+All sides use the embedded model in NF4 with the same adapter, prompts, rewards, loss and batch of 128 completions.
+`kit` is the recipe, `kit vllm` the recipe with `--sampling.backend vllm` if vLLM is installed, and `plain` is TRL as in
+its documentation: `peft_config`, and generation by the trainer. The sides alternate, each in its own process, so other
+load affects all of them. The report has TRL's `step_time` without the first two steps, the rollouts' tokens per second,
+and the final reward.
 
     python tools/benchmark_step.py --steps 8 --rounds 3
 """
@@ -23,13 +23,13 @@ from lora_grpo.config import vllm_available
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = 2
-SHOWN = {"step_time": "s a step", "rollouts/tokens_per_second": "tokens/s", "time/rollouts": "s of it sampling"}
+SHOWN = {"step_time": "s per step", "rollouts/tokens_per_second": "tokens/s", "time/rollouts": "s of it sampling"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="steps a process, the first two not counted")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
+    parser.add_argument("--steps", type=int, default=8, help="steps per process, the first two excluded")
+    parser.add_argument("--rounds", type=int, default=3, help="processes per side")
     parser.add_argument("--side", choices=("kit", "kit vllm", "plain"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.steps <= WARM_UP or arguments.rounds < 1:
@@ -99,21 +99,21 @@ def plain(steps: int) -> list[dict[str, float]]:
     from lora_grpo.training import StepMetrics
 
     class TimedTrainer(StepMetrics, GRPOTrainer):
-        """Says where its time goes, and is TRL's otherwise."""
+        """TRL's trainer with timings."""
 
     presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
     config, _ = parse(["--preset", "starter"], recipe="gsm8k_lora", description="", presets=presets)
     rows = load_data(config).train
     rewards = resolve(parse_reward_specs(config.rewards))
     order = prompt_order(len(rows), steps * config.train.prompts_per_step, config.seed)
-    quantisation = BitsAndBytesConfig(
+    quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        starter.model_path(), quantization_config=quantisation, dtype=torch.float32
+        starter.model_path(), quantization_config=quantization, dtype=torch.float32
     )
     with tempfile.TemporaryDirectory() as folder:
         settings = GRPOConfig(

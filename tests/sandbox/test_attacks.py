@@ -257,7 +257,11 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
         with pytest.raises(BrokenTest):
             sandbox.run(programs)
         return
-    verdict, right = sandbox.run(programs)
+    for _ in range(3):  # On a busy machine, programs that end quickly may exceed the short limit.
+        verdict, right = sandbox.run(programs)
+        unexpected = verdict.status == "timeout" and "timeout" not in attack.words("status")
+        if not unexpected and right.status != "timeout":
+            break
     if tier in attack.words("open"):
         assert verdict.passed, "closed since: take its `open` line away"
     else:
