@@ -1,9 +1,8 @@
-"""Several processes that train one adapter: which one this is, and how they wait for each other.
+"""Data-parallel training: ranks, barriers, collectives and errors across processes.
 
-A launcher such as torchrun starts the same command once per process (rank) and numbers the processes in the
-environment. Each rank samples and learns from its share of a step's completions. DDP sums the gradients, so that all
-adapters stay equal. Rank 0 alone writes files and prints. Without a launcher there is one rank, and every function here
-returns at once.
+A launcher such as torchrun starts the same command once per process (rank) and sets the rank in the environment. Each
+rank samples and trains on its share of a step's completions. DDP all-reduces the gradients, so all adapters stay equal.
+Only rank 0 writes files and prints. Without a launcher there is one rank, and every function here returns immediately.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from lora_grpo.errors import UserError
 T = TypeVar("T")
 
 _STEP_TIMEOUT = timedelta(minutes=30)
-"""How long a gradient waits for the other ranks' before it is an error; transformers' default."""
+"""Timeout of the gradient all-reduce; transformers' default."""
 _WAIT_TIMEOUT = timedelta(days=30)
-"""How long ranks wait for each other outside a step, for example in an evaluation."""
+"""Timeout of waiting for other ranks outside a step, for example in an evaluation."""
 _HOLD_SECONDS = 3.0
-"""How long an error waits for rank 0 to print the same one."""
+"""Seconds that a rank waits before it prints its error, so that rank 0 can print the same error first."""
 _ERROR = "lora_grpo/error"
 
 
@@ -40,7 +39,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Return the number of this rank, from 0.
+    """Return the index of this rank, starting at 0.
 
     Raises:
         UserError: `RANK`, which launchers set, is not an integer.
@@ -54,15 +53,15 @@ def is_main() -> bool:
 
 
 def launcher(processes: int) -> list[str]:
-    """Return the Python arguments that start a script as several ranks on this machine."""
+    """Return the Python arguments that start a script with several ranks on this machine."""
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
 
 
 def join() -> None:
-    """Connect to the other ranks and select this one's GPU; called before a model is loaded, after torch's import.
+    """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded.
 
     Raises:
-        UserError: there are fewer GPUs than ranks, or the environment does not number this rank.
+        UserError: there are fewer GPUs than ranks on this machine, or the environment does not set the rank.
     """
     if world_size() == 1 or _group:
         return
@@ -82,19 +81,19 @@ def join() -> None:
             f"{here} processes were started for {torch.cuda.device_count()} GPUs; start one per GPU (--nproc-per-node)"
         )
     if not on_gpu:
-        # accelerate 1.15 calls a rank's device `cpu:0`, to which torch.load (2.13) cannot restore an optimizer.
+        # accelerate 1.15 names the device of a rank `cpu:0`, but torch.load (2.13) cannot load an optimizer to `cpu:0`.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    # The Trainer uses Accelerate's state, which sets this rank's device and opens NCCL, or gloo on a CPU.
-    # Ranks connect inside torch's C++ code, which calls no Python signal handler; nothing is written yet.
+    # The Trainer uses Accelerate's state, which sets the device of this rank and initializes NCCL, or gloo on a CPU.
+    # Python signal handlers do not run while torch's C++ code connects, so use the default handler. No files exist yet.
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     PartialState(cpu=not on_gpu, timeout=_STEP_TIMEOUT)
-    # Ranks wait in gloo on any machine: waiting in NCCL keeps the GPU busy and times out.
+    # Always wait with gloo: waiting with NCCL keeps the GPU busy and times out.
     _group.append(torch.distributed.new_group(backend="gloo", timeout=_WAIT_TIMEOUT))
     signal.signal(signal.SIGTERM, handler)
 
 
 def leave() -> None:
-    """Disconnect from the other ranks, at the end of the command."""
+    """Disconnect from the other ranks. Call it at the end of the command."""
     if _group:
         import torch
 
@@ -104,12 +103,12 @@ def leave() -> None:
 
 
 def barrier() -> None:
-    """Return when every rank has called this."""
+    """Wait until every rank has called this function."""
     if _group:
         import torch
 
         waiting, pause = torch.distributed.barrier(group=_group[0], async_op=True), 0.001
-        # Poll, so that signals are handled; gloo's own wait would delay them until its end.
+        # Poll, so that signals are handled immediately. gloo's own wait would delay them.
         while not waiting.is_completed():
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
@@ -117,7 +116,7 @@ def barrier() -> None:
 
 
 def broadcast_from_main(make: Callable[[], T]) -> T:
-    """Return on every rank what rank 0 returns from `make`, which it calls once all ranks are here."""
+    """Call `make` on rank 0 after all ranks have arrived, and return its result on every rank."""
     barrier()
     made = [make() if is_main() else None]
     barrier()
@@ -129,7 +128,7 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """Return every rank's value, on every rank, in the order of ranks."""
+    """Return the values of all ranks on every rank, ordered by rank."""
     if not _group:
         return [value]
     barrier()
@@ -142,9 +141,9 @@ def gather(value: T) -> list[T]:
 
 @contextlib.contextmanager
 def silence_other_processes() -> Iterator[None]:
-    """Discard what other ranks print within the block, because rank 0 prints the same."""
+    """Discard the output of other ranks inside the block, because rank 0 prints the same output."""
     if world_size() > 1:
-        # DDP's reducer warns on every rank about a setting of `grpo_arguments`. Read when torch is imported.
+        # DDP's reducer warns about a setting in `grpo_arguments` on every rank. torch reads this variable on import.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if is_main():
         yield
@@ -158,14 +157,14 @@ def silence_other_processes() -> Iterator[None]:
 
 
 def report_error(message: str) -> None:
-    """Leave this rank's error for the ranks that fail because of it."""
+    """Publish the error of this rank for the ranks that fail because of it."""
     if _group and reported_error() is None:
-        with contextlib.suppress(RuntimeError):  # the launcher, which keeps the store, is gone
+        with contextlib.suppress(RuntimeError):  # the launcher hosts the store and may be gone
             _store().set(_ERROR, message)
 
 
 def reported_error() -> str | None:
-    """Return the error that a rank failed with, if one did."""
+    """Return the error published by a failed rank, or None."""
     if _group:
         with contextlib.suppress(RuntimeError):
             if _store().check([_ERROR]):
@@ -174,7 +173,7 @@ def reported_error() -> str | None:
 
 
 def wait_for_main_error() -> None:
-    """Wait, on other ranks, before printing an error: if rank 0 fails too, its launcher ends this rank here."""
+    """Wait on ranks other than 0 before they print an error. If rank 0 fails too, its launcher ends this rank here."""
     if not is_main():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_HOLD_SECONDS)
@@ -194,4 +193,4 @@ def _store() -> Any:
 
 
 _group: list[Any] = []
-"""The process group that ranks wait in, once this process has joined."""
+"""The gloo process group for waiting; empty until `join` is called."""

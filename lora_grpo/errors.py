@@ -1,4 +1,4 @@
-"""How a command ends early: a mistake of the user (exit 2), a failed run (exit 1), or a signal."""
+"""Exceptions that end a command: a user error (exit code 2), a failed run (exit code 1), or a signal."""
 
 import difflib
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class RunError(Exception):
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C stopped the run. Like KeyboardInterrupt it passes every `except Exception`."""
+    """SIGTERM or Ctrl-C stopped the run. Like KeyboardInterrupt, `except Exception` does not catch it."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -25,17 +25,17 @@ class Interrupted(BaseException):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its type's name."""
+    """Return the first line of an exception's message, or the name of its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the fix for a misspelled name: "did you mean 'gsm8k'?", or the list of known names.
+    """Return a suggestion for a misspelled name: "did you mean 'gsm8k'?", or the list of known names.
 
     Args:
         name: what the user wrote.
-        known: the names that exist.
-        otherwise: text to return if no known name is close; "" lists all of them.
+        known: the valid names.
+        otherwise: text to return if no valid name is similar. If empty, list all valid names.
     """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)

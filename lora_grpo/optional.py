@@ -1,4 +1,4 @@
-"""Optional packages."""
+"""Import optional packages, with an error message that suggests how to install them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def require(name: str, *, extra: str, feature: str) -> ModuleType:
     """Import an optional package.
 
     Args:
-        name: the module.
-        extra: the extra of this project that installs it.
-        feature: what needs it, as the user wrote it.
+        name: name of the module.
+        extra: extra of this project that installs the package.
+        feature: the feature that needs the package, as the user wrote it.
 
     Raises:
         UserError: the package is missing or cannot be imported.

@@ -1,4 +1,4 @@
-"""The flow of every recipe, one line per step.
+"""The pipeline that every recipe runs, one line per step.
 
 parse -> plan -> data -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
 """
@@ -35,7 +35,7 @@ from lora_grpo.training import filter_by_difficulty, make_trainer, train
 
 
 def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) -> NoReturn:
-    """Run a recipe with this process's command line, and exit with its code.
+    """Run a recipe with the command line of this process, and exit with the exit code of the recipe.
 
     Args:
         recipe: name of the recipe; the default output folder is `outputs/<recipe>`.
@@ -82,12 +82,12 @@ def train_and_evaluate(run: Run, data: Data) -> None:
 
 
 def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
-    """Complete run.json, write the reports, and print the results and what to do next.
+    """Complete run.json, write the report, and print the results and the next steps.
 
     Args:
         run: the trained run.
-        before: graded samples of the base; none for tasks without a grader.
-        after: graded samples of the trained model.
+        before: graded samples of the base; empty for tasks without a grader.
+        after: graded samples of the trained model; empty for tasks without a grader.
     """
     if not distributed.is_main():
         return
@@ -151,6 +151,6 @@ def _report(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Repo
 
 
 def reward_change(run: Run) -> dict[str, float]:
-    """Return the mean reward of the first and of the last step, and the number of steps."""
-    lines = [line for line in read_metrics(run.folder) if "reward" in line]  # steps that reuse rollouts have none
+    """Return the mean rewards of the first and the last step, and the number of steps."""
+    lines = [line for line in read_metrics(run.folder) if "reward" in line]  # steps that reuse rollouts have no reward
     return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}

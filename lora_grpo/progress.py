@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, a few plain lines elsewhere."""
+"""Progress of a task: a progress bar on a terminal, otherwise a few plain lines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 _PLAIN_LINES = 10
-"""Lines per run if there is no terminal."""
+"""Number of lines per task if there is no terminal."""
 
 
 class Progress:
-    """Progress of a task, with a note.
+    """Shows the progress of a task, with a note.
 
     Args:
         total: number of steps.
@@ -42,7 +42,7 @@ class Progress:
             self._task = self._bar.add_task(title, total=total, note="", phase="")
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
-        """Show the number of finished steps, the last reward and the last validation reward."""
+        """Show the number of finished steps, the latest reward and the latest validation reward."""
         if "validation/reward" in logs:
             self._validation = f", validation {logs['validation/reward']:.2f}"
         if "reward" in logs:  # absent if the step reuses rollouts
@@ -50,7 +50,7 @@ class Progress:
         self.show(done, self._reward + self._validation)
 
     def phase(self, name: str) -> None:
-        """Show the current phase of a step, on a terminal."""
+        """Show the current phase of a step (on a terminal only)."""
         if self._bar:
             self._bar.update(self._task, phase=name)
 

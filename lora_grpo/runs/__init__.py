@@ -1,6 +1,6 @@
-"""A run's folder: opened once, written as training goes on, read back by every other command.
+"""The folder of a run: one process writes it during training, and the other commands read it.
 
-    run = open_run(config, invocation, "gsm8k_lora", data.record)    # creates or resumes the folder
+    run = open_run(config, invocation, "gsm8k_lora", data.record)    # creates the folder or resumes the run
     run.begin(policy.record)                                         # writes run.json
     run.append_metrics({"step": 1, "reward": 0.5})
     run.finish({"reward": ...})
@@ -9,11 +9,11 @@
     read_metrics(folder)    # metrics.jsonl
     read_run(folder)        # everything in the folder
 
-record       the schema of run.json
-run          the run that this process works on
-checkpoints  training checkpoints that are complete or absent
-lines        JSON-lines files that may still be growing
-reader       a folder as data, whatever became of the run
+record       the schema of run.json; versions and git revision
+run          the open run: creates, resumes and closes its folder
+checkpoints  writes training checkpoints atomically; finds the newest complete one
+lines        reads JSON Lines files that may still be growing
+reader       reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step

@@ -1,4 +1,4 @@
-"""Training checkpoints that are complete or absent."""
+"""Atomic training checkpoints: each is either complete or absent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PREFIX = "checkpoint-"
 
 
 class AtomicCheckpoints:
-    """Mixed in before a transformers Trainer: writes a checkpoint into a staging folder and renames it when complete.
+    """Mixin placed before a transformers Trainer: writes a checkpoint to a staging folder, then renames the folder.
 
-    The Trainer writes files directly into the final folder, so a process killed in between leaves a checkpoint that
-    looks resumable. Every rank writes its random state; rank 0 writes the rest and renames.
+    The Trainer writes files directly into the final folder. If the process is killed during the write, a checkpoint
+    remains that looks complete. Every rank writes its random state. Rank 0 writes the rest and renames the folder.
     """
 
     keep_checkpoints: int
@@ -42,14 +42,14 @@ class AtomicCheckpoints:
             if distributed.is_main():
                 shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = None
-        distributed.barrier()  # or the next checkpoint might start in a folder that is being removed
+        distributed.barrier()  # otherwise the next checkpoint might use a folder that is being removed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: TRL would write a README.md into every checkpoint."""
 
 
 def newest_complete(folder: Path) -> tuple[Path, int] | None:
-    """Return the newest undamaged checkpoint and its step; damaged ones are reported and deleted."""
+    """Return the newest undamaged checkpoint and its step. Report and delete damaged ones."""
     for step, path in _checkpoints(folder):
         reason = atomic.damage(path)
         if reason is None:
@@ -60,7 +60,7 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint by its name alone, 0 if there is none."""
+    """Return the step of the newest checkpoint, from the folder names only; 0 if there is none."""
     return max((step for step, _ in _checkpoints(folder)), default=0)
 
 

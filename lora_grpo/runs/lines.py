@@ -1,4 +1,4 @@
-"""JSON-lines files of a run that may still be growing: metrics, completions, samples."""
+"""Read JSON Lines files of a run that may still be growing: metrics, completions, samples."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Line = dict[str, Any]
 
 
 def read_lines(path: Path, required: Mapping[str, type]) -> tuple[list[Line], bool]:
-    """Return the objects of a file, and whether its last line is complete; a missing file has no lines.
+    """Return the objects in a file, and whether its last line is complete.
 
     Args:
-        path: the file. An incomplete last line, which a process was writing, is left out.
-        required: type of each key that every line must have.
+        path: the file. A missing file has no lines. An incomplete last line is skipped.
+        required: keys that every line must have, with the type of each value.
 
     Raises:
-        UserError: the file cannot be read, or another line is not such an object.
+        UserError: the file cannot be read, or a line other than the last is not such an object.
     """
     if not path.is_file():
         return [], True
@@ -38,7 +38,7 @@ def read_lines(path: Path, required: Mapping[str, type]) -> tuple[list[Line], bo
             value = None
         if isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in required.items()):
             values.append(value)
-        elif number == len(lines):  # no newline after it
+        elif number == len(lines):  # the last line has no newline
             return values, False
         else:
             expected = f"expected an object with {', '.join(required)}, got {line[:60]!r}"

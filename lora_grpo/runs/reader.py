@@ -1,4 +1,4 @@
-"""A run's folder as data, whether the run is complete, running, interrupted, failed or killed."""
+"""Read the folder of a run, whether it is complete, running, interrupted, failed or killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunFiles:
     is_running: bool
     """Whether a process holds the folder's lock."""
     remarks: list[str]
-    """What could not be read, in sentences."""
+    """Messages about incomplete lines that were skipped."""
 
     @property
     def name(self) -> str:
@@ -52,14 +52,14 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read a run's folder. Incomplete last lines of its files are left out and remarked on.
+    """Read the folder of a run. An incomplete last line of a file is skipped and added to `remarks`.
 
     Raises:
-        UserError: it is not a run's folder, or a file is damaged.
+        UserError: the folder does not contain a run, or a file is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the folder of a run, e.g. outputs/gsm8k_lora")
-    is_running = lock.is_held(folder)  # before reading: a run that ends meanwhile is a complete one
+    is_running = lock.is_held(folder)  # check before reading, in case the run ends in the meantime
     record = read_record(folder)
     remarks: list[str] = []
 

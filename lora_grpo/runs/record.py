@@ -1,4 +1,4 @@
-"""run.json: its schema, how it is read, and what it says of the machine and the versions."""
+"""The schema of run.json, reading it, and the versions that it records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowsRecord:
     rows: int | None = None
     """Number of rows."""
     sha256: str | None = None
-    """Digest of the rows' content, in order."""
+    """SHA-256 of the rows' content, in order."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class DataRecord:
     train: RowsRecord = RowsRecord()
     eval: RowsRecord = RowsRecord()
     trained_on_benchmark: str | None = None
-    """Benchmark whose test problems were trained on."""
+    """Name of the benchmark if the run trained on its test problems."""
     left_out_as_trained_on: int = 0
-    """Evaluation rows left out because they were trained on."""
+    """Number of evaluation rows left out because the run trained on them."""
     sandbox: str | None = None
-    """Isolation of the programs that were run; None if none were."""
+    """How programs were isolated; None if no programs were run."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PolicyRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What run.json must be to be read; it has further entries that only people read."""
+    """The entries of run.json that are validated. The file has other entries, which are informational."""
 
     lora_grpo_run: Literal[1]
     """Version of this schema."""
@@ -79,14 +79,14 @@ class RunRecord:
     seed: int | None = None
     trained_steps: int | None = None
     reward_files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file of user rewards."""
+    """SHA-256 of each user reward file, by path."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read and validate the run.json of a run's folder.
+    """Read and validate the run.json in the folder of a run.
 
     Raises:
-        UserError: it is missing, or does not fit `RunRecord`.
+        UserError: run.json is missing or does not match `RunRecord`.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -95,7 +95,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} does not exist; give the folder of a run")
     record = json_files.read_object(path)
     try:
-        # As JSON, where a list is a strict tuple; an error message may quote half a surrogate pair.
+        # Validate as JSON, where strict mode accepts a list as a tuple. Error messages may contain a lone surrogate.
         text = json.dumps(record, ensure_ascii=False).encode(errors="replace")
         TypeAdapter(RunRecord).validate_json(text, strict=True)
     except ValidationError as error:
@@ -106,12 +106,12 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return the time in UTC, to the second."""
+    """Return the current UTC time in ISO format, with a precision of one second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and every installed package that takes part."""
+    """Return the versions of Python, this package, and its main dependencies that are installed."""
     found = {"python": platform.python_version(), "lora_grpo": __version__}
     for name in _PACKAGES:
         try:
@@ -122,7 +122,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """Return the commit of the checkout this package runs from, with `+changes` if tracked files differ from it."""
+    """Return the commit of this package's git checkout, with `+changes` if tracked files are modified."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
@@ -137,7 +137,7 @@ def git_revision() -> str | None:
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted names, as flags and messages spell them."""
+    """Flatten nested settings to dotted names, as used in flags and messages."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})

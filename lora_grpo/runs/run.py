@@ -1,4 +1,4 @@
-"""The run that this process works on: its folder is opened, resumed and closed here."""
+"""The open run of this process: create, resume and close its folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAY_CHANGE = (
     "monitor.stop_on",
     "monitor.early_stopping",
 )
-"""Settings that a resumed run may change: they alter no step, or (the micro-batch) only its rounding."""
+"""Settings that a resumed run may change. They do not affect training, except that the micro-batch changes rounding."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def adapter(self) -> Path:
-        """The trained adapter; exists only when training is finished."""
+        """The trained adapter. Exists only when training is finished."""
         return self.folder / "adapter"
 
     @property
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def filter(self) -> Path:
-        """Samples that measure how difficult the training rows are; exists only if the run filters them."""
+        """Samples that measure the difficulty of training rows. Exists only if the run filters rows."""
         return self.folder / "filter"
 
     @property
@@ -98,15 +98,17 @@ class Run:
 
     @property
     def stopped_early(self) -> int | None:
-        """The step after which early stopping ended training; None if more patience is requested now."""
+        """Step after which early stopping ended training. None if it did not, or if the patience is now higher or 0."""
         stopped, patience = self.record.get("stopped_early"), self.config.monitor.early_stopping
         return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
 
     def begin(self, policy_record: dict[str, Any]) -> None:
-        """Write the first run.json, once everything that can be rejected is loaded; a new run deletes the old one.
+        """Write run.json for the first time. Call this after everything that can raise a UserError is loaded.
+
+        A new run first deletes the files of an old run in the folder.
 
         Raises:
-            UserError: a resumed run's base model has changed.
+            UserError: the base model of a resumed run has changed.
         """
         if "policy" not in self.record:
             for name in _ENTRIES if distributed.is_main() else ():
@@ -129,13 +131,13 @@ class Run:
             atomic.write_json(self.folder / "run.json", self.record)
 
     def append_metrics(self, line: Line) -> None:
-        """Append a step's line to metrics.jsonl."""
+        """Append the line of one step to metrics.jsonl."""
         if distributed.is_main():
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def discard_metrics_after(self, step: int) -> None:
-        """Remove the lines of later steps from metrics.jsonl, and an incomplete last line."""
+        """Remove the lines of later steps and an incomplete last line from metrics.jsonl."""
         kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
         if self.metrics.exists():
             atomic.write_text(self.metrics, json_files.dump_lines(kept))
@@ -152,18 +154,18 @@ def open_run(
     data_record: dict[str, Any],
     plan_record: Mapping[str, Any] = MappingProxyType({"memory": None, "plan": None}),
 ) -> Run:
-    """Create the run's folder, or resume the run in it.
+    """Create the folder of a run, or resume the run in it.
 
     Args:
-        config: the checked configuration.
+        config: the validated configuration.
         invocation: resume, overwrite, or neither.
-        recipe: the recipe's name.
-        data_record: description of the rows, `Data.record`.
-        plan_record: entries of the memory plan, `Plan.record()`.
+        recipe: name of the recipe.
+        data_record: description of the rows, from `Data.record`.
+        plan_record: entries of the memory plan, from `Plan.record()`.
 
     Raises:
-        UserError: the folder holds a run (or anything else) and neither flag was given; a resumed run has other
-            settings; another process works in the folder.
+        UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a
+            resumed run differ; or another process uses the folder.
     """
     folder = config.folder
     if folder.exists() and not folder.is_dir():
@@ -174,8 +176,8 @@ def open_run(
             f"{folder} already holds a run; pass --resume to continue it, --overwrite to delete it, or another "
             "--output-dir"
         )
-    # Without a run.json nothing here is ours, not even a folder called `adapter`: `begin` deletes the old run.json last
-    # and writes the new one first. A kill in between leaves only dot-files of the atomic writer.
+    # Without a run.json, no file here belongs to a run, not even a folder named `adapter`: `begin` deletes the old
+    # run.json last and writes the new one first. A kill in between leaves only temporary dot files.
     entries = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in entries if not name.startswith(".")]
     if not is_run and foreign:
@@ -211,13 +213,13 @@ def open_run(
 
 
 def close_run(status: str, error: str | None = None) -> str | None:
-    """Write into run.json how the run that this process opened has ended.
+    """Record in run.json how the open run of this process ended.
 
-    A run that was not begun leaves its folder unchanged.
+    If the run has not begun, its folder is left as it was before.
 
     Args:
-        status: `failed` or `interrupted`; a complete run stays complete.
-        error: the message of the error that ended it.
+        status: `failed` or `interrupted`. A complete run stays complete.
+        error: message of the error that ended the run.
 
     Returns:
         The command that resumes the run; None if there is nothing to resume.
@@ -232,7 +234,7 @@ def close_run(status: str, error: str | None = None) -> str | None:
         return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
     if not distributed.is_main():
         return None
-    with contextlib.suppress(OSError):  # not empty, so it existed before
+    with contextlib.suppress(OSError):  # not empty: it existed before
         run.checkpoints.rmdir()
     if not (run.folder / "run.json").exists():
         (run.folder / ".lock").unlink(missing_ok=True)
@@ -242,12 +244,12 @@ def close_run(status: str, error: str | None = None) -> str | None:
 
 
 def begun_run() -> Run | None:
-    """Return the run that this process works on, once its run.json is written."""
+    """Return the open run of this process if its run.json is written, else None."""
     return _opened[0] if _opened and _opened[0].begun else None
 
 
 def _check_resumable(run: Run, data_record: dict[str, Any]) -> None:
-    """Raise a UserError if the settings, rows or reward files differ from those the run began with."""
+    """Raise a UserError if the settings, rows or reward files have changed since the run began."""
     before_steps, max_steps = run.record["config"]["train"]["max_steps"], run.config.train.max_steps
     if max_steps < (done := run.record.get("trained_steps", 0)):
         raise UserError(
@@ -288,7 +290,7 @@ def _check_resumable(run: Run, data_record: dict[str, Any]) -> None:
 
 
 def _reward_files(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of every file of user rewards."""
+    """Return the SHA-256 of each user reward file, by path."""
     names = [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
     return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
 
@@ -301,4 +303,4 @@ def _delete(path: Path) -> None:
 
 
 _opened: list[Run] = []
-"""The run that this process works on, for `close_run`."""
+"""The open run of this process, for `close_run`."""

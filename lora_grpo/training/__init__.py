@@ -1,6 +1,6 @@
-"""Training: TRL's GRPOTrainer with the kit's sampler, monitored and resumable bit for bit.
+"""Train with TRL's GRPOTrainer and this package's sampler. Runs are monitored and resume bit for bit.
 
-trainer = make_trainer(run, policy, rows, sampler, validation_rows)   # TRL and the logprob check reject mistakes
+trainer = make_trainer(run, policy, rows, sampler, validation_rows)   # TRL and the logprob check reject bad settings
 train(run, policy, trainer)                                           # resumes, trains, saves run.adapter
 
 sampler ──► rewards ──► GRPO update ──► callback: metrics.jsonl, alarms, validation, best/, signals
@@ -9,17 +9,17 @@ sampler ──► rewards ──► GRPO update ──► callback: metrics.json
 
 trainer           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor, callback
 run               train: from the newest checkpoint to the saved adapter
-callback          what happens between steps; Ctrl-C and SIGTERM
-trl_config        every GRPOConfig argument that a run relies on
-chunked_logprobs  logprobs without logits of the whole vocabulary
-step_metrics      time per phase, logprob mismatch of sampler and trainer
-logprob_check     before a run: the sampler samples from the policy being trained
-memory_probe      before the first step: the largest micro-batch fits
+callback          hooks between steps; handles Ctrl-C and SIGTERM
+trl_config        all GRPOConfig arguments of a run
+chunked_logprobs  logprobs without materializing the full logits
+step_metrics      time per phase, logprob mismatch between sampler and trainer
+logprob_check     before training: checks that the sampler samples from the policy being trained
+memory_probe      before the first step: checks that the largest micro-batch fits in GPU memory
 monitor           alarms, validation passes, the best adapter, early stopping
-alarms            when a run goes wrong, and what to change
-validation        rows that are sampled during training and never trained on
-completion_log    completions of every n-th step with their rewards and verdicts
-difficulty        --data.filter-by-difficulty: rows that the base solves sometimes
+alarms            detects a run that goes wrong and suggests a fix
+validation        the validation set: rows sampled during training but never trained on
+completion_log    logs the completions of every n-th step with rewards and verdicts
+difficulty        --data.filter-by-difficulty: keeps the rows that the base solves sometimes
 """
 
 from lora_grpo.training.difficulty import filter_by_difficulty

@@ -1,18 +1,18 @@
-"""Alarms: what goes wrong in a run, detected from its metrics, and what to change.
+"""Alarms: detect from the metrics that a run goes wrong, and suggest what to change.
 
 | alarm              | raised when                                                                                  |
 |--------------------|----------------------------------------------------------------------------------------------|
 | `nan`              | loss, reward, KL, entropy or gradient norm is NaN or infinite                                |
-| `logprob_mismatch` | logprobs of sampler and trainer differ by more than rounding                                 |
-| `collapse`         | the mean reward of 20 steps drops below half of the best 20 steps (or of the base), by more  |
+| `logprob_mismatch` | logprobs of sampler and trainer differ by more than rounding error                           |
+| `collapse`         | the mean reward of 20 steps drops below half of the best 20 steps (or of the base) by more   |
 |                    | than 6 standard errors                                                                       |
-| `zero_variance`    | in more than 80 % of groups all completions earn the same reward                             |
-| `entropy`          | entropy is below 5 % of its initial value while the reward is below 90 % of the maximum      |
-| `truncated`        | more than 90 % of completions reach the length limit                                         |
+| `zero_variance`    | all completions have the same reward in more than 80% of the groups                          |
+| `entropy`          | entropy is below 5% of its initial value while the reward is below 90% of the maximum        |
+| `truncated`        | more than 90% of completions reach the length limit                                          |
 | `hacking`          | validation reward rises while significantly fewer validation answers are correct (p < 0.01)  |
 
-`zero_variance`, `entropy` and `truncated` use means over the last `WINDOW` steps. An alarm is raised again only after
-its condition was false for `WINDOW` steps; `hacking` after one validation pass.
+`zero_variance`, `entropy` and `truncated` use means over the last `WINDOW` steps. After an alarm, its condition must
+be false for `WINDOW` steps before it can be raised again. For `hacking`, one validation pass is enough.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.training.step_metrics import LOGPROB_MISMATCH
 
 WINDOW = 10
-"""Steps that means are taken over."""
+"""Number of steps to average over."""
 LONG_WINDOW = 20
-"""The same for the reward, which is noisier."""
+"""Number of steps to average the reward over, which is noisier."""
 _STANDARD_ERRORS = 6.0
-"""The best of many windows is an overestimate: with fewer, sparse rewards raise false alarms."""
+"""The best of many windows overestimates the true mean. A lower threshold causes false alarms on sparse rewards."""
 _MAX_ZERO_VARIANCE, _MAX_TRUNCATED = 0.8, 0.9
 _MIN_ENTROPY = 0.05
 """Share of the initial entropy."""
@@ -45,7 +45,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Alarm:
-    """One alarm."""
+    """An alarm raised at one step."""
 
     step: int
     name: str
@@ -58,19 +58,20 @@ class Alarms:
     """The state of all alarms of a run.
 
     Args:
-        max_reward: the most a completion can earn: the sum of the positive reward weights.
-        max_mismatch: mean absolute difference of logprobs in nats per token; None if they are not comparable.
-        float16: training uses loss scaling, which makes gradients overflow for a step or two.
+        max_reward: the highest possible reward of a completion, which is the sum of the positive reward weights.
+        max_mismatch: largest accepted mean absolute logprob difference, in nats per token. None if the logprobs are
+            not comparable.
+        float16: training uses loss scaling, so gradients may overflow for one or two steps.
     """
 
     max_reward: float
     max_mismatch: float | None = None
     float16: bool = False
     hacked: bool = False
-    """Whether the last validation pass earned more with fewer correct answers."""
+    """Whether the last validation pass had a higher reward but fewer correct answers."""
     _steps: list[Metrics] = field(default_factory=list)
     _best: tuple[float, float] | None = None
-    """Mean reward of the base or of the best earlier `LONG_WINDOW` steps, and its squared standard error."""
+    """Mean reward of the best earlier `LONG_WINDOW` steps (or of the base), and its squared standard error."""
     _passes: list[tuple[int, float, Mapping[str, bool]]] = field(default_factory=list)
     """Step, mean reward and verdicts of each validation pass."""
     _overflows: int = 0
@@ -82,8 +83,8 @@ class Alarms:
         """Return the alarms that one step's metrics raise.
 
         Args:
-            step: its number.
-            metrics: TRL's, as in metrics.jsonl. Steps that reuse rollouts have no `reward`.
+            step: number of the step.
+            metrics: TRL's metrics, as in metrics.jsonl. Steps that reuse rollouts have no `reward`.
         """
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         messages = {"nan": self._nan(numbers), "logprob_mismatch": self._logprob_mismatch(numbers)}
@@ -102,10 +103,10 @@ class Alarms:
         """Return the alarms that a validation pass raises.
 
         Args:
-            step: the step before it; 0 is the base.
-            rewards: of each row's completion.
-            passed: whether it is correct, by row id; the same rows and seeds each time. Empty for tasks without
-                correct answers.
+            step: the step after which the pass ran; 0 is the base.
+            rewards: reward of each row's completion.
+            passed: whether each completion is correct, by row id. Every pass uses the same rows and seeds. Empty for
+                tasks without correct answers.
         """
         mean = statistics.fmean(rewards)
         if not step and len(rewards) > 1:
@@ -116,7 +117,7 @@ class Alarms:
         return self._new(step, {"hacking": message})
 
     def _new(self, step: int, messages: Mapping[str, str | None]) -> list[Alarm]:
-        """Return the alarms that are not merely ongoing."""
+        """Return the alarms that are new, not ongoing."""
         alarms = []
         for name, message in messages.items():
             if message is not None:
@@ -150,10 +151,10 @@ class Alarms:
         )
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
-        """Compare the last `LONG_WINDOW` steps with the best that came before them."""
+        """Compare the last `LONG_WINDOW` steps with the best earlier ones."""
         if len(rewards) < LONG_WINDOW:
             return None
-        # The policy changes little from one step to the next, so their difference is noise.
+        # The policy changes little between consecutive steps, so their difference in reward is noise.
         noise = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(rewards)) / 2
         earlier, last = rewards[-2 * LONG_WINDOW : -LONG_WINDOW], statistics.fmean(rewards[-LONG_WINDOW:])
         if len(earlier) == LONG_WINDOW and (self._best is None or statistics.fmean(earlier) > self._best[0]):
@@ -162,7 +163,7 @@ class Alarms:
             return None
         best, best_error = self._best
         error = math.sqrt(max(best_error, noise / LONG_WINDOW) + noise / LONG_WINDOW)
-        # Negative rewards: half of the way back to where the run began.
+        # For negative rewards, the threshold is half of the way back to the initial reward.
         floor = min(0.0, statistics.fmean(rewards[:LONG_WINDOW]))
         if best - last <= _STANDARD_ERRORS * error or last - floor >= (best - floor) / 2:
             return None
@@ -202,7 +203,7 @@ class Alarms:
         return statistics.fmean(step["reward"] for step in window) >= _NEAR_MAXIMUM * self.max_reward
 
     def _hacking(self, reward: float, passed: Mapping[str, bool]) -> str | None:
-        """Compare this pass with the one that had most correct answers, the first of several."""
+        """Compare this pass with the one that had the most correct answers (the earliest, if tied)."""
         step, before_reward, best = max(self._passes, key=lambda each: (sum(each[2].values()), -each[0]))
         before, after = [best[row] for row in passed], [*passed.values()]
         if reward <= before_reward or sum(after) >= sum(before) or mcnemar_exact(before, after) >= _HACKING_P:

@@ -1,4 +1,4 @@
-"""What happens between steps: metrics are written, alarms are checked, a signal saves and stops."""
+"""Hooks between steps: write metrics, check alarms, and save and stop on a signal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lora_grpo.training.step_metrics import add_training_time
 
 
 class RunCallback:
-    """Mixed in before transformers' TrainerCallback.
+    """Mixin placed before transformers' TrainerCallback.
 
     Args:
         run: the open run.
         trainer: from `make_trainer`.
-        longest_prompt_tokens: of all training rows.
+        longest_prompt_tokens: length of the longest prompt of all training rows.
     """
 
     def __init__(self, run: Run, trainer: Any, longest_prompt_tokens: int) -> None:
@@ -49,7 +49,7 @@ class RunCallback:
 
 
 class StopOnSignal:
-    """Inside the `with` block the first SIGINT or SIGTERM saves a checkpoint and stops; the second stops at once."""
+    """Context manager: the first SIGINT or SIGTERM saves a checkpoint and stops, the second stops immediately."""
 
     caught = 0
 
@@ -68,9 +68,9 @@ class StopOnSignal:
         print("stopping after this step; a second signal stops at once", file=sys.stderr)
 
     def obey(self, state: Any, control: Any, num_iterations: int) -> None:
-        """Make the trainer save and stop, on all ranks after the same step.
+        """Make the trainer save and stop after the same step on all ranks.
 
-        Never between two uses of the same rollouts: a run cannot be resumed there.
+        It never stops between two uses of the same rollouts, because a run cannot be resumed there.
         """
         if max(distributed.gather(self.caught)) and state.global_step % num_iterations == 0:
             control.should_save = control.should_training_stop = True

@@ -1,4 +1,4 @@
-"""Logprobs without logits of the whole vocabulary, on every engine."""
+"""Logprobs without materializing the full logits, on every engine."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import sys
 from typing import Any
 
 _TOLERANCE = 1e-3
-"""Nats by which both methods may differ in float32; a missing scale or cap is far more."""
+"""Largest accepted difference between both methods in float32, in nats. A missing scale or cap causes far more."""
 _TOLERANCE_16_BIT = 0.2
-"""The same for logits in 16 bits."""
+"""Largest accepted difference for 16-bit logits, in nats."""
 
 
 class ChunkedLogProbs:
-    """Mixed in before TRL's GRPOTrainer: computes logits in tiles of 2048 tokens by 8192 vocabulary entries.
+    """Mixin placed before TRL's GRPOTrainer: computes logits in tiles of 2048 tokens by 8192 vocabulary entries.
 
-    TRL 1.14 implements this in plain PyTorch (`_chunked_logps`) but enables it by `use_liger_kernel`, which requires a
-    package that it does not use. If the head is not a plain linear layer (it has an adapter), or the model transforms
-    its logits in a way that TRL's tiles ignore, whole logits are computed and a message says so. Unsloth has its own
-    method on a GPU, also without whole logits.
+    TRL 1.14 implements this in plain PyTorch (`_chunked_logps`), but enables it with `use_liger_kernel`, which requires
+    the Liger package even though this method does not use it. The full logits are computed, and a message is printed,
+    if the head is not a plain linear layer (for example, if it has an adapter) or if the model transforms its logits in
+    a way that TRL's tiles ignore. On a GPU, Unsloth uses its own method, which also avoids the full logits.
 
-    On a CPU tiles cost nothing (docs/memory.md), so every run uses them.
+    Tiles cost nothing on a CPU (docs/memory.md), so every run uses them.
     """
 
     model: Any
@@ -29,7 +29,7 @@ class ChunkedLogProbs:
         super().__init__(*args, **kwargs)
         from trl.models.utils import _ForwardRedirection
 
-        if "unsloth" in sys.modules:  # it replaces parts of both methods
+        if "unsloth" in sys.modules:  # Unsloth replaces parts of both methods
             return
         reason = self._why_whole()
         if reason:
@@ -41,17 +41,17 @@ class ChunkedLogProbs:
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Score at most `batch_size` rows at once, as TRL does with whole logits.
+        """Score at most `batch_size` rows at once, as TRL does with the full logits.
 
-        With tiles TRL ignores `batch_size`: the pass before the loss, which importance sampling and a KL penalty need,
-        would run all completions of a step at once.
+        TRL ignores `batch_size` when it uses tiles. The pass before the loss, which importance sampling and a KL
+        penalty need, would then run all completions of a step at once.
         """
         import torch
 
         score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
         rows = len(args[0])
         given = [value for value in kwargs.values() if value is not None and not isinstance(value, bool)]
-        if not self.use_liger_kernel or not batch_size or rows <= batch_size or given:  # images come by the sample
+        if not self.use_liger_kernel or not batch_size or rows <= batch_size or given:  # images are not split
             return score(model, *args, batch_size=batch_size, **kwargs)
         ids, mask, *rest = args
         slices = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
@@ -59,7 +59,7 @@ class ChunkedLogProbs:
         return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
 
     def _why_whole(self) -> str:
-        """Return why tiles would not compute what the model does; "" if they do."""
+        """Return why tiles would give different logits than the model, or "" if they match."""
         import torch
 
         head = self.model.get_output_embeddings()

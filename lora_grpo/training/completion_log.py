@@ -1,4 +1,4 @@
-"""The completions of every n-th step with their verdicts and rewards."""
+"""Log the completions of every n-th step with their verdicts and rewards."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class CompletionLog:
     """Records completions as the trainer calls the reward functions.
 
     Args:
-        folder: gets `step-00010.jsonl`, one line per completion of rank 0.
-        every: steps between two files.
+        folder: where files such as `step-00010.jsonl` are written, with one line per completion of rank 0.
+        every: number of steps between two files.
         weights: weight of each reward, by name.
-        eos_token_ids: the tokens that end a completion.
+        eos_token_ids: tokens that end a completion.
     """
 
     def __init__(self, folder: Path, every: int, weights: dict[str, float], eos_token_ids: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class CompletionLog:
         self._step = step + 1
 
     def wrap(self, reward: RewardFunction) -> RewardFunction:
-        """Return a reward function that also records its arguments and values in the steps that are written."""
+        """Return a reward function that also records its arguments and values in the steps to be logged."""
         name = reward.__name__
 
         @functools.wraps(reward)
@@ -48,7 +48,7 @@ class CompletionLog:
         return recorded
 
     def write(self, step: int) -> None:
-        """Write what was recorded during `step`."""
+        """Write the completions recorded during `step`."""
         if self._rewards:
             rows, texts, token_ids = self._batch
             values = zip(*self._rewards.values(), strict=True)
@@ -80,14 +80,14 @@ def completion_lines(
     Args:
         rows: B rows of one task, one per completion.
         completions: B texts.
-        token_ids: B lists of tokens, including the end-of-sequence token.
-        rewards: B times each reward's unweighted value by name; None if it cannot grade the row.
+        token_ids: B lists of token ids, including the end-of-sequence token.
+        rewards: B mappings of reward name to unweighted value; None if the reward cannot grade the row.
         weights: weight of each reward, by name.
-        eos_token_ids: the tokens that end a completion.
+        eos_token_ids: tokens that end a completion.
 
     Returns:
-        B lines. `reward` is the weighted sum; `passed`, `status` and `extracted` are the grader's, None if the row has
-        no answer.
+        B lines. `reward` is the weighted sum. `passed`, `status` and `extracted` come from the grader and are None if
+        the row has no answer.
     """
     verdicts = _verdicts(rows, completions)
     lines = []

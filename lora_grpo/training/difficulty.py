@@ -1,4 +1,4 @@
-"""`--data.filter-by-difficulty`: train on rows that the base solves sometimes; GRPO learns little from others."""
+"""`--data.filter-by-difficulty`: train only on rows that the base solves sometimes. GRPO learns little from others."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, prompt_order
 
 _CHUNK = 128
-"""Rows sampled at a time; each chunk has its own file."""
+"""Number of rows sampled at a time. Each chunk has its own file."""
 
 
 def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> list[Row]:
     """Return rows that the base solves sometimes, one for each prompt of the run, in training order.
 
-    Rows are tried in the order in which training would use them, with training's sampling settings. If too few are
-    kept, they repeat in seeded passes; the order of a longer run begins with that of a shorter one. Samples are saved
-    as they are made and never made twice.
+    Rows are sampled in training order with training's sampling settings. If fewer rows are kept than the run has
+    prompts, they repeat in seeded passes. The order of a longer run begins with the order of a shorter one. Samples
+    are saved as they are generated and are never generated twice.
 
     Args:
-        run: the open run; samples are in its `filter/`, counts in run.json.
+        run: the open run. Samples are saved in its `filter/` folder, counts in run.json.
         sampler: samples from the run's policy.
         rows: the training rows.
 
     Raises:
-        RunError: fewer rows are left than a step has prompts, or a file of samples does not fit these rows.
+        RunError: fewer rows are kept than a step has prompts, or a samples file does not match these rows.
     """
     config, sampling = run.config, run.config.sampling
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step

@@ -1,8 +1,8 @@
-"""A check before training that the sampler samples from the policy being trained.
+"""Check before training that the sampler samples from the policy being trained.
 
-Samplers have silently served the base, or the adapter of an earlier step (unsloth#8701): rewards then move by luck and
-nothing fails. So the adapter is perturbed, completions are sampled, and the sampler's logprobs are compared with the
-trainer's, with and without the perturbation. Then the adapter is restored.
+Samplers have silently served the base, or the adapter of an earlier step (unsloth#8701). Rewards then change only by
+chance, and nothing fails. The check perturbs the adapter, samples completions, and compares the sampler's logprobs with
+the trainer's, with and without the perturbation. It then restores the adapter.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import torch
 
 MOVED = 5
-"""The perturbation changes the trainer's logprobs by at least this many tolerances."""
+"""Smallest change of the trainer's logprobs that the perturbation must cause, in multiples of the tolerance."""
 _MAX_MOVED = 0.75
-"""And by at most this many nats: implementations differ more on a model that is ruined."""
+"""Largest change that it may cause, in nats. Implementations differ more if the perturbation breaks the model."""
 _PROMPTS, _MAX_TOKENS = 8, 32
 _FIRST_NOISE, _TRIALS = 1e-2, 14
 
 
 @dataclass(frozen=True)
 class LogprobCheck:
-    """Means over tokens of absolute differences of logprobs, in nats."""
+    """Mean absolute logprob differences per token, in nats."""
 
     difference: float
-    """Sampler against trainer, both with the perturbed adapter."""
+    """Between sampler and trainer, both with the perturbed adapter."""
     moved: float
-    """Trainer with the perturbed adapter against trainer without."""
+    """Between the trainer with and without the perturbation."""
     tolerance: float
     """Largest accepted `difference`."""
     tokens: int
@@ -42,11 +42,11 @@ class LogprobCheck:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the mean absolute difference, in nats per token, that rounding may cause between sampler and trainer.
+    """Return the largest mean absolute logprob difference that rounding may cause, in nats per token.
 
-    In float32 it is about 1e-6 (docs/benchmarks.md), and a single update moves the policy by more than the tolerance.
-    In 16 bits two implementations of one model differ by about 0.01: a missed step may go unnoticed, the base served in
-    place of the policy will not.
+    In float32 the difference is about 1e-6 (docs/benchmarks.md), and a single update changes the policy by more than
+    the tolerance. In 16 bits, two implementations of the same model differ by about 0.01. A sampler that misses one
+    step may go unnoticed, but a sampler that serves the base will not.
     """
     import torch
 
@@ -59,15 +59,15 @@ def check_logprobs(
     """Compare the logprobs of sampler and trainer.
 
     Args:
-        trainer: TRL's; its adapter is restored bit for bit.
+        trainer: TRL's trainer. Its adapter is restored bit for bit.
         sampler: generates the rollouts.
-        prompts: rendered; the shortest few are used.
-        dtype: of activations.
+        prompts: rendered prompts. Only the shortest 8 are used.
+        dtype: dtype of the activations.
         temperature: softmax temperature, above 0.
-        max_tokens: longest completion of the run; the check uses at most 32.
+        max_tokens: longest completion of the run. The check uses at most 32 tokens.
 
     Returns:
-        The measurements; None for a sampler without logprobs, which is the trained model's own `generate`.
+        The measurements, or None if the sampler returns no logprobs because it is the trained model's own `generate`.
 
     Raises:
         RunError: the sampler serves the base, a stale adapter, or another model.
@@ -119,7 +119,7 @@ def check_logprobs(
 
 @contextlib.contextmanager
 def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
-    """Yield a function that adds noise of a standard deviation to the original adapter; restore it at the end."""
+    """Yield a function that adds noise of a given standard deviation to the adapter. Restore the adapter on exit."""
     import torch
 
     adapter = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -146,9 +146,9 @@ def trainer_log_probs(
     """Return the logprobs that the trained model assigns to the tokens of completions.
 
     Args:
-        trainer: TRL's.
+        trainer: TRL's trainer.
         prompt_ids: R prompts.
-        completion_ids: R completions, one token or more each.
+        completion_ids: R completions of at least one token.
         temperature: softmax temperature.
 
     Returns:

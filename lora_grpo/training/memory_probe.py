@@ -1,4 +1,4 @@
-"""A trial of the largest micro-batch of a run before its first step, so that memory runs out here or not at all."""
+"""Try the largest micro-batch of a run before its first step, so that a run that is too large fails early."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from lora_grpo.sampling import ran_out_of_memory
 
 
 def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[str, Any] | None:
-    """Run one forward and backward pass over a micro-batch of the longest prompts and completions, and undo it.
+    """Run a forward and backward pass over a micro-batch of maximum length, and restore the state.
 
-    The pass goes through the trainer's own `compute_loss` and its accelerator's `backward`, so it takes what training
-    takes with any engine, loss and settings; not through `training_step`, which would sample and count a step.
-    Gradients and the optimizer's state have their full size, as from the second step on. One token of padding makes the
-    attention mask that real batches have.
+    Prompts and completions have the maximum length of the run.
 
-    It runs on a shallow copy of the trainer; gradients, training mode and random states are restored. A micro-batch
-    that does not fit is not lowered, because it is a setting: the message says which would fit.
+    The pass uses the trainer's own `compute_loss` and its accelerator's `backward`, so it needs as much memory as
+    training does with any engine, loss and settings. It does not use `training_step`, which would sample and count a
+    step. Gradients and the optimizer state have their full size, as they do from the second step on. One token of
+    padding gives the batch the same kind of attention mask as real batches.
+
+    The pass runs on a shallow copy of the trainer. Gradients, training mode and random states are restored. The probe
+    does not lower a micro-batch that does not fit, because its size is a setting. The error message suggests a size.
 
     Called in transformers' `on_train_begin`, where the model is wrapped as in training. An engine that shares the GPU
-    must sleep, as it does in training; Unsloth's is put to sleep here.
+    must sleep, as it does in training. The probe puts Unsloth's engine to sleep.
 
     Args:
         trainer: from `make_trainer`.
-        config: the run's.
-        longest_prompt_tokens: of all training rows.
+        config: configuration of the run.
+        longest_prompt_tokens: length of the longest prompt of all training rows.
 
     Returns:
-        The GPU memory that the pass took; None on a CPU.
+        The GPU memory that the pass used, or None on a CPU.
 
     Raises:
-        RunError: out of memory; the message has the measurements and what to change.
+        RunError: out of memory. The message contains the measurements and a fix.
     """
     import torch
 
@@ -71,11 +73,11 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
                 raise
             failure = " ".join(str(error).split())
         measured = _measured(device) if on_gpu else None
-        # The error and the frames that held the batch are gone. The engine may only wake up once the memory is free.
+        # The error and the frames that referenced the batch are gone. The engine must not wake up before.
         held.clear()
         gc.collect()
         empty_cache()
-    empty_cache()  # of gradients
+    empty_cache()  # free the gradients
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     if failure is not None:
@@ -85,7 +87,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
 
 
 def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
-    """Return what TRL 1.14's `_generate_and_score_completions` would, for a micro-batch of rows at their longest."""
+    """Return the inputs that TRL 1.14's `_generate_and_score_completions` makes, for rows of the maximum length."""
     import torch
 
     multiple = trainer.pad_to_multiple_of or 1
@@ -108,20 +110,20 @@ def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[
 
 
 def _optimizer_state(trainer: Any, name: str, device: Any) -> Any:
-    """Give every parameter a gradient, and return a block as large as the optimizer's state will be."""
+    """Allocate a gradient for every trained parameter, and return a tensor as large as the optimizer state."""
     import torch
 
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    exists = trainer.optimizer is not None and bool(trainer.optimizer.state_dict()["state"])  # of a resumed run
+    exists = trainer.optimizer is not None and bool(trainer.optimizer.state_dict()["state"])  # resumed run
     size = 0 if exists else sum(memory.optimizer_bytes(parameter.numel(), name) for parameter in trained)
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 @contextlib.contextmanager
 def _restored(model: Any, device: Any) -> Iterator[None]:
-    """Restore gradients, training mode and random states at the end."""
+    """Restore gradients, training mode and random states on exit."""
     import numpy as np
     import torch
 
@@ -142,7 +144,7 @@ def _restored(model: Any, device: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asleep(model: Any) -> Iterator[None]:
-    """Put the engine that Unsloth shares the weights with to sleep, as its trainer does."""
+    """Put the vLLM engine that shares its weights with Unsloth to sleep, as Unsloth's trainer does."""
     engine: Any = getattr(model, "vllm_engine", None)
     can_sleep = engine is not None and engine.llm_engine.vllm_config.model_config.enable_sleep_mode
     if not can_sleep or engine.llm_engine.is_sleeping():
@@ -156,7 +158,7 @@ def _asleep(model: Any) -> Iterator[None]:
 
 
 def _measured(device: Any) -> dict[str, float]:
-    """Return peak tensor memory, torch's peak reservation and the GPU's memory, in GiB."""
+    """Return the peak allocated and reserved memory of torch, and the used and total memory of the GPU, in GiB."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""Monitors a training run: alarms, validation passes, the best adapter, early stopping."""
+"""Monitor a training run: alarms, validation passes, the best adapter, early stopping."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Monitor:
     """Checks every step of a run.
 
     Args:
-        run: the open run; alarms and the best step go to run.json, the best adapter to `best/`.
-        alarms: their state.
-        validation: samples the validation set; None if there is none.
+        run: the open run. Alarms and the best step are written to run.json, the best adapter to `best/`.
+        alarms: state of the alarms.
+        validation: samples the validation set. None if the run has no validation set.
     """
 
     def __init__(self, run: Run, alarms: Alarms, validation: Validation | None) -> None:
@@ -35,7 +35,7 @@ class Monitor:
         self._unsaved = False
 
     def begin(self, trainer: Any) -> None:
-        """Restore the state from earlier steps without repeating their alarms, or validate the base."""
+        """Restore the state of a resumed run without repeating its alarms, or validate the base of a new run."""
         step = trainer.state.global_step
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
@@ -47,14 +47,14 @@ class Monitor:
                 self._update(number, passes[number])
         if not step and self.validation and self.run.config.train.max_steps >= self.settings.every_steps:
             self._raise(self._update(0, self.validation.sample(0, trainer.state)))
-        # The run may have been killed after the checkpoint of the best step and before its adapter.
+        # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._unsaved = step > 0 and self._best.get("step") == step
         self.save_best(trainer)
 
     def after_step(self, trainer: Any, control: Any) -> None:
-        """Validate if it is due; a new best becomes a checkpoint, and then `best/`."""
+        """Run a validation pass if one is due. A new best step is saved as a checkpoint and then as `best/`."""
         step, uses = trainer.state.global_step, trainer.num_iterations
-        # Never between two uses of the same rollouts, where a run cannot be resumed.
+        # Never between two uses of the same rollouts, because a run cannot be resumed there.
         is_due = step % uses == 0 and step // self.settings.every_steps > (step - uses) // self.settings.every_steps
         if not self.validation or not is_due:
             return
@@ -80,12 +80,12 @@ class Monitor:
         """Check a step's metrics.
 
         Raises:
-            RunError: an alarm was raised that stops the run.
+            RunError: an alarm in `--monitor.stop-on` was raised.
         """
         self._raise(self.alarms.step(step, distributed.broadcast_from_main(lambda: metrics)))
 
     def save_best(self, trainer: Any) -> None:
-        """Save the adapter if it is the best and not saved yet; called once its checkpoint is complete."""
+        """Save the adapter if it is the best and not saved yet. Called after its checkpoint is complete."""
         if self._unsaved:
             if distributed.is_main():
                 save_adapter(trainer.model, trainer.processing_class, self.run.best)
@@ -93,7 +93,7 @@ class Monitor:
             self._unsaved = False
 
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
-        """Take a validation pass into account."""
+        """Update the alarms and the best step with a validation pass."""
         reward, passed = _reward(lines), _passed(lines)
         alarms = self.alarms.validation(step, [line["reward"] for line in lines], passed)
         if not self._best or (reward > self._best["reward"] and not self.alarms.hacked):

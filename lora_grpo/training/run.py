@@ -1,4 +1,4 @@
-"""Training from the first step to the saved adapter, resumed from the newest checkpoint."""
+"""Train from step 0 or the newest checkpoint, and save the adapter."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lora_grpo.training.callback import StopOnSignal
 
 
 def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = None) -> None:
-    """Train the policy's adapter with GRPO and save it in the run's `adapter/`.
+    """Train the policy's adapter with GRPO and save it in the run's `adapter/` folder.
 
-    A finished run only loads its adapter. A run that was killed resumes from its newest complete checkpoint.
+    If the run is finished, only load its adapter. A killed run resumes from its newest complete checkpoint.
 
     Args:
-        run: the open run; metrics, checkpoints and completions are written into its folder.
-        policy: model, tokenizer and adapter; trained in place.
+        run: the open run. Metrics, checkpoints and completions are written into its folder.
+        policy: model, tokenizer and adapter. Trained in place.
         trainer: from `make_trainer`.
-        rows: training rows in training order, in place of the trainer's own; from `filter_by_difficulty`.
+        rows: rows from `filter_by_difficulty`, in training order. They replace the trainer's own rows.
 
     Raises:
-        Interrupted: SIGTERM or Ctrl-C; a checkpoint was saved first.
+        Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
         RewardError: a reward function failed.
         RunError: the GPU ran out of memory, or no row could be graded.
-        UserError: a checkpoint has more steps than requested.
+        UserError: a checkpoint has more steps than `--train.max-steps`.
     """
     max_steps = run.config.train.max_steps
     if run.is_trained:
@@ -59,7 +59,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
         print(f"resuming from {checkpoint}", file=sys.stderr)
         trainer.completion_log.resume_after(done)
     if checkpoint and (done == max_steps or run.stopped_early == done):
-        load_adapter(policy.model, checkpoint)  # killed between the last checkpoint and the adapter
+        load_adapter(policy.model, checkpoint)  # killed after the last checkpoint, before the adapter was saved
     else:
         _run_trainer(run, trainer, str(checkpoint) if checkpoint else None)
     steps = run.stopped_early or max_steps
@@ -72,7 +72,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
 
 
 def _run_trainer(run: Run, trainer: Any, checkpoint: str | None) -> None:
-    """Run the trainer until its last step or a signal."""
+    """Run the trainer until the last step or a signal."""
     import torch
 
     started = time.monotonic()
@@ -99,7 +99,7 @@ def _run_trainer(run: Run, trainer: Any, checkpoint: str | None) -> None:
 
 
 def _discard_after(run: Run, step: int) -> None:
-    """Delete what was written after the checkpoint that the run resumes from; those steps run again."""
+    """Delete files written after the checkpoint that the run resumes from. Those steps run again."""
     monitor.discard_after(run, step)
     if distributed.is_main():
         shutil.rmtree(run.adapter, ignore_errors=True)

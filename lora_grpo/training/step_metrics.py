@@ -1,4 +1,4 @@
-"""Metrics that TRL does not log: where a step's time goes, and how well sampler and trainer agree."""
+"""Metrics that TRL does not log: time per phase, and the logprob mismatch between sampler and trainer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
-"""TRL's name: mean absolute difference of logprobs, sampler against trainer, in nats per token."""
+"""TRL's name for the mean absolute logprob difference between sampler and trainer, in nats per token."""
 
 
 class StepMetrics:
-    """Mixed in before a GRPOTrainer: adds metrics to each step.
+    """Mixin placed before a GRPOTrainer: adds metrics to each step.
 
-    `time/rollouts` and `time/rewards` in seconds, and `rollouts/tokens_per_second`, of this process's completions.
-    `LOGPROB_MISMATCH`: TRL computes it for vLLM alone, with another forward pass over all completions. This takes it
-    from the logprobs of the loss when rollouts are used for the first time.
+    - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
+      process.
+    - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. This class
+      computes it from the logprobs of the loss when rollouts are used for the first time.
     """
 
     on_phase: Callable[[str], None] | None = None
@@ -67,6 +68,6 @@ class StepMetrics:
 
 
 def add_training_time(logs: dict[str, Any]) -> None:
-    """Add `time/training`, the rest of a step's time."""
+    """Add `time/training`, the remaining time of a step."""
     if "step_time" in logs:
         logs["time/training"] = logs["step_time"] - logs.get("time/rollouts", 0.0) - logs.get("time/rewards", 0.0)

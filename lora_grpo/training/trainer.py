@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, built from a run's configuration, its policy, rows and rewards."""
+"""Build TRL's GRPOTrainer from the configuration, policy, rows and rewards of a run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from lora_grpo.training.validation import Validation
 def make_trainer(
     run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, validation_rows: Sequence[Row] = ()
 ) -> Any:
-    """Build the trainer without training or writing anything: TRL rejects bad settings before a run begins.
+    """Build the trainer without training or writing anything, so that TRL rejects bad settings before a run begins.
 
     Args:
         run: the open run.
         policy: model, tokenizer and adapter.
         rows: training rows with `prompt`, sampled in a seeded order.
         sampler: generates the rollouts, unless the engine generates them itself.
-        validation_rows: rows that are not trained on; see `tasks.split_validation`.
+        validation_rows: rows that are never trained on. See `tasks.split_validation`.
 
     Raises:
         UserError: a reward cannot be loaded, a column mixes types, or TRL rejects a setting.
@@ -66,16 +66,16 @@ def make_trainer(
         trainer.logprob_check = asdict(logprob_check) if logprob_check else "not needed: the trained model generates"
     longest_prompt = max(map(len, sampler.encode(prompts)))
     trainer.add_callback(types.new_class("Callback", (RunCallback, TrainerCallback))(run, trainer, longest_prompt))
-    trainer.remove_callback(PrinterCallback)  # prints every log as a dictionary
+    trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
     return trainer
 
 
 def _build_trainer(
     run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward], log: CompletionLog
 ) -> Any:
-    """Build TRL's trainer and turn what it rejects into a UserError."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental; TRL's version is pinned
-    # transformers has no argument for this; by default the events land among the checkpoints.
+    """Build TRL's trainer and convert its errors into UserErrors."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # for rollout_func; TRL's version is pinned
+    # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     from trl import GRPOConfig, GRPOTrainer
 
@@ -100,36 +100,38 @@ def _build_trainer(
         trainer.create_optimizer()
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
-    trainer.optimizer = None  # created only to see errors now; the weights change their dtype first
+    trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     return trainer
 
 
 def _use_float32_adapter(model: Any) -> None:
-    """Train the adapter in float32, without TRL's copy of it.
+    """Cast the adapter to float32 and delete TRL's reference copy of it.
 
-    TRL 1.14 rounds a quantized model's adapter to bfloat16. Most GRPO updates are smaller than its rounding error, and
-    a resumed run would load the adapter in float32. Full precision costs a few megabytes and makes both runs equal.
+    TRL 1.14 casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
+    bfloat16, and a resumed run would load the adapter in float32. Float32 costs a few megabytes and makes both runs
+    equal.
     """
     import torch
 
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
-    # TRL's KL reference is a frozen copy of the fresh adapter. That adapter is zero, so the base is the same reference.
+    # TRL's KL reference is a frozen copy of the new adapter. A new adapter is zero, so the base is the same reference.
     if "ref" in model.peft_config:
         model.delete_adapter("ref")
         model.set_adapter("default")
 
 
 def _correct_importance(trainer: Any) -> None:
-    """Weight completions by trainer over sampler probability, as TRL does for its own vLLM engine.
+    """Enable TRL's importance sampling correction, which weights completions by the trainer/sampler probability ratio.
 
-    By default the weight is the product over a completion's tokens, and completions with a weight above 3 are masked
-    (`vllm_importance_sampling_mode`, `..._clip_max`). TRL corrects when `use_vllm` is set. As an argument it would also
-    start an engine that merges the adapter into the base at every sync, so it is set here, after the constructor.
+    By default, the weight is the product of the ratios of a completion's tokens, and completions with a weight above 3
+    are masked (`vllm_importance_sampling_mode`, `..._clip_max`). TRL applies the correction if `use_vllm` is set. As a
+    constructor argument, `use_vllm` would also start an engine that merges the adapter into the base at every sync, so
+    it is set afterwards.
 
     Raises:
-        UserError: TRL would have rejected the setting.
+        UserError: the setting is one that TRL's constructor would have rejected.
     """
     if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
         raise UserError(
@@ -151,13 +153,13 @@ def _build_monitor(
     import torch
 
     max_reward = sum(max(0.0, reward.weight) for reward in rewards)
-    # The trainer applies dropout, and TRL's logprobs ignore top_p: neither is a mismatch of sampler and trainer.
+    # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
     comparable = run.config.sampling.top_p == 1 and not _has_dropout(policy.model)
     dtype = base_model.compute_dtype()
     alarms = Alarms(max_reward, tolerance(dtype) if comparable else None, float16=dtype == torch.float16)
     if not validation_rows:
         return Monitor(run, alarms, None)
-    columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # with the columns of all rows
+    columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # training columns included
     return Monitor(run, alarms, Validation(run.validation, run.config, validation_rows, columns, rewards, sampler))
 
 
@@ -169,16 +171,16 @@ def _has_dropout(model: Any) -> bool:
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
-    """Return TRL's `rollout_func`, which samples all completions of a step from the current policy."""
+    """Return a `rollout_func` for TRL that samples all completions of a step from the current policy."""
     settings = config.sampling
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rendered = [prompt if isinstance(prompt, str) else chat.render(policy.tokenizer, prompt) for prompt in prompts]
         group = settings.num_generations
         heads = rendered[::group]
-        if [head for head in heads for _ in range(group)] != rendered:  # this process has parts of groups
+        if [head for head in heads for _ in range(group)] != rendered:  # this process has partial groups
             heads, group = rendered, 1
-        # Numbered across all processes, so that two of them sample what one would.
+        # Completions are numbered across all processes, so that two processes sample the same completions as one.
         first, step = trainer.accelerator.process_index * len(rendered), f"step {trainer.state.global_step}"
         seeds = [completion_seed(config.seed, step, first + index) for index in range(len(rendered))]
         params = SamplingParams(group, settings.temperature, settings.top_p, settings.max_completion_tokens)

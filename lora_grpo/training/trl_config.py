@@ -10,10 +10,10 @@ from lora_grpo.models import base_model
 
 
 def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:
-    """Return every GRPOConfig argument the run relies on.
+    """Return the GRPOConfig arguments of a run.
 
-    All are given: TRL's defaults change between versions, and Unsloth's patched GRPOConfig has others (learning rate
-    5e-5, 8-bit AdamW, importance-sampling correction off).
+    All are explicit, because TRL's defaults change between versions and Unsloth's patched GRPOConfig has different ones
+    (learning rate 5e-5, 8-bit AdamW, importance sampling correction off).
     """
     import torch
 
@@ -57,8 +57,8 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "fp16": on_gpu and dtype == torch.float16,
         "use_cpu": not on_gpu,
         "dataloader_pin_memory": on_gpu,
-        # Otherwise DDP rebuilds its buckets after the first step, also of a resumed run, and more than two ranks then
-        # sum gradients in another order than an uninterrupted run.
+        # Otherwise DDP rebuilds its buckets after the first step, including the first step of a resumed run. With more
+        # than two ranks, gradients would then be summed in a different order than in an uninterrupted run.
         "ddp_find_unused_parameters": True,
         "seed": config.seed,
         "save_strategy": "steps",

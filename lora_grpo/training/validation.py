@@ -1,7 +1,7 @@
-"""The validation set: training rows that are not trained on, sampled again and again during training.
+"""The validation set: rows taken out of the training rows and sampled periodically during training.
 
-It is separate from the evaluation set: what selects the best adapter, or the step to stop at, must not also be what
-the run is evaluated on.
+It is separate from the evaluation set, because the rows that select the best adapter or trigger early stopping must
+not also be used to evaluate the run.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from lora_grpo.training.completion_log import completion_lines
 
 
 class Validation:
-    """Samples one completion of each validation row with training's sampling settings.
+    """Samples one completion for each validation row with training's sampling settings.
 
-    A row has the same seed in every pass: passes differ in the policy alone.
+    A row has the same seed in every pass, so passes differ only in the policy.
 
     Args:
-        folder: gets `step-00020.jsonl`, one line per row.
-        config: the run's.
+        folder: where files such as `step-00020.jsonl` are written, with one line per row.
+        config: configuration of the run.
         rows: R rows with `prompt`.
-        columns: the rows as reward functions get them, with the columns of all rows of the run; see `trl_rows`.
-        rewards: the run's.
+        columns: the rows as passed to reward functions, with the columns of all rows of the run. See `trl_rows`.
+        rewards: rewards of the run.
         sampler: samples from the current policy.
     """
 
@@ -46,11 +46,11 @@ class Validation:
         self.rewards, self.sampler = rewards, sampler
 
     def sample(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
-        """Sample, score and write the completions after a step; return their R lines on every rank.
+        """Sample, score and write the completions after a step, and return their R lines on every rank.
 
         Args:
             step: number of the step; 0 before the first.
-            trainer_state: passed to reward functions.
+            trainer_state: passed to the reward functions.
 
         Raises:
             RewardError: a reward function failed.
@@ -63,9 +63,9 @@ class Validation:
         seeds = [completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in rows]
         prompts = [chat.render_row(self.sampler.tokenizer, row) for row in rows]
         lines = []
-        # Some engines sample from torch's own generator, whose state belongs to training.
+        # Some engines sample from torch's global generator. Training depends on its state.
         with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-            groups = self.sampler.sample(prompts, params, seeds)  # also without prompts: processes wake up together
+            groups = self.sampler.sample(prompts, params, seeds)  # even without prompts: processes wake up together
             if prompts:
                 texts, ids = [each.text for [each] in groups], [each.token_ids for [each] in groups]
                 values = score(self.rewards, columns, texts, ids, trainer_state)
