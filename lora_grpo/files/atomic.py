@@ -1,4 +1,4 @@
-"""Files and folders that are complete or absent, whenever the process is killed."""
+"""Atomic writes: files and folders are complete or absent, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON. NaN and infinity raise ValueError: JSON has no such numbers."""
+    """Write `value` as indented JSON. NaN and infinity raise ValueError because JSON does not support them."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -66,7 +66,7 @@ def publish(staging: Path, path: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Return what differs from a published folder's manifest, or None if nothing does."""
+    """Compare a published folder with its manifest. Return the first difference, or None if there is none."""
     try:
         digests = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):

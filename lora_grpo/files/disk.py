@@ -1,4 +1,4 @@
-"""One-line errors for a disk that is full, before anything is written and in the middle of a write."""
+"""One-line errors for a full disk, before and during a write."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lora_grpo.errors import UserError
 
 
 def check_free_space(folder: Path, num_bytes: int) -> None:
-    """Check that the disk of `folder`, which may not exist yet, has `num_bytes` free.
+    """Check that the disk that holds `folder` has `num_bytes` free. The folder may not exist yet.
 
     Raises:
-        UserError: it has less.
+        UserError: the disk has less free space.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
@@ -28,7 +28,7 @@ def check_free_space(folder: Path, num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def write_errors(folder: Path) -> Iterator[None]:
-    """Turn the OSErrors of a block that writes to `folder` into a UserError."""
+    """Convert an OSError raised while writing to `folder` into a UserError."""
     try:
         yield
     except OSError as error:

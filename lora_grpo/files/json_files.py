@@ -1,6 +1,7 @@
-"""JSON objects, and JSON Lines files: a user's, plain or gzipped, and our own, which an interrupted run may have cut.
+"""Read and write JSON objects and JSON Lines files.
 
-Only "\\n" ends a line: JSON strings may hold U+2028, where str.splitlines() would split.
+User files may be gzipped. Files of an interrupted run may be truncated. Only "\\n" ends a line: a JSON string may
+contain U+2028, where str.splitlines() would split.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
-    """Yield ("file:line", value) for each line that is not blank.
+    """Yield ("file:line", value) for each non-blank line.
 
     Args:
         path: a JSON Lines file, gzipped if its name ends in `.gz`.
-        expected: a description for error messages: "a JSON Lines file with 'question' and 'answer'".
+        expected: a description for error messages, such as "a JSON Lines file with 'question' and 'answer'".
 
     Raises:
         UserError: the file cannot be read, has no lines, or a line is not JSON.
@@ -52,7 +53,7 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_finished_lines(path: Path) -> list[Any]:
-    """Return the values of a file that may be cut off, up to the last complete line; [] if there is no file."""
+    """Return the values of a file that may be truncated, up to the last complete line; [] if there is no file."""
     values: list[Any] = []
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
         try:
@@ -70,7 +71,7 @@ def keep_lines(path: Path, count: int) -> None:
 
 def dump_lines(values: Iterable[Any]) -> str:
     """Return values as JSON Lines."""
-    # ASCII: a model's text may hold a lone surrogate, which UTF-8 cannot encode.
+    # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
@@ -82,7 +83,7 @@ def append_lines(file: IO[str], values: Iterable[Any]) -> None:
 
 
 def stem(path: Path) -> str:
-    """Return the file name without its suffixes: `HumanEval.jsonl.gz` is `HumanEval`."""
+    """Return the file name without its suffixes: `HumanEval` for `HumanEval.jsonl.gz`."""
     return Path(path.name.removesuffix(".gz")).stem
 
 

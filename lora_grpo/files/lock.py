@@ -1,4 +1,4 @@
-"""One process per folder. The kernel releases the lock however the process ends."""
+"""A lock that allows one process per folder. The kernel releases it when the process exits, even after a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_grpo import distributed
 from lora_grpo.errors import UserError
 
 held: list[FileLock] = []
-"""The locks of this process."""
+"""The locks held by this process."""
 
 
 def claim(folder: Path, flag: str = "--output-dir") -> None:
@@ -20,7 +20,7 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
 
     Args:
         folder: the folder to lock.
-        flag: the command-line flag that named it, for error messages.
+        flag: the command-line flag that set the folder, for error messages.
 
     Raises:
         UserError: the folder is not writable, or another process holds the lock.
@@ -38,10 +38,10 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
 
 @contextlib.contextmanager
 def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
-    """Lock the folder for the duration of a block; see `claim`.
+    """Lock the folder for the duration of a `with` block; see `claim`.
 
     Raises:
-        UserError: as `claim`, or a distributed launcher started more than one process.
+        UserError: `claim` failed, or a distributed launcher started more than one process.
     """
     if (processes := distributed.world_size()) > 1:
         raise UserError(f"only training runs on several processes, and {processes} were started; start one")
@@ -53,7 +53,7 @@ def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a process holds the folder's lock right now."""
+    """Return whether a process currently holds the folder's lock."""
     path = folder / ".lock"
     try:
         if path.exists():

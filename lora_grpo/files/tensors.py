@@ -1,6 +1,6 @@
-"""Safetensors files, read and written a few rows at a time so that a model never has to fit in memory.
+"""Read and write safetensors files in blocks of rows, so that a model does not have to fit in memory.
 
-The format is eight bytes of header length, a JSON header (names, dtypes, shapes, offsets), then the tensors' bytes.
+A file has three parts: the header length in eight bytes, a JSON header (names, dtypes, shapes, offsets), and the data.
 Source: https://github.com/huggingface/safetensors#format.
 """
 
@@ -24,15 +24,15 @@ TORCH_DTYPES = {
     "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
     "BOOL": "bool",
 }  # fmt: skip
-"""safetensors' dtype name -> torch's."""
+"""Map a safetensors dtype name to the torch name."""
 ITEM_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-"""Bytes per element; dtypes not listed have one byte."""
+"""Bytes per element. Dtypes that are not listed have one byte."""
 BLOCK_ELEMENTS = 2**20
-"""Elements to process at a time: 4 MiB in float32, which fits a CPU cache."""
+"""Elements to process at a time: 4 MiB in float32, which fits in a CPU cache."""
 
 
 class Rows(Protocol):
-    """A tensor that is read by rows."""
+    """A tensor that can be read in blocks of rows."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -45,7 +45,7 @@ class StoredTensor:
 
     name: str
     dtype: str
-    """safetensors' name, such as `BF16`."""
+    """The safetensors name, such as `BF16`."""
     shape: tuple[int, ...]
     path: Path
 
@@ -63,7 +63,8 @@ class StoredTensor:
     def rows(self, start: int, stop: int) -> Any:
         """Return entries `start` to `stop` of the first dimension.
 
-        The file is opened for every call: its mapped pages count as memory of this process for as long as it is open.
+        Each call opens and closes the file, because its mapped pages count toward the memory of this process while the
+        file is open.
         """
         from safetensors import safe_open
 
@@ -72,24 +73,24 @@ class StoredTensor:
 
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with at most BLOCK_ELEMENTS elements each, or one row."""
+    """Yield ranges of rows. Each range has at most BLOCK_ELEMENTS elements or is a single row."""
     step = max(1, BLOCK_ELEMENTS // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield start, min(start + step, shape[0])
 
 
 def same_values(first: Rows, second: Rows) -> bool:
-    """Return whether two tensors have one shape and equal values, read block by block."""
+    """Return whether two tensors have the same shape and values. Both are read in blocks."""
     return first.shape == second.shape and all(
         bool((first.rows(*rows).float() == second.rows(*rows).float()).all()) for rows in row_blocks(first.shape)
     )
 
 
 def file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one safetensors file in the order of their bytes, without reading their data.
+    """Return the tensors of one safetensors file in file order, without reading their data.
 
     Raises:
-        UserError: the file is not a complete safetensors file, or has a dtype that torch does not.
+        UserError: the file is not a complete safetensors file, or has a dtype that torch does not support.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -107,15 +108,15 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def model_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a model: of `model.safetensors`, else of its index, else of every safetensors file.
+    """Return the tensors of a model, file by file in the order on disk.
 
-    They come in the order they lie on disk, file by file.
+    The source is `model.safetensors` if it exists, otherwise the index, otherwise every safetensors file.
 
     Raises:
-        UserError: a shard or a tensor of the index is missing, or there are no safetensors files.
+        UserError: a shard or tensor listed in the index is missing, or there are no safetensors files.
     """
     index, single = folder / INDEX, folder / "model.safetensors"
-    if index.is_file() and not single.is_file():  # transformers prefers the single file, too
+    if index.is_file() and not single.is_file():  # transformers also prefers the single file
         return _indexed_tensors(index)
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not paths:
@@ -141,11 +142,11 @@ def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
 
 
 class TensorWriter:
-    """Writes one safetensors file piece by piece, under a temporary name until it is complete.
+    """Write one safetensors file incrementally. The file has a temporary name until it is complete.
 
     Args:
         path: the finished file.
-        entries: name, safetensors dtype and shape of each tensor, in the order they will be written.
+        entries: name, safetensors dtype, and shape of each tensor, in write order.
     """
 
     def __init__(self, path: Path, entries: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
@@ -165,7 +166,7 @@ class TensorWriter:
         self.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, data: Any) -> None:
-        """Append bytes, or the elements of a tensor."""
+        """Append bytes or the elements of a tensor."""
         if not isinstance(data, bytes | memoryview):
             import torch
 
@@ -177,10 +178,10 @@ class TensorWriter:
             data = data[done:]
 
     def finish(self) -> str:
-        """Flush the file to disk, rename it into place and return its SHA-256.
+        """Flush the file to disk, rename it into place, and return its SHA-256.
 
         Raises:
-            RuntimeError: the data does not match the header's length.
+            RuntimeError: the size of the data does not match the header.
         """
         if self._written != self._expected:
             raise RuntimeError(f"{self._path} has {self._written} of {self._expected} bytes")

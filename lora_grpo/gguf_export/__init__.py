@@ -1,19 +1,21 @@
-"""Writes a run or a merged model as one GGUF file for llama.cpp, Ollama and LM Studio.
+"""Export a run or a merged model as one GGUF file for llama.cpp, Ollama, and LM Studio.
 
     export(ExportOptions(Path("outputs/gsm8k_lora"), modelfile=True))    # outputs/gsm8k_lora/gguf/gsm8k_lora.Q8_0.gguf
 
-    config.json ── architecture ──► hyperparameters, and llama.cpp's name for every tensor
+    config.json ── architecture ──► hyperparameters and llama.cpp tensor names
     tokenizer   ── tokenizer ─────► vocabulary, merges, special tokens, chat template
-    weights     ── types ─────────► Q8_0, F16, ..., a few rows at a time
+    weights     ── types ─────────► Q8_0, F16, ..., in blocks of rows
                                     K-quants: a 16-bit file, then llama.cpp's llama-quantize
 
-The gguf package writes the format and quantizes. What llama.cpp would compute differently from transformers is refused.
+The gguf package writes the format and quantizes. The export fails if llama.cpp would compute something differently from
+transformers.
 
-cli.py             the flags, and what the command prints
-writer.py          the file: complete under its name, or absent
-architecture.py    Llama, Mistral, Qwen2 and Qwen3 as llama.cpp describes them
-types.py           which tensor gets which type, and the conversion
-tokenizer.py       byte-level BPE and SentencePiece; sentencepiece.py: scores and space prefix of the latter
+cli.py             command-line flags and printed output
+writer.py          writes the file atomically
+architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
+types.py           chooses the type of each tensor and converts it
+tokenizer.py       byte-level BPE and SentencePiece tokenizers
+sentencepiece.py   scores and space prefix of SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile, with the chat template translated to Go
 """
 

@@ -1,6 +1,6 @@
-"""A model as llama.cpp describes it: architecture, hyperparameters, rotary embedding, names of the tensors.
+"""Map a model to llama.cpp: architecture, hyperparameters, rotary embedding, and tensor names.
 
-What llama.cpp would compute differently from transformers is refused, never approximated.
+A model that llama.cpp would compute differently from transformers raises an error. Nothing is approximated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-"""transformers' class -> llama.cpp's architecture."""
+"""Map a transformers class to a llama.cpp architecture."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -31,10 +31,10 @@ class Tensor:
     """A tensor to export."""
 
     name: str
-    """Its name in the GGUF file."""
+    """The tensor's name in the GGUF file."""
     source: StoredTensor
     heads: int | None
-    """Attention heads whose rows llama.cpp interleaves; None for other tensors."""
+    """Number of attention heads if llama.cpp interleaves their rows; None for other tensors."""
 
     @property
     def num_elements(self) -> int:
@@ -45,7 +45,7 @@ def read_config(folder: Path) -> Any:
     """Return the model's configuration.
 
     Raises:
-        UserError: the folder does not hold a model that can be exported.
+        UserError: the folder does not contain a model that can be exported.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -60,7 +60,7 @@ def read_config(folder: Path) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(folder)
-    except Exception as error:  # damaged files raise many types
+    except Exception as error:  # damaged files raise many exception types
         raise UserError(f"{path} cannot be read ({first_line(error)})") from error
     if config.hidden_act != "silu":
         raise UserError(f"{path}: hidden_act is {config.hidden_act}; llama.cpp computes silu in this architecture")
@@ -81,17 +81,17 @@ def head_dim(config: Any) -> int:
 
 
 def context_length(config: Any) -> int:
-    """Return the longest context in tokens, at most a sliding window: llama.cpp's `llama` has none."""
+    """Return the maximum context in tokens, limited to a sliding window because llama.cpp's `llama` has none."""
     window = getattr(config, "sliding_window", None)
     length = int(config.max_position_embeddings)
     return min(length, window) if window and ARCHITECTURES[config.architectures[0]] == "llama" else length
 
 
 def add_hyperparameters(writer: Any, config: Any) -> None:
-    """Add the hyperparameters that llama.cpp builds the network from.
+    """Add the hyperparameters from which llama.cpp builds the network.
 
     Raises:
-        UserError: llama.cpp does not compute this scaling of the rotary embedding.
+        UserError: llama.cpp does not support the rotary scaling.
     """
     writer.add_context_length(context_length(config))
     writer.add_embedding_length(config.hidden_size)
@@ -112,9 +112,9 @@ def _add_rope(writer: Any, rope: Mapping[str, Any]) -> None:
 
     kind = rope.get("rope_type", "default")
     known = {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"}
-    if kind == "llama3":  # written as a tensor, see `rope_factors`
+    if kind == "llama3":  # written as a tensor; see `rope_factors`
         known |= {"low_freq_factor", "high_freq_factor"}
-    # llama.cpp computes YaRN with these values whatever a file declares.
+    # llama.cpp always computes YaRN with these values and ignores those in the file.
     usual = {"partial_rotary_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     unsupported = [
         f"{name}={value}"
@@ -135,7 +135,7 @@ def _add_rope(writer: Any, rope: Mapping[str, Any]) -> None:
 
 
 def rope_factors(config: Any) -> Any:
-    """Return Llama 3's divisors of the rotary frequencies, which llama.cpp reads from a tensor; None for others."""
+    """Return the divisors of Llama 3's rotary frequencies, which llama.cpp reads from a tensor; otherwise None."""
     if config.rope_parameters.get("rope_type") != "llama3":
         return None
     import torch
@@ -156,7 +156,7 @@ def named_tensors(config: Any, stored: Mapping[str, StoredTensor], folder: Path)
         folder: the model's folder, for error messages.
 
     Raises:
-        UserError: a tensor is missing, unknown, quantized, or of another shape than config.json implies.
+        UserError: a tensor is missing, unknown, or quantized, or its shape does not match config.json.
     """
     import gguf
 
@@ -166,11 +166,11 @@ def named_tensors(config: Any, stored: Mapping[str, StoredTensor], folder: Path)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     rotated = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     has_both = {HEAD, EMBEDDING} <= stored.keys()
-    # A tied head may be stored all the same; if it differs, transformers does not tie it either.
+    # A checkpoint may store a tied head. If its values differ, transformers does not tie it.
     skip_head = config.tie_word_embeddings and has_both and same_values(stored[HEAD], stored[EMBEDDING])
     tensors = []
     for name, tensor in stored.items():
-        if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and skip_head):  # the former is in old checkpoints
+        if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and skip_head):  # inv_freq is in old checkpoints
             continue
         if tensor.dtype not in FLOATS or ".absmax" in name or ".quant_state" in name:
             raise _is_quantized(folder)
@@ -196,6 +196,6 @@ def _expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # inconsistent sizes raise many types
+    except Exception as error:  # inconsistent sizes raise many exception types
         raise UserError(f"config.json does not describe a model ({first_line(error)})") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

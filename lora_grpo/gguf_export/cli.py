@@ -1,4 +1,4 @@
-"""`scripts/export_gguf.py`: its flags and what it prints."""
+"""`scripts/export_gguf.py`: command-line flags and printed output."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Export a run or a model, and print the file and how to use it.
+    """Export a run or a model, and print the path of the file and how to use it.
 
     Raises:
-        UserError: it cannot be exported.
+        UserError: the model cannot be exported.
         RunError: llama-quantize failed.
     """
     folder = options.what.expanduser()
@@ -56,7 +56,7 @@ def export(options: ExportOptions) -> None:
     with lock.holding(output.parent, "--output"):
         done = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=system_prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
-    if report.is_file() and report != copy.resolve():  # a GGUF file does not tell what it was made from
+    if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         shutil.copyfile(report, copy)
     for note in done.notes:
         print(f"note: {note}")
@@ -68,7 +68,7 @@ def export(options: ExportOptions) -> None:
 
 
 def default_output(folder: Path, run: Path | None, kind: str) -> Path:
-    """Return a file in the run's `gguf` folder, or in a folder next to a model outside a run."""
+    """Return a path in the run's `gguf` folder, or in a folder next to a model that is not part of a run."""
     source = (run or folder).resolve()
     parent = source / "gguf" if run else source.with_name(f"{source.name}-gguf")
     return parent / f"{source.name}.{kind.upper()}.gguf"

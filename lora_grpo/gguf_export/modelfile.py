@@ -1,8 +1,8 @@
-"""An Ollama Modelfile: the GGUF file, the chat template in Go, the system prompt of the training, and the stop tokens.
+"""Write an Ollama Modelfile: the GGUF file, a Go chat template, the training system prompt, and the stop tokens.
 
-Ollama ignores the chat template of a GGUF file, except for templates it knows. So conversations of marked messages are
-rendered, the fixed text around the messages becomes a Go template, and it is kept only if it renders other
-conversations like the original.
+Ollama ignores the chat template of a GGUF file unless it recognizes it. This module renders conversations with
+placeholder messages and converts the fixed text around them to a Go template. The template is kept only if it renders
+other conversations the same way as the original.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lora_grpo.tasks import chat
 
 @dataclass(frozen=True)
 class Turns:
-    """A chat template that puts fixed text (before, after) around every message."""
+    """A chat template that adds fixed text (before, after) around every message."""
 
     opening: str
     """Text at the start of a chat without a system message, such as a default system prompt."""
     system: tuple[str, str]
     user: tuple[str, str]
-    """The text after the message begins the answer."""
+    """Text before and after a user message. The text after it starts the answer."""
     assistant: tuple[str, str]
 
     def render(self, messages: Sequence[chat.Message]) -> str:
@@ -57,7 +57,7 @@ def write_modelfile(
         gguf: the GGUF file, in the same folder.
         tokenizer: the model's tokenizer.
         vocabulary: the vocabulary of the GGUF file.
-        system_prompt: the system prompt of the training; None or "" for none.
+        system_prompt: the training system prompt; None or "" for none.
     """
     notes = []
     lines = [f"FROM ./{gguf.name}"]
@@ -82,13 +82,14 @@ def write_modelfile(
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
-    """Return the fixed text around messages in a chat template, or None if the template does more than that.
+    """Return the fixed text around messages in a chat template, or None if the template is more complex.
 
-    White space at the ends of messages, which some templates strip and Go templates cannot, is ignored.
+    Leading and trailing whitespace in messages is ignored, because some chat templates strip it but Go templates cannot
+    do so.
     """
-    if "strftime_now" in str(tokenizer.chat_template):  # the date of the export would become fixed text
+    if "strftime_now" in str(tokenizer.chat_template):  # the export date would become fixed text
         return None
-    # llama.cpp adds the first token itself.
+    # llama.cpp adds the BOS token itself.
     first = tokenizer.bos_token if vocabulary.add_bos and tokenizer.chat_template else ""
 
     def text(*contents: str, system: bool, answered: bool = False) -> str:
@@ -118,7 +119,7 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
             system = length % 2 == 0
             if turns.render(_conversation(contents, system=system)) != text(*contents, system=system):
                 return None
-    except (UserError, ValueError):  # the template refuses these messages, or leaves one out
+    except (UserError, ValueError):  # the template rejects these messages or omits one
         return None
     return turns
 
@@ -134,9 +135,9 @@ def _go(text: str) -> str:
 
 
 def quoted(text: str) -> str | None:
-    """Quote text for a Modelfile, which has no escapes; None if Ollama would end the value early.
+    """Quote text for a Modelfile, which has no escapes. Return None if Ollama would end the value early.
 
-    Ollama ends a value at the first line break before which it is a complete quotation.
+    Ollama ends a value at the first line break that follows a complete quoted string.
     """
     breaks = re.finditer(r"[\r\n]", text)
     if any(('"""' + text[: end.start()]).rstrip().endswith('"""') and text[: end.start()].strip() for end in breaks):

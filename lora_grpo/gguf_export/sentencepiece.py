@@ -1,6 +1,6 @@
-"""A SentencePiece model stored as a tokenizer.json, as Llama 2's is: its scores, and where it adds a space.
+"""Scores and space prefix of a SentencePiece model that is stored as a tokenizer.json, as in Llama 2.
 
-tokenizer.json holds the merges in order but not the scores, and the reference converter writes the same score for all.
+tokenizer.json has the merges in order but no scores. The reference converter writes the same score for all tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from lora_grpo.errors import UserError
 
 
 def space_prefix(spec: Mapping[str, Any]) -> str:
-    """Return when a space is put before text: `prepend`, or unless it begins with one `always`, `first` or `never`.
+    """Return when the tokenizer adds a space before text.
+
+    `prepend` always adds a space. `always` and `first` add one unless the text starts with a space. `never` adds none.
 
     Args:
         spec: the parsed tokenizer.json.
@@ -35,13 +37,13 @@ def space_prefix(spec: Mapping[str, Any]) -> str:
 
 
 def merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:
-    """Return scores that make llama.cpp merge in the order of the merges.
+    """Return scores with which llama.cpp applies the merges in order.
 
-    SentencePiece joins any two pieces that make a token, highest score first; a list of merges may allow fewer. So all
-    splits of a token must be among its merges, and adjacent, as in every list made from a SentencePiece model.
+    SentencePiece joins any two pieces that form a token, highest score first. A list of merges may allow fewer joins.
+    All splits of a token must therefore be in the list and adjacent, as in any list made from a SentencePiece model.
 
     Raises:
-        UserError: they are not.
+        UserError: a split of a token is missing or not adjacent to the others.
     """
     from gguf import TokenType
 
@@ -49,7 +51,7 @@ def merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[t
     splits = Counter(merged)
     order = {token: rank for rank, token in enumerate(splits)}
     is_grouped = merged == list(splits.elements())
-    # Some converters list special tokens among the pieces; llama.cpp never merges text that contains one.
+    # Some converters list special tokens as pieces. llama.cpp never merges text that contains one.
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
     is_complete = all(
         sum(token[:i] in pieces and token[i:] in pieces for i in range(1, len(token))) <= splits[token]

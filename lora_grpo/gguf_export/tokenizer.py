@@ -1,8 +1,8 @@
-"""A tokenizer as llama.cpp reads it: byte-level BPE (`gpt2`) or SentencePiece with byte fallback (`llama`).
+"""Convert a tokenizer for llama.cpp: byte-level BPE (`gpt2`) or SentencePiece with byte fallback (`llama`).
 
-The reference is the tokenizer that transformers loads. llama.cpp knows the regular expressions that split text into
-words by name, and no others. A tokenizer that splits differently is refused: every number and every line break would
-become tokens that the model has not seen.
+The reference is the tokenizer that transformers loads. llama.cpp supports a fixed list of named regular expressions
+that split text into words. A tokenizer that splits text differently raises an error, because numbers and line breaks
+would become tokens that the model has not seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRE_TOKENIZERS = {
     (("Digits", True), ("ByteLevel", True)): {False: "smollm"},
     (("ByteLevel", True),): {False: "gpt-2"},
 }
-"""Steps that split text into words -> whether words in the vocabulary skip their merges -> llama.cpp's name."""
+"""Map the steps that split text, and whether words in the vocabulary skip merges, to llama.cpp's name."""
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -38,7 +38,7 @@ class Vocabulary:
     """The tokenizer's fields in a GGUF file."""
 
     model: str
-    """`gpt2` or `llama`, llama.cpp's names for byte-level BPE and SentencePiece."""
+    """`gpt2` or `llama`: the llama.cpp names of byte-level BPE and SentencePiece."""
     pre: str
     tokens: list[str]
     types: list[int]
@@ -50,7 +50,7 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool
     eos_token_ids: list[int]
-    """Every token that ends an answer."""
+    """All tokens that end an answer."""
     chat_template: str | list[dict[str, str]] | None
     notes: list[str] = field(default_factory=list)
     """Notes for the user, one line each."""
@@ -75,13 +75,13 @@ class Vocabulary:
 
 
 def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], bos_id: int | None) -> Vocabulary:
-    """Return a tokenizer as llama.cpp reads it.
+    """Convert a tokenizer to the fields that llama.cpp reads.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        vocab_size: rows of the embedding; rows without a token get an unused one, as in the reference converter.
-        eos_token_ids: every token that ends an answer.
-        bos_id: the model's first token, used if the tokenizer has none.
+        vocab_size: rows of the embedding. Rows without a token get an unused token, as in the reference converter.
+        eos_token_ids: all tokens that end an answer.
+        bos_id: the model's BOS token, used if the tokenizer has none.
 
     Raises:
         UserError: llama.cpp would tokenize text differently.
@@ -108,7 +108,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     add_bos, add_eos = _added_tokens(tokenizer)
     opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
-        # llama.cpp has one setting for chats and plain text; the chat template decides.
+        # llama.cpp has one setting for chats and plain text, so the chat template decides.
         text_has_bos, add_bos = add_bos, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
         if text_has_bos and not add_bos:
             notes.append(f"llama.cpp will not add {tokenizer.bos_token} to plain text; the chat template has none")
@@ -137,9 +137,9 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     scheme = space_prefix(spec)
     prefix = scheme in ("prepend", "always")
     if scheme == "first":
-        # transformers adds a space before the first text only, llama.cpp also after every special token.
+        # transformers adds a space only before the first text. llama.cpp also adds one after every special token.
         prefix = not any(opening.startswith(token["content"]) for token in added.values())
-    if scheme in ("first", "always"):  # transformers adds none before a space
+    if scheme in ("first", "always"):  # transformers adds no space before a space
         notes.append("llama.cpp may tokenize text after a special token or with a leading space differently")
     return dataclasses.replace(
         vocabulary,
@@ -153,10 +153,10 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
 
 
 def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for the way a byte-level tokenizer splits text into words."""
+    """Return llama.cpp's name for how a byte-level tokenizer splits text into words."""
     model, problem = spec["model"], ""
     normalizer = spec["normalizer"] or {"type": "Sequence", "normalizers": []}
-    # llama.cpp does not normalize; only text in NFD differs under NFC.
+    # llama.cpp does not normalize text. With NFC, only text in NFD would differ.
     if normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
         problem = f"normalizes text by {normalizer['type']}"
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -200,7 +200,7 @@ def _types(
         if bytes_have_tokens and token_id == unknown:
             return TokenType.UNKNOWN
         if token_id in added:
-            # As in the reference converter: Qwen declares <|fim_prefix|> as plain text, but it is not.
+            # As in the reference converter: Qwen declares <|fim_prefix|> as plain text, but it is a special token.
             is_marker = text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>"))
             return TokenType.CONTROL if added[token_id]["special"] or is_marker else TokenType.USER_DEFINED
         return TokenType.BYTE if bytes_have_tokens and BYTE.fullmatch(text) else TokenType.NORMAL
@@ -209,7 +209,7 @@ def _types(
 
 
 def _special_ids(tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | None) -> dict[str, int]:
-    """Return the special tokens by name; llama.cpp stops at `eos`, `eot` and `eom`, and at others that it knows."""
+    """Return the special tokens by name. llama.cpp stops at `eos`, `eot`, `eom`, and others that it knows."""
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
     others = [token_id for token_id in eos_token_ids if token_id != eos]
@@ -218,7 +218,7 @@ def _special_ids(tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | Non
 
 
 def _added_tokens(tokenizer: Any) -> tuple[bool, bool]:
-    """Return whether the tokenizer adds its first and its last token to a text."""
+    """Return whether the tokenizer adds a BOS token and an EOS token to text."""
     ids = tokenizer("a")["input_ids"]
     return (
         tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id,

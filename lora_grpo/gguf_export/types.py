@@ -1,8 +1,8 @@
-"""The tensor types of a GGUF file: which tensor gets which, and the conversion by the gguf package.
+"""Choose the GGUF type of each tensor, and convert tensors with the gguf package.
 
-Norms, biases and other vectors stay F32, as llama.cpp reads them. In 4-bit and 5-bit files the token embedding and the
-output are Q8_0: rounding hurts them most, and llama.cpp's own Q6_K is not available in the gguf package. A matrix whose
-rows are not a multiple of 32 wide becomes F16.
+Norms, biases, and other vectors are F32, which llama.cpp requires. In 4-bit and 5-bit files, the token embedding and
+the output are Q8_0, because they are the most sensitive to rounding and the gguf package does not support llama.cpp's
+Q6_K. A matrix becomes F16 if its row width is not a multiple of 32.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, row_blocks
 
 OwnType = Literal["q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0"]
-"""Written by the gguf package."""
+"""Types that the gguf package writes."""
 QuantizeType = Literal["q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_k", "iq4_xs"]
-"""Made by llama.cpp's `llama-quantize` from a 16-bit file."""
+"""Types that llama.cpp's `llama-quantize` makes from a 16-bit file."""
 TypeName = Literal[OwnType, QuantizeType]
 OWN_TYPES = get_args(OwnType)
 BLOCK = 32
-"""Weights that share a scale, in every quantized own type."""
+"""Number of weights that share a scale in the quantized types of `OwnType`."""
 LARGEST_F16 = 65504.0
 
 
@@ -29,7 +29,7 @@ def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> str:
     """Return the type of one tensor.
 
     Args:
-        file_type: the type of the file, one of OWN_TYPES.
+        file_type: the type of the file; one of OWN_TYPES.
         name: the tensor's name in the GGUF file.
         shape: (rows, columns), or one dimension for a vector.
     """
@@ -51,12 +51,12 @@ def num_bytes(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def encoded(source: StoredTensor, kind: str, heads: int | None) -> Iterator[Any]:
-    """Yield a tensor converted to a type, as NumPy arrays of a few rows each.
+    """Convert a tensor to a type, and yield NumPy arrays of a few rows each.
 
     Args:
         source: the tensor.
         kind: one of OWN_TYPES.
-        heads: attention heads whose rows to interleave, or None.
+        heads: number of attention heads if their rows must be interleaved, or None.
 
     Raises:
         UserError: a weight is NaN, infinite, or too large for the type.
@@ -81,7 +81,7 @@ def encoded(source: StoredTensor, kind: str, heads: int | None) -> Iterator[Any]
 def _interleaved(values: Any, heads: int) -> Any:
     """Reorder each head's d rows as in Meta's checkpoints: 0, d/2, 1, d/2 + 1, ...
 
-    Hugging Face rotates row i together with row i + d/2; llama.cpp's `llama` rotates row 2i with row 2i + 1.
+    Hugging Face rotates rows i and i + d/2 together. llama.cpp's `llama` rotates rows 2i and 2i + 1 together.
     """
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)

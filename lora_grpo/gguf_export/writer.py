@@ -1,4 +1,4 @@
-"""One model folder into one GGUF file, tensor by tensor: complete under its name, or absent."""
+"""Write a model folder as one GGUF file, tensor by tensor. The file is complete or absent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lora_grpo.models import base_model
 from lora_grpo.progress import Progress
 
 HEADER_BYTES = 32 << 20
-"""Disk space for the vocabulary and the tensors' names."""
+"""Disk space reserved for the vocabulary and the tensor names."""
 QUANTIZE = "llama-quantize"
 
 
@@ -42,13 +42,13 @@ def write_gguf(
 
     Args:
         folder: a 16-bit or 32-bit transformers model with its tokenizer.
-        output: the file; an existing one is replaced once the new one is complete.
+        output: the file. An existing file is replaced when the new one is complete.
         kind: one of `types.TypeName`.
         modelfile: write an Ollama Modelfile next to it.
-        system_prompt: the system prompt of the training, for the Modelfile.
+        system_prompt: the training system prompt, for the Modelfile.
 
     Raises:
-        UserError: the model cannot be exported, or the disk is too small; `output` is not written.
+        UserError: the model cannot be exported, or the disk does not have enough space. `output` is not written.
         RunError: llama-quantize failed.
     """
     quantizer = None if kind in gguf_types.OWN_TYPES else _find_quantizer(kind)
@@ -102,7 +102,7 @@ def _generation_config(folder: Path, config: Any) -> Any:
         return GenerationConfig.from_model_config(config)
     try:
         return GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # damaged files raise many types
+    except Exception as error:  # damaged files raise many exception types
         raise UserError(f"{folder / 'generation_config.json'} cannot be read ({first_line(error)})") from error
 
 
@@ -115,7 +115,7 @@ def _write(
     tensors: Sequence[Tensor],
     vocabulary: Vocabulary,
 ) -> list[str]:
-    """Write the file under a temporary name, flush it, and rename it; return notes for the user."""
+    """Write the file under a temporary name, flush it, and rename it. Return notes for the user."""
     import gguf
     import numpy as np
 
@@ -138,7 +138,7 @@ def _write(
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     for tensor in tensors:
         qtype = gguf.GGMLQuantizationType[types[tensor.name].upper()]
-        # With a type, the dtype only says that the shape counts weights, not bytes.
+        # With `qtype` set, this dtype only indicates that the shape counts weights, not bytes.
         writer.add_tensor_info(tensor.name, tensor.source.shape, np.dtype("float32"), sizes[tensor.name], qtype)
     progress = Progress(len(tensors), "GGUF")
     try:
@@ -157,16 +157,16 @@ def _write(
         temporary.replace(output)
     finally:
         progress.close()
-        with contextlib.suppress(OSError):  # the disk is full, again
+        with contextlib.suppress(OSError):  # the disk is still full
             writer.close()
-        with contextlib.suppress(OSError):  # the folder is not writable either
+        with contextlib.suppress(OSError):  # the folder is not writable
             temporary.unlink(missing_ok=True)
     odd = [name for name in types if kind.startswith("q") and types[name] == "f16"]
     return [f"{len(odd)} tensors are F16 because their rows are no multiple of 32: {', '.join(odd[:3])}"] if odd else []
 
 
 def _add_model_card(writer: Any, folder: Path, name: str, tensors: Sequence[Tensor]) -> None:
-    """Add what README.md and generation_config.json declare: license, base model, sampling."""
+    """Add metadata from README.md and generation_config.json: license, base model, sampling settings."""
     import gguf
     import yaml
 
@@ -180,14 +180,14 @@ def _add_model_card(writer: Any, folder: Path, name: str, tensors: Sequence[Tens
 
 
 class _Stream:
-    """A tensor that GGUFWriter takes for an array, and that is converted while it is written."""
+    """A tensor that GGUFWriter treats as an array. It is converted while it is written."""
 
     def __init__(self, tensor: Tensor, kind: str, nbytes: int) -> None:
         self._tensor, self._kind, self.nbytes = tensor, kind, nbytes
 
     def tofile(self, file: IO[bytes]) -> None:
         for piece in gguf_types.encoded(self._tensor.source, self._kind, self._tensor.heads):
-            file.write(memoryview(piece).cast("B"))  # NumPy's tofile hides a full disk
+            file.write(memoryview(piece).cast("B"))  # NumPy's tofile does not report a full disk
 
 
 def _quantize(program: str, source: Path, output: Path, kind: str) -> None:

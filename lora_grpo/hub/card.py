@@ -1,7 +1,7 @@
-"""The model card: card.md.jinja with facts filled in.
+"""Render the model card from card.md.jinja.
 
-A figure that was not measured does not appear. The environment escapes every value that the template prints, so a name
-from a file cannot end the front matter, break a table or start a heading.
+The card includes only measured values. The Jinja environment escapes every value, so a name from a file cannot end the
+front matter, break a table, or start a heading.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _SETTINGS = (
     *("sampling.temperature", "train.learning_rate", "train.lr_scheduler", "train.warmup_steps", "train.optimizer"),
     *("train.beta", "train.max_grad_norm", "grpo"),
 )
-"""Settings of run.json that a card lists, by their flags."""
+"""Settings of run.json that a card lists, by flag."""
 
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     """Return the README.md of a repository.
 
     Args:
-        repo_id: the repository, from which the card's examples load the model.
-        facts: what is known of the model.
+        repo_id: the repository that the card's examples load.
+        facts: facts about the model and its run.
         files: the other files to upload.
     """
     from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # so that what a macro returns is Markup, which `_printed` leaves as it is
+        autoescape=True,  # macros return Markup, which `_printed` does not escape again
         finalize=_printed,
         undefined=ChainableUndefined,
         trim_blocks=True,
@@ -78,7 +78,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
 
 
 def escape(value: object) -> str:
-    """Return a value as Markdown that shows exactly this text, on one line or in a table's cell."""
+    """Return a value as Markdown that renders as exactly this text, on one line or in a table cell."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     return re.sub(r"^(\d*)([-+=.)])(?=\s|$)", r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
 
@@ -88,7 +88,7 @@ def _rows(names: Sequence[str], values: Any) -> list[tuple[str, Any]]:
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield split, source, number of rows and digest of a run's data."""
+    """Yield the split, source, number of rows, and digest of a run's data."""
     for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
         if rows := data.get(split):
             source = rows.get("source")
@@ -107,21 +107,21 @@ def _printed(value: Any) -> Any:
 
 
 def _code(value: object) -> Any:
-    """Filter for text in backticks, where Markdown has no escapes."""
+    """Filter for text in backticks, where Markdown does not support escapes."""
     from markupsafe import Markup
 
     return Markup(f"`{plain(value)}`")
 
 
 def _quoted(value: object) -> Any:
-    """Filter for a string in Python code."""
+    """Filter for a string literal in Python code."""
     from markupsafe import Markup
 
     return Markup(json.dumps(value, ensure_ascii=False))
 
 
 def _shell(value: str) -> Any:
-    """Filter for a word of a shell command."""
+    """Filter for an argument of a shell command."""
     from markupsafe import Markup
 
     return Markup(shlex.quote(value))

@@ -1,4 +1,4 @@
-"""The evaluations of a run that measured the weights being pushed, or the adapter that they were made from."""
+"""Find the evaluations of a run that measured the pushed weights or the adapter that they were made from."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lora_grpo.tasks import TASK_NAMES, get_task
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured, and of what."""
+    """An evaluation and the weights that it measured."""
 
     report: Report
     of_upload: bool
-    """Whether the uploaded weights were measured; otherwise the adapter that they were made from."""
+    """Whether the uploaded weights were measured. If not, the adapter that they were made from was measured."""
     dataset: str | None
     """The Hub dataset of the rows; None for files and generated rows."""
 
 
 def evaluations_of(run: Path, folder: Path, kind: str, merge: Mapping[str, Any] | None) -> Iterator[Evaluation]:
-    """Yield the evaluations in a run's folder; print the name of each one that measured other weights.
+    """Yield the evaluations in a run's folder, and print the name of each one that measured other weights.
 
     Args:
         run: the run's folder.
         folder: the folder being pushed.
         kind: one of `files.KINDS`.
-        merge: merge_report.json of the folder.
+        merge: the folder's merge_report.json.
     """
     adapter = run / "adapter"
     current = adapter_sha256(adapter)
@@ -61,6 +61,6 @@ def _is_model(measured: Source, folder: Path) -> bool:
 
 
 def dataset_of(task: str | None, source: str | None) -> str | None:
-    """Return the Hub dataset of a task's rows, if they are the task's own and not from another file or dataset."""
+    """Return the Hub dataset of a task's rows, or None if the rows come from another source."""
     own = getattr(get_task(task), "HUB_DATASET", None) if task in TASK_NAMES else None
     return own if source in (None, own) else None

@@ -1,4 +1,4 @@
-"""What is known of a model that is pushed: its base, license and run, and what was measured of it."""
+"""Collect facts about a pushed model: its base, license, run, and evaluations."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{1,40}")
 
 @dataclass(frozen=True)
 class Base:
-    """The model below the adapter, as far as it is known."""
+    """The adapter's base model, as far as it is known."""
 
     hub_id: str | None = None
-    """Its repository on the Hub."""
+    """The base model's repository on the Hub."""
     revision: str | None = None
-    """The commit that was trained on."""
+    """The commit used in training."""
     name: str | None = None
-    """What to call it: the Hub id, `starter`, or the last part of a folder's path."""
+    """The display name: the Hub id, `starter`, or the last part of a folder's path."""
     fingerprint: str | None = None
-    """SHA-256 over its weights, where it was read from a folder."""
+    """SHA-256 of its weights, if it was loaded from a folder."""
     license: Mapping[str, Any] = field(default_factory=dict)
     """`license`, `license_name` and `license_link` of its model card, if found on this machine."""
     trust_remote_code: bool = False
-    """Whether it was loaded with code from its repository."""
+    """Whether it was loaded with custom code from its repository."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that a card may state."""
+    """All facts that a card may include."""
 
     kind: str
     """One of `files.KINDS`."""
     base: Base
     record: Mapping[str, Any] | None
-    """run.json, with paths reduced to their last part."""
+    """The contents of run.json, with each path reduced to its last part."""
     adapter: Mapping[str, Any] | None
     """adapter_config.json."""
     vllm_rank: int | None
@@ -60,7 +60,7 @@ class Facts:
 
 
 def gather(folder: Path, kind: str) -> Facts:
-    """Read what is known of the model in a folder, and of the run that produced it.
+    """Read the facts about the model in a folder and the run that produced it.
 
     Args:
         folder: the model's folder.
@@ -69,7 +69,7 @@ def gather(folder: Path, kind: str) -> Facts:
     Raises:
         UserError: run.json or adapter_config.json cannot be read.
     """
-    # Another adapter next to the run's own is not of this run.
+    # An adapter in another folder of the run was not produced by this run.
     above = folder.resolve().parent
     run = (
         above if (kind != "adapter" or folder.resolve().name == "adapter") and (above / "run.json").is_file() else None
@@ -105,7 +105,7 @@ def _base(kind: str, policy: Mapping[str, Any], adapter: Mapping[str, Any], merg
     name, revision, fingerprint = str(name), source.get("revision"), source.get("fingerprint")
     if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
         return Base(name=STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
-    # A base from a folder has a fingerprint and no commit, and `models/base` may be a folder as well as a Hub id.
+    # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
     is_folder = is_rooted(name) or Path(name).exists() or (fingerprint and not revision)
     if is_folder or not _HUB_ID.fullmatch(name):
         folder = Path(name).expanduser()
@@ -115,13 +115,13 @@ def _base(kind: str, policy: Mapping[str, Any], adapter: Mapping[str, Any], merg
 
 
 def _cached_license(hub_id: str, revision: str | None) -> dict[str, Any]:
-    """Return the license of a model whose card is in the Hub's local cache; nothing is downloaded."""
+    """Return the license of a model from its card in the local Hub cache. Does not download anything."""
     from huggingface_hub import try_to_load_from_cache
 
     card = try_to_load_from_cache(hub_id, "README.md", revision=revision)
     found = _license(Path(card).parent) if isinstance(card, str) else {}
     link = found.get("license_link", "")
-    if link and "://" not in link:  # a file of the base's repository
+    if link and "://" not in link:  # a file in the base's repository
         found["license_link"] = f"https://huggingface.co/{hub_id}/blob/main/{link}"
     return found
 

@@ -1,4 +1,4 @@
-"""Which files are uploaded: those of known names, intact, and without paths of this machine in them."""
+"""Select the files to upload: known names, undamaged, and without local paths in their content."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lora_grpo.merging import read_report
 
 CARD = "README.md"
 CARD_MARK = "<!-- This card was written by lora_grpo. -->"
-"""The last line of a card; a README.md without it is the user's own."""
+"""The last line of a generated card. A README.md without it was written by the user."""
 KINDS = {
     "adapter": "adapter_config.json and adapter_model.safetensors",
     "merged": "config.json and .safetensors weights",
     "gguf": ".gguf files",
 }
-"""What can be pushed of a run, in a folder of the same name, and the files that make it one."""
+"""Map each kind of model that can be pushed, which is also its folder name in a run, to the files that identify it."""
 LOADED_BY = {"adapter": "adapter_config.json", "merged": "config.json"}
-"""The file from which libraries load a repository."""
+"""The file that libraries use to load a repository."""
 
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -48,7 +48,7 @@ _REPLACED: dict[str, tuple[str, ...]] = {
     "merged": ("model*.safetensors", "model*.safetensors.index.json"),
     "gguf": ("*.gguf",),
 }
-"""Files of an earlier push that would be taken for part of the new one."""
+"""Files of an earlier push that could be mistaken for part of the new one."""
 EVAL_RESULTS = ".eval_results/lora-grpo-*.yaml"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
@@ -60,9 +60,9 @@ class UploadFile:
     """One file to upload."""
 
     name: str
-    """Its path in the repository."""
+    """The file's path in the repository."""
     content: Path | bytes
-    """Its content, or the file that has it."""
+    """The content, or the path of a file with the content."""
 
     @property
     def size(self) -> int:
@@ -75,14 +75,14 @@ class UploadFile:
 
 
 def find(source: str, kind: str | None) -> tuple[Path, str]:
-    """Return the folder to push, and which of `KINDS` it is.
+    """Return the folder to push and its kind, one of `KINDS`.
 
     Args:
-        source: the folder of a run, an adapter, a merged model or GGUF files.
-        kind: the requested kind; None means the adapter of a run, or whatever the folder holds.
+        source: the folder of a run, an adapter, a merged model, or GGUF files.
+        kind: the requested kind. None selects the adapter of a run, or the kind of model in the folder.
 
     Raises:
-        UserError: there is no such folder, or it holds something else.
+        UserError: the folder does not exist or contains something else.
     """
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
@@ -109,15 +109,15 @@ def _kind_of(folder: Path) -> str | None:
 
 
 def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[UploadFile], list[str]]:
-    """Return the files of a folder to upload, and the names of the others.
+    """Return the files of a folder to upload and the names of skipped files.
 
     Args:
         folder: the model's folder.
         kind: one of `KINDS`.
-        base_name: public name of the base model, to replace its path in adapter_config.json.
+        base_name: public name of the base model, which replaces its path in adapter_config.json.
 
     Raises:
-        UserError: a file is pickled, damaged or a link to outside the folder.
+        UserError: a file is pickled, damaged, or a link to a location outside the folder.
     """
     files, skipped = [], []
     for path in sorted(folder.rglob("*")):
@@ -144,19 +144,19 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
 
 
 def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:
-    """Return the files of a repository that an earlier push left behind: weights of this kind and evaluation results.
+    """Return the obsolete files of an earlier push: weights of this kind and evaluation results.
 
-    Everything else in the repository is the user's.
+    All other files in the repository belong to the user.
     """
     new = {file.name for file in files}
     return [name for name in existing if name not in new and _matches(name, (*_REPLACED[kind], EVAL_RESULTS))]
 
 
 def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
-    """Refuse a text file or card that holds a token or a path of this machine, without printing it.
+    """Raise an error if a text file or card contains a token or a local path. The message does not include the value.
 
     Raises:
-        UserError: names the file.
+        UserError: a file contains a token or a local path; the message names the file.
     """
     tokens, home = token.known(), Path.home()
     private = [f"{path}/".encode() for path in (folder.resolve(), folder.resolve().parent, home) if path != Path("/")]
@@ -174,7 +174,7 @@ def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
 
 
 def without_paths(value: Any) -> Any:
-    """Return a JSON value in which every absolute path is reduced to its last part."""
+    """Return a JSON value with every absolute path reduced to its last part."""
     if isinstance(value, dict):
         return {key: without_paths(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -183,22 +183,22 @@ def without_paths(value: Any) -> Any:
 
 
 def is_rooted(text: str) -> bool:
-    """Return whether a text starts like a path of some machine."""
+    """Return whether a text starts like an absolute path."""
     return text.startswith(("/", "./", "../", "~", "\\\\")) or text[1:3] in (":\\", ":/")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Match folder by folder: `*.gguf` matches no file in a subfolder."""
+    """Match path components separately, so that `*.gguf` does not match files in subfolders."""
     return any(name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
-    """Return a file's content without paths of this machine in its known fields."""
+    """Return a file's content with local paths removed from known fields."""
     if path.name not in _SETTINGS:
         return path
     settings = json_files.read_object(path)
     public = without_paths(settings)
-    for key in ("_name_or_path", "name_or_path"):  # where it was loaded from
+    for key in ("_name_or_path", "name_or_path"):  # the path that the model was loaded from
         public.pop(key, None)
     if path.name == "adapter_config.json" and base_name:
         public["base_model_name_or_path"] = base_name
@@ -206,7 +206,7 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
 
 
 def _check_intact(folder: Path, kind: str) -> None:
-    """Check that weights are complete, and are what training or merging wrote."""
+    """Check that the weights are complete and unchanged since training or merging wrote them."""
     if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
         raise UserError(
             f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"

@@ -1,6 +1,6 @@
-"""What the Hub itself reads of a model: the card's front matter, and files of evaluation results.
+"""Metadata that the Hub reads: the card's front matter and files of evaluation results.
 
-Scores appear here only if the uploaded weights themselves were measured.
+Scores are included only if they were measured on the uploaded weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
 _BENCHMARK_ROWS = {"gsm8k": 1319, "humaneval": 164}
-"""Size of the benchmarks that have leaderboards on the Hub; results on a part do not belong there."""
+"""Rows of each benchmark with a leaderboard on the Hub. Partial results are not submitted."""
 
 
 def front_matter(repo_id: str, facts: Facts) -> str:
@@ -29,7 +29,7 @@ def front_matter(repo_id: str, facts: Facts) -> str:
     tags = ["grpo", "lora", "trl", str(data.get("task"))] if record else ["lora"] if facts.kind == "adapter" else []
     dataset = dataset_of(data.get("task"), (data.get("train") or {}).get("source"))
     results = [result for evaluation in facts.evaluations if evaluation.of_upload for result in _results(evaluation)]
-    # A merged model is a finetune: `quantized` would mean that a GGUF holds the base itself.
+    # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
         ModelCardData(
@@ -47,7 +47,7 @@ def front_matter(repo_id: str, facts: Facts) -> str:
 
 
 def plain(text: object) -> str:
-    """Return a text with everything but letters, digits, dots, dashes and underscores replaced, as in a tag."""
+    """Replace all characters except letters, digits, dots, dashes, and underscores, as required in a tag."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text)).strip("-") or "unnamed"
 
 
@@ -71,7 +71,7 @@ def _results(evaluation: Evaluation) -> Iterator[EvalResult]:
 
 
 def eval_results(facts: Facts) -> dict[str, str]:
-    """Return files in the Hub's leaderboard format by name: of greedy answers to a whole benchmark only."""
+    """Return files in the Hub's leaderboard format by name. Includes only greedy results on a full benchmark."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
     from huggingface_hub.utils import yaml_dump
 

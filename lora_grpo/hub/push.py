@@ -1,4 +1,4 @@
-"""`scripts/push.py`: choose and check the files, write the card, and commit everything to the Hub at once."""
+"""`scripts/push.py`: select and check the files, write the card, and push everything to the Hub in one commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PushOptions:
-    """What to push, and where."""
+    """What to push and where."""
 
     source: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
     """A run, or the folder of an adapter, a merged model or GGUF files."""
@@ -42,8 +42,8 @@ def push_to_hub(options: PushOptions) -> None:
     """Push a model with its card, or print what would be pushed.
 
     Raises:
-        UserError: an argument, a file or a permission is wrong; the repository has not changed.
-        RunError: the Hub or the connection failed; the repository has not changed.
+        UserError: an argument, a file, or a permission is invalid. The repository is unchanged.
+        RunError: the Hub or the connection failed. The repository is unchanged.
     """
     check_repo_id(options.repository)
     folder, kind = find(options.source, options.what)
@@ -64,7 +64,7 @@ def push_to_hub(options: PushOptions) -> None:
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str], str]:
-    """Return the files to upload, including card and evaluation results; the names of those left out; the card.
+    """Return the files to upload (including card and evaluation results), the names of skipped files, and the card.
 
     Args:
         folder: the model's folder.
@@ -72,7 +72,7 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
         repo_id: the repository that the card's examples load from.
 
     Raises:
-        UserError: a file must not be uploaded or is damaged, or a record cannot be read.
+        UserError: a file is damaged or must not be uploaded, or run.json or adapter_config.json cannot be read.
     """
     facts = card_facts.gather(folder, kind)
     files, skipped = collect(folder, kind, facts.base.name)
@@ -84,10 +84,10 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Check that a repository id is valid and names its owner.
+    """Check that a repository id is valid and includes the owner.
 
     Raises:
-        UserError: it is not or does not.
+        UserError: the id is invalid or has no owner.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -101,10 +101,10 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = False) -> str:
-    """Commit files to a repository on the Hub, creating it if necessary, and return its address.
+    """Commit files to a repository on the Hub, creating it if needed, and return its URL.
 
-    huggingface_hub uploads large files first and skips those that the Hub already has, so after an interruption the
-    same call sends only what is missing. Nothing is visible until the single commit at the end.
+    huggingface_hub uploads large files first and skips those that the Hub already has. After an interruption, the same
+    call sends only the missing files. Nothing is visible until the single commit at the end.
 
     Args:
         repo_id: the repository, `owner/name`.
@@ -113,8 +113,8 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         public: create a public repository, or allow one that is already public.
 
     Raises:
-        UserError: there is no token or it lacks a permission; the repository is public and `public` is False; it holds
-            another kind of model or a README.md of the user's own.
+        UserError: there is no token or it lacks a permission, the repository is public and `public` is False, or the
+            repository contains another kind of model or a README.md written by the user.
         RunError: the Hub or the connection failed.
     """
     import httpx
@@ -142,14 +142,14 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
             ],
             commit_message=f"Upload {kind} with lora_grpo",
         )
-    # Connection errors are httpx's, built-in ones or hf_xet's RuntimeError; a rejected model card is a ValueError.
+    # Connection errors come from httpx, Python, or hf_xet (RuntimeError). A rejected model card is a ValueError.
     except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
         raise _one_line(error, repo_id, secret) from None
     return f"{api.endpoint}/{repo_id}"
 
 
 def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list[str]:
-    """Check that a push may go to a repository, and return the names of its files."""
+    """Check that the repository accepts this push, and return the names of its files."""
     info = api.model_info(repo_id)
     if not info.private and not public:
         raise UserError(f"{repo_id} is public; pass --public to push to it, or choose another repository")
@@ -163,7 +163,7 @@ def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list
 
 
 def _refuse_other_kind(repo_id: str, kind: str, names: Iterable[str]) -> None:
-    """Refuse an adapter and a merged model in one repository: loading it would apply the adapter twice."""
+    """Reject an adapter and a merged model in one repository, because loading it would apply the adapter twice."""
     for other, name in LOADED_BY.items():
         if kind in LOADED_BY and kind != other and name in names:
             raise UserError(
@@ -172,7 +172,7 @@ def _refuse_other_kind(repo_id: str, kind: str, names: Iterable[str]) -> None:
 
 
 def _one_line(error: Exception, repo_id: str, secret: str) -> UserError | RunError:
-    """Return a failed request as an error of one line without the token."""
+    """Convert a failed request to a one-line error without the token."""
     from huggingface_hub.errors import HfHubHTTPError
 
     cause: BaseException = error

@@ -1,4 +1,4 @@
-"""The Hub's token: where it is read from, and how it is kept out of arguments, files, logs and messages."""
+"""Find the Hub token, and keep it out of arguments, files, logs, and messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lora_grpo.errors import UserError
 
 _IN_MESSAGES = re.compile(r"\b(hf|api_org)_[A-Za-z0-9_-]{6,}|(?i:bearer)\s+\S+")
 _IN_FILES = re.compile(rb"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}")
-"""Stricter than in messages, where masking an innocent name does no harm."""
+"""Stricter than the pattern for messages, where masking a harmless name is acceptable."""
 _SIGNED_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
-"""Whoever has the query string of a signed URL can upload."""
+"""The query string of a signed URL grants upload access."""
 
 
 def refuse_tokens_in(arguments: Sequence[str]) -> None:
-    """Refuse a token on the command line, without printing it.
+    """Reject a token on the command line, without printing it.
 
     Raises:
         UserError: an argument is named like a token or looks like one.
@@ -39,7 +39,7 @@ def find() -> str:
     """Return the token from HF_TOKEN or `hf auth login`.
 
     Raises:
-        UserError: there is none, or it is malformed.
+        UserError: there is no token, or it is malformed.
     """
     from huggingface_hub import get_token
 
@@ -52,28 +52,28 @@ def find() -> str:
 
 
 def known() -> list[str]:
-    """Return the tokens of this machine: of the environment and of `hf auth login`."""
+    """Return the tokens on this machine: from the environment and from `hf auth login`."""
     from huggingface_hub import constants
 
     tokens = [os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN")]
     with contextlib.suppress(OSError, ValueError):
         tokens.append(Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8"))
-    return [token.strip() for token in tokens if token and len(token.strip()) >= 8]  # anything shorter may be a word
+    return [token.strip() for token in tokens if token and len(token.strip()) >= 8]  # a shorter string may be a word
 
 
 def is_in(content: bytes, tokens: Sequence[str]) -> bool:
-    """Return whether a file's content has one of these tokens, or something that looks like a token."""
+    """Return whether the content of a file contains one of these tokens or text that looks like a token."""
     return bool(_IN_FILES.search(content)) or any(token.encode() in content for token in tokens)
 
 
 def scrub(text: str, token: str) -> str:
-    """Return a text on one line, with tokens and the signatures of URLs masked."""
+    """Return text on one line, with tokens and URL signatures masked."""
     text = _IN_MESSAGES.sub("***", text.replace(token, "***"))
     return " ".join(_SIGNED_URL.sub(r"\1", text).split())
 
 
 def hide_in_logs(token: str) -> None:
-    """Mask tokens and signatures in what huggingface_hub logs: it logs a signed URL whenever it retries an upload."""
+    """Mask tokens and URL signatures in huggingface_hub logs. It logs a signed URL when it retries an upload."""
     import huggingface_hub.utils.logging  # noqa: F401 - installs the handlers
 
     def mask(record: logging.LogRecord) -> bool:

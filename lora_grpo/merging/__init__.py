@@ -1,20 +1,22 @@
-"""Merges a LoRA adapter into its base, tensor by tensor, and reports what rounding cost.
+"""Merge a LoRA adapter into its base model tensor by tensor, and measure the rounding error.
 
     folder = merge(MergeOptions("outputs/gsm8k_lora"))     # outputs/gsm8k_lora/merged
     read_report(folder).retained.overall                   # 0.998: the share of the update that survived
 
-    base + adapter ── base_weights, mapping ──► Plan: what happens to each tensor; no data is read
-    Plan ── fidelity ──► bf16, fp16 or fp32: the smallest that keeps 99 % of the update
+    base + adapter ── base_weights, mapping ──► Plan: what happens to each tensor; reads no data
+    Plan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
     Plan + dtype ── outputs, writer ──► shards, written block by block and resumable
-    shards ── divergence ──► KL(adapter || merged) next to KL(adapter || base)
+    shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
 
-cli.py             the flags, and the merge from start to end
-base_weights.py    the tensors to merge into: stored, or rounded to NF4 as 4-bit training used them
-mapping.py         adapter keys -> outputs; tied.py: whether head and embedding stay one tensor
+cli.py             command-line flags and the complete merge
+base_weights.py    the base's tensors: as stored, or rounded to NF4 to match 4-bit training
+mapping.py         maps adapter keys to output tensors
+tied.py            decides whether the head and embedding stay tied
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, biases, trained tokens, replaced modules
-fidelity.py        what each dtype keeps of the update
-writer.py          shards, index and config, in a staging folder that survives a kill
-divergence.py      which models and texts to compare; streamed_model.py: their forward pass from disk
+fidelity.py        the share of the update that each dtype keeps
+writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
+divergence.py      selects the models and texts to compare
+streamed_model.py  a forward pass that reads weights from disk
 report.py          merge_report.json
 """
 

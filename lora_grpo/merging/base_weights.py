@@ -1,4 +1,4 @@
-"""The weights an adapter is merged into: the base's own, or those that 4-bit training used."""
+"""The base weights to merge into: as stored, or as 4-bit training used them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tensor(Rows, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Dequantized:
-    """A linear weight as 4-bit training used it: NF4 values in float32."""
+    """A linear weight as used in 4-bit training: NF4 values in float32."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class Dequantized:
         return self.rows(0, self.shape[0])
 
 
-@functools.lru_cache(maxsize=1)  # weights are large and read one after the other
+@functools.lru_cache(maxsize=1)  # weights are large and are read one at a time
 def _unpacked(weight: Dequantized) -> Any:
     return weight.unpack()
 
@@ -56,8 +56,8 @@ def base_tensors(folder: Path, onto: Onto, *, trust_remote_code: bool) -> dict[s
 
     Args:
         folder: the base model.
-        onto: `full` returns them as stored; `dequantized` rounds every linear layer to NF4 and back, as bitsandbytes
-            does when it loads a model in 4 bits, or unpacks weights that are stored in NF4.
+        onto: `full` returns the stored tensors. `dequantized` rounds every linear layer to NF4 and back, as
+            bitsandbytes does when it loads a model in 4 bits, or unpacks weights that are stored in NF4.
         trust_remote_code: run the model's own code to find its linear layers.
 
     Raises:
@@ -89,7 +89,7 @@ def base_tensors(folder: Path, onto: Onto, *, trust_remote_code: bool) -> dict[s
 
 
 def _round_to_nf4(tensor: StoredTensor, stored: dict[str, StoredTensor]) -> Dequantized:
-    """Return a weight rounded to NF4 (double-quantized, blocks of 64) and back."""
+    """Quantize a weight to NF4 (double quantization, blocks of 64) and dequantize it."""
 
     def unpack() -> Any:
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -101,7 +101,7 @@ def _round_to_nf4(tensor: StoredTensor, stored: dict[str, StoredTensor]) -> Dequ
 
 
 def _unpack_stored(tensor: StoredTensor, stored: dict[str, StoredTensor]) -> Dequantized:
-    """Return a weight that is stored in NF4, with its scales and tables as bitsandbytes names them."""
+    """Dequantize a weight that is stored in NF4. Its scales and tables have the names that bitsandbytes uses."""
     name = tensor.name
     parts = {key.removeprefix(f"{name}."): part for key, part in stored.items() if key.startswith(f"{name}.")}
     try:
@@ -136,12 +136,12 @@ def empty_model(folder: Path, *, trust_remote_code: bool) -> Any:
             del config.quantization_config
         with init_empty_weights(include_buffers=False):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
-    except Exception as error:  # damaged or unknown configurations raise many types
+    except Exception as error:  # damaged or unknown configurations raise many exception types
         raise UserError(f"the model in {folder} cannot be built: {first_line(error)}") from error
 
 
 def head_weight(folder: Path, *, trust_remote_code: bool) -> str | None:
-    """Return the name of the weight of a model's head, or None if it has no head."""
+    """Return the name of the model's head weight, or None if there is no head."""
     model = empty_model(folder, trust_remote_code=trust_remote_code)
     head = model.get_output_embeddings()
     return next((f"{name}.weight" for name, module in model.named_modules() if module is head), None)

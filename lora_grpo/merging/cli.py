@@ -1,4 +1,4 @@
-"""`scripts/merge.py`: merge an adapter into its base and report what that cost."""
+"""`scripts/merge.py`: merge an adapter into its base and report the rounding error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MergeOptions:
 
 @dataclass(frozen=True)
 class _Merge:
-    """A requested merge, resolved: which adapter, into which base, and where it goes."""
+    """A resolved merge request: the adapter, the base, and the output folder."""
 
     options: MergeOptions
     target: ModelSpec
@@ -72,11 +72,11 @@ class _Merge:
 
     @property
     def trusted(self) -> bool:
-        """Whether the base's own code may run."""
+        """Whether Python code that comes with the base may run."""
         return self.target.base.trust_remote_code
 
     def identity(self) -> dict[str, str]:
-        """Return what determines the merged bytes, except for the dtype."""
+        """Return everything that determines the merged bytes, except for the dtype."""
         known = self.target.identity
         return {
             "base_sha256": base_model.weights_fingerprint(self.base),
@@ -87,7 +87,7 @@ class _Merge:
 
 
 def merge(options: MergeOptions) -> Path:
-    """Merge, print the report, and return the merged model's folder.
+    """Merge the adapter, print the report, and return the merged model's folder.
 
     Raises:
         UserError: the adapter cannot be merged; nothing is written.
@@ -106,7 +106,7 @@ def merge(options: MergeOptions) -> Path:
 
 
 def merged_model(folder: Path) -> Path:
-    """Return the merged model of a run, merging it if needed; the folder of a model is returned as it is.
+    """Return the folder of a run's merged model, merging it first if needed. A model folder is returned unchanged.
 
     Raises:
         UserError: the run's adapter has changed since it was merged.
@@ -120,11 +120,13 @@ def merged_model(folder: Path) -> Path:
 
 
 def default_output(what: str, adapter: Path) -> Path:
-    """Return `merged` in the adapter's run, else a folder next to the adapter, or in `outputs` for a Hub id.
+    """Return the default output folder of a merge.
+
+    This is `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter.
 
     Args:
-        what: the name that was requested.
-        adapter: the adapter's folder; for a Hub id, in the Hub's cache.
+        what: the requested run, adapter folder, or Hub id.
+        adapter: the adapter's folder. For a Hub id, it is in the Hub cache.
     """
     if not base_model.is_folder_name(what):
         return Path("outputs") / f"{what.rpartition('/')[2]}-merged"
@@ -151,10 +153,10 @@ def _resolve(options: MergeOptions) -> _Merge:
 
 
 def _existing(job: _Merge, identity: Mapping[str, str]) -> MergeReport | None:
-    """Return the report of this very merge if the output holds it.
+    """Return the report if the output folder already contains this merge.
 
     Raises:
-        UserError: the output holds something else.
+        UserError: the output folder contains something else.
     """
     output, dtype = job.output, job.options.dtype
     if output.is_file():
@@ -185,7 +187,7 @@ def _merge(job: _Merge, identity: dict[str, str]) -> MergeReport:
     plan = make_plan(base, job.adapter, _read_config(job))
     _check_new_head(job, plan, base.keys())
     dtype, staging = job.options.dtype, writer.staging_folder(job.output)
-    # At least this much is needed; the chosen dtype is checked again below.
+    # A lower bound: the check is repeated below with the chosen dtype.
     writer.check_disk(staging, writer.lay_out(plan, "bf16" if dtype == "auto" else dtype))
     base_model.silence_libraries()
     check_finite(plan.outputs)
@@ -193,7 +195,7 @@ def _merge(job: _Merge, identity: dict[str, str]) -> MergeReport:
     shards = writer.lay_out(plan, choice.dtype)
     writer.check_disk(staging, shards)
     with lock.holding(staging, "--output"):
-        if report := _existing(job, identity):  # another process has just finished it
+        if report := _existing(job, identity):  # another process finished the same merge
             shutil.rmtree(staging)
             return report
         try:
@@ -244,12 +246,12 @@ def _report(
 
 
 def _public(name: str) -> str:
-    """Return a Hub id as it is, and only the last part of a path: reports are published."""
+    """Return a Hub id unchanged, or only the last part of a path, because reports are published."""
     return Path(name).expanduser().resolve().name if base_model.is_folder_name(name) else name
 
 
 def _copy_other_files(job: _Merge, plan: Plan, staging: Path) -> None:
-    """Copy the tokenizer, the generation config, the license, and the model's own code."""
+    """Copy the tokenizer, generation config, license, and custom model code."""
     paths = [job.target.tokenizer / name for name in base_model.TOKENIZER_FILES]
     paths += [job.base / "generation_config.json"]
     paths += [path for pattern in base_model.LICENSE_FILES for path in job.base.glob(pattern)]
@@ -261,10 +263,10 @@ def _copy_other_files(job: _Merge, plan: Plan, staging: Path) -> None:
 
 
 def _read_config(job: _Merge) -> dict[str, Any]:
-    """Return the base's config.json, with transformers' default where it does not declare whether the head is tied.
+    """Return the base's config.json. If it does not set `tie_word_embeddings`, use the transformers default.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: config.json cannot be read.
     """
     config = base_model.read_config(job.target.base)
     if not any("tie_word_embeddings" in inner for inner in (config, config.get("text_config") or {})):
@@ -272,14 +274,14 @@ def _read_config(job: _Merge) -> dict[str, Any]:
 
         try:
             known = AutoConfig.from_pretrained(job.base, trust_remote_code=job.trusted).get_text_config()
-        except Exception as error:  # damaged or unknown configurations raise many types
+        except Exception as error:  # damaged or unknown configurations raise many exception types
             raise UserError(f"{job.base / 'config.json'} cannot be read: {first_line(error)}") from error
         config["tie_word_embeddings"] = bool(getattr(known, "tie_word_embeddings", False))
     return config
 
 
 def _check_new_head(job: _Merge, plan: Plan, base_names: Any) -> None:
-    """Refuse to write a new head if the model would look for it under another name."""
+    """Raise an error if the model expects the new head under a different name."""
     for name in plan.outputs.keys() - base_names:
         if name != (expected := head_weight(job.base, trust_remote_code=job.trusted)):
             raise UserError(f"the head of {job.base.name} is {expected}, and the merge would write it as {name}")

@@ -1,7 +1,7 @@
-"""How far rounding moved the merged model's predictions, next to how far training moved them.
+"""Measure how much rounding changed the merged model's predictions, compared with how much training changed them.
 
-The adapter's side is W + D in float32 by the merge's own plan: an error in the plan would be on both sides. The tests
-compare plans with PEFT.
+The adapter's weights are W + D in float32, computed from the merge plan. An error in the plan would affect both sides
+of the comparison, so the tests compare plans with PEFT.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from lora_grpo.tasks import chat
 
 _TEXTS = 4
 _PROMPT_TOKENS = 96
-"""Longer prompts lose their beginning: every token costs a pass through the whole model."""
+"""Longer prompts are truncated on the left, because every token costs a pass through the whole model."""
 _COMPLETION_TOKENS = 32
-"""Longer completions lose their end."""
+"""Longer completions are truncated on the right."""
 _QUESTIONS = (
     ("A pen costs 3 dollars. How much do 4 pens cost?", "Each pen costs 3 dollars, so 4 pens cost 4 * 3 = 12.", "12"),
     ("Tom has 15 apples and eats 6. How many are left?", "He eats 6 of 15, which leaves 15 - 6 = 9 apples.", "9"),
 )
-"""Texts for an adapter without a run."""
+"""Prompts for an adapter that has no run."""
 
 
 def measure_divergences(
     target: ModelSpec, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto
 ) -> Divergences:
-    """Measure KL divergences over the first tokens of completions, with all models computed in float32.
+    """Measure KL divergences over the first tokens of completions. All models run in float32.
 
     Args:
-        target: the adapter; its run's latest completions are used if it has any.
-        base: the tensors it was merged into.
+        target: the adapter. Uses the latest completions of its run, if there are any.
+        base: the tensors that the adapter was merged into.
         plan: the merge.
         merged: the folder of the merged shards.
-        onto: what `base` is.
+        onto: the kind of weights in `base`.
 
     Returns:
-        The figures, or the reason that they cannot be measured.
+        The divergences, or the reason that they cannot be measured.
     """
     if plan.vocab_size is not None:
         return Divergences(not_measured="the vocabulary was resized; distributions over two vocabularies have no KL")
@@ -73,7 +73,7 @@ def measure_divergences(
 
 
 def _texts(target: ModelSpec, base: Mapping[str, Tensor]) -> tuple[list[list[int]], int]:
-    """Return the token ids of a few prompts with completions, and how many of the last tokens to compare."""
+    """Return token ids of a few prompts with completions, and the number of trailing tokens to compare."""
     tokenizer = base_model.load_tokenizer(dataclasses.replace(target.base, name=str(target.tokenizer), revision=None))
     ids = [
         [
@@ -97,7 +97,7 @@ def _prompts_and_completions(target: ModelSpec) -> list[tuple[Any, str]]:
         paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
         lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
         rows = list({(row["id"], row["completion"]): row for row in lines}.values())
-        rows = rows[:: max(1, len(rows) // _TEXTS)]  # a step samples each of its few questions many times
+        rows = rows[:: max(1, len(rows) // _TEXTS)]  # a step has many completions for each of its few questions
     if not rows:
         rows = [
             {"question": question, "completion": chat.write_completion(reasoning, answer)}

@@ -1,12 +1,13 @@
-"""How much of an adapter's update survives the rounding of the merged weights.
+"""Measure how much of an adapter's update survives the rounding of the merged weights.
 
-A bfloat16 weight has eight significant bits: an update below half of the last one rounds away. With D the update, W the
-base and W' the rounded merge,
+A bfloat16 weight has eight significant bits, so an update smaller than half of the last bit is lost. Let D be the
+update, W the base, and W' the rounded merge:
 
-    retained = <W' - W, D> / |D|^2       1 keeps all of D, 0 none of it
-    error    = |W' - W - D| / |D|        what rounding adds, relative to D
+    retained = <W' - W, D> / |D|^2       1 keeps all of D, 0 keeps none
+    error    = |W' - W - D| / |D|        rounding error relative to D
 
-`--dtype auto` decides by `retained`. Greedy answers agree long after half of an update is gone; they prove nothing.
+`--dtype auto` uses `retained`. Greedy answers are not a reliable test: they can match even if half of the update is
+lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lora_grpo.merging.report import Dtype, Retained, percent
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 STORED = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 ENOUGH = 0.99
-"""The share of the update that `auto` requires."""
+"""The share of the update that `auto` must keep."""
 LARGEST_FP16 = 65504.0
 
 
@@ -36,13 +37,13 @@ class Choice:
     dtype: Dtype
     reason: str
     measured: dict[Dtype, Retained]
-    """What this dtype and the rejected ones keep."""
+    """What the chosen dtype and the rejected dtypes keep of the update."""
 
 
 def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
-    """Choose the requested dtype, or for `auto` the smallest that keeps ENOUGH of the update.
+    """Choose the requested dtype. For `auto`, choose the smallest dtype that keeps ENOUGH of the update.
 
-    A float16 base is never rounded to bfloat16 by `auto`: that would round the base itself.
+    `auto` never chooses bfloat16 for a float16 base, because that would round the base itself.
 
     Raises:
         UserError: fp16 was requested and a weight exceeds its range.
@@ -67,9 +68,9 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
 
 
 def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtype, Retained]:
-    """Measure what each dtype keeps of the update, in one pass over the weights.
+    """Measure in one pass over the weights what each dtype keeps of the update.
 
-    Tensors whose shape differs from the base's have no update to keep and are left out.
+    A tensor that has a different shape than the base's is skipped, because its update is not defined.
     """
     import torch
 
@@ -81,7 +82,7 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
             merged, base, change = output.rows_and_change(*rows)
             for dtype, layers in sums.items():
                 difference = merged.to(getattr(torch, TORCH[dtype])).float().sub_(base)
-                if dtype == "fp16":  # `_too_large` judges the range; an infinity would spoil every figure here
+                if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
                     difference.nan_to_num_()
                 dot = (difference * change).sum(dim=-1).double().sum()
                 block = torch.stack([dot, _square(change), _square(difference.sub_(change))])
@@ -90,14 +91,14 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
 
 
 def _square(matrix: Any) -> Any:
-    """Return the sum of squares, summed in float32 along a row and in float64 over rows."""
+    """Return the sum of squares, accumulated in float32 within a row and in float64 across rows."""
     import torch
 
     return torch.linalg.vector_norm(matrix, dim=-1).double().square().sum()
 
 
 def _retained(layers: Mapping[str, Any]) -> Retained:
-    """Return the figures of one dtype from (<W' - W, D>, |D|^2, |W' - W - D|^2) of every layer."""
+    """Return the result for one dtype from (<W' - W, D>, |D|^2, |W' - W - D|^2) of every layer."""
     shares = {name: float(dot / squares) for name, (dot, squares, _) in layers.items() if squares}
     if not shares:
         return Retained(overall=None, error=None, worst=None, worst_layer=None)
@@ -119,7 +120,7 @@ def check_finite(outputs: Mapping[str, Output]) -> None:
     """Check the adapter for NaN and infinity before anything is written.
 
     Raises:
-        UserError: names the first such tensor.
+        UserError: a tensor has NaN or infinity; the message names the first one.
     """
     for output in outputs.values():
         parts = [output.replacement, output.tokens and output.tokens[0], output.bias and output.bias[0]]

@@ -1,7 +1,7 @@
-"""What the merge does to each tensor of the base, decided before any data is read.
+"""Plan what the merge does to each tensor of the base, before any data is read.
 
-Every key of the adapter is used by exactly one output, or the merge is refused: an unused key is a part of the training
-that would silently be lost. Keys as PEFT (0.21) saves them:
+Exactly one output must use each adapter key. Otherwise the merge fails, because an unused key means that part of the
+training would be silently lost. PEFT (0.21) saves these keys:
 
     X.lora_A.weight, X.lora_B.weight                            W_X += scale * B @ A
     X.lora_B.bias                                               b_X += scale * bias
@@ -43,12 +43,12 @@ _SUPPORTED = {
     "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
-"""Settings that do not change the arithmetic, or that are implemented here. Any other must be unset."""
+"""Settings that do not change the arithmetic or that are implemented here. All other settings must be unset."""
 _BASE_PRESERVING_INITS = (True, False, "gaussian", "eva", "orthogonal")
-"""Initializations of an adapter that leave the base unchanged."""
+"""Adapter initializations that leave the base unchanged."""
 
 Parts = dict[str, dict[str, StoredTensor]]
-"""module -> part of `_PARTS` -> tensor."""
+"""Map each module to its tensors, keyed by an entry of `_PARTS`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Plan:
 
     outputs: dict[str, Output]
     tie_word_embeddings: bool | None
-    """The new setting; None if unchanged."""
+    """The new value of the setting; None if unchanged."""
     vocab_size: int | None
     """The new size; None if unchanged."""
     config: Mapping[str, Any] = field(repr=False)
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def base_dtype(self) -> str:
-        """safetensors' name of the dtype of most parameters of the base."""
+        """The safetensors dtype name of most parameters in the base."""
         total: Counter[str] = Counter()
         for output in self.outputs.values():
             total[output.base.dtype] += math.prod(output.base.shape)
@@ -73,10 +73,10 @@ class Plan:
 
 
 def read_settings(adapter: Path) -> dict[str, Any]:
-    """Return adapter_config.json.
+    """Return the contents of adapter_config.json.
 
     Raises:
-        UserError: it cannot be read, or the adapter is of a kind that cannot be merged here.
+        UserError: the file cannot be read, or this type of adapter cannot be merged.
     """
     path = adapter / "adapter_config.json"
     settings = json_files.read_object(path)
@@ -95,7 +95,7 @@ def read_settings(adapter: Path) -> dict[str, Any]:
 
 
 def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, Any]) -> Plan:
-    """Decide what happens to every tensor.
+    """Plan the merge of every tensor.
 
     Args:
         base: the base's tensors.
@@ -103,7 +103,7 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
         config: the base's config.json.
 
     Raises:
-        UserError: a key of the adapter is not used or does not fit.
+        UserError: an adapter key is unused or has the wrong shape.
     """
     settings = read_settings(adapter)
     weights = file_tensors(adapter / "adapter_model.safetensors")
@@ -113,13 +113,15 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
     outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
     if tied and embedding and (head.removesuffix(".weight") in parts or head in whole):
         outputs[head] = Output(head, base[embedding])
-    used = {key for key in weights if ".original_module." in key}  # the base's own, saved beside its replacement
+    used = {
+        key for key in weights if ".original_module." in key
+    }  # the original module, saved along with its replacement
 
     for name, (tensor, *copies) in whole.items():
         if name not in outputs or not all(same_values(tensor, copy) for copy in copies):
             continue
         old, new = outputs[name].shape, tensor.shape
-        if old[1:] != new[1:] or (old != new and name not in (embedding, head)):  # only a vocabulary can be resized
+        if old[1:] != new[1:] or (old != new and name not in (embedding, head)):  # only the vocabulary can be resized
             raise _misfit(adapter, name, old, new)
         outputs[name] = replace(outputs[name], replacement=tensor)
         used |= {tensor.name, *(copy.name for copy in copies)}
@@ -134,7 +136,7 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
         )
     tie = settle(outputs, embedding, head) if tied and embedding else None
     if not tied and embedding and head in base and config.get("tie_word_embeddings"):
-        # The base stores a different head although its configuration ties them. PEFT then ties trained tokens.
+        # The base stores a different head, but its configuration ties the weights. PEFT then ties trained tokens.
         tie = False
         if not outputs[head].changed:
             outputs[head] = replace(outputs[head], tokens=outputs[embedding].tokens)
@@ -142,7 +144,7 @@ def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, An
 
 
 def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[StoredTensor]]]:
-    """Group an adapter's tensors into parts of each module, and whole tensors by their name in the base."""
+    """Group adapter tensors by module and part, and replacement tensors by their name in the base."""
     parts: Parts = {}
     whole: dict[str, list[StoredTensor]] = {}
     for key, tensor in weights.items():
@@ -182,7 +184,7 @@ def _add_update(
     scale = _scale(module, a.shape[0], settings, adapter)
     outputs[weight] = replace(outputs[weight], low_rank=LowRank(a, b, scale, transposed, magnitude))
     used = {tensor.name for tensor in (a, b, magnitude) if tensor is not None}
-    if added is not None and bias in outputs:  # without a bias in the base, PEFT cannot merge it either
+    if added is not None and bias in outputs:  # if the base has no bias, PEFT cannot merge this either
         if added.shape != outputs[bias].shape:
             raise _misfit(adapter, added.name, outputs[bias].shape, added.shape)
         outputs[bias] = replace(outputs[bias], bias=(added, scale))
@@ -197,7 +199,7 @@ def _add_tokens(
     settings: Mapping[str, Any],
     adapter: Path,
 ) -> set[str]:
-    """Add a module's trained tokens to its output, and return the keys this used."""
+    """Add a module's trained tokens to its output, and return the keys it used."""
     rows = parts.get("token_adapter.trainable_tokens_delta")
     if rows is None:
         return set()
@@ -213,15 +215,15 @@ def _add_tokens(
 def _is_conv1d(module: str, config: Mapping[str, Any]) -> bool:
     """Return whether a square weight is stored as (in, out).
 
-    Only GPT and GPT-2 have transformers' Conv1D. adapter_config.json cannot tell: PEFT (0.21) writes the
-    `fan_in_fan_out` of the last layer that it created.
+    Only GPT and GPT-2 use the Conv1D of transformers. The `fan_in_fan_out` value in adapter_config.json is not
+    reliable, because PEFT (0.21) writes the value of the last layer that it created.
     """
     is_candidate = module.rpartition(".")[2] in ("c_attn", "q_attn", "c_fc", "c_proj")
     return is_candidate and config.get("model_type") in ("gpt2", "openai-gpt")
 
 
 def _scale(module: str, rank: int, settings: Mapping[str, Any], adapter: Path) -> float:
-    """Return alpha / r, or alpha / sqrt(r) for rsLoRA, with the patterns' values where they match the module."""
+    """Return alpha / r, or alpha / sqrt(r) for rsLoRA. A pattern that matches the module overrides r or alpha."""
 
     def value(patterns: str, default: str) -> float:
         matching = (each for key, each in (settings.get(patterns) or {}).items() if _matches(key, module))

@@ -1,6 +1,6 @@
-"""One tensor of the merged model: its base weight, what the adapter does to it, and the arithmetic, by rows.
+"""One tensor of the merged model: its base weight, the adapter's change, and the arithmetic in blocks of rows.
 
-Everything is computed in float32 (DoRA's factor in float64) and rounded once, by whoever writes it.
+All values are computed in float32 (the DoRA factor in float64) and rounded once, when they are written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LowRank:
     """(out, r)."""
     scale: float
     transposed: bool
-    """The weight is stored as (in, out): embeddings, and GPT-2's Conv1D."""
+    """Whether the weight is stored as (in, out), as in embeddings and GPT-2's Conv1D."""
     magnitude: StoredTensor | None = None
     """DoRA's norms, one per output feature."""
 
@@ -40,7 +40,7 @@ class Output:
     tokens: tuple[StoredTensor, tuple[int, ...]] | None = None
     """Trained rows, and their indices."""
     replacement: StoredTensor | None = None
-    """The fully trained tensor, in place of the base's."""
+    """A fully trained tensor that replaces the base's."""
 
     @property
     def origin(self) -> Tensor:
@@ -71,9 +71,9 @@ class Output:
         return rows
 
     def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
-        """Return merged rows, the base's, and the adapter's change, in float32; the base must have the same shape.
+        """Return merged rows, base rows, and the adapter's change in float32. The base must have the same shape.
 
-        The change of a LoRA update is B @ A itself, not the difference of two large numbers.
+        The change from LoRA is scale * B @ A itself, not the difference of two large numbers.
         """
         base = self.base.rows(start, stop).float()
         if self.low_rank and not self.tokens and not self.replacement:
@@ -83,13 +83,13 @@ class Output:
         return merged, base, merged - base
 
 
-@functools.lru_cache(maxsize=2)  # tensors are processed one after the other; the KL compares two models at a time
+@functools.lru_cache(maxsize=2)  # tensors are processed one at a time; the KL divergence compares two models
 def _update(output: Output) -> _Update:
     return _Update(output)
 
 
 class _Update:
-    """The change of a weight by LoRA or DoRA, by rows of the weight as it is stored."""
+    """The LoRA or DoRA change of a weight, in rows of the stored weight."""
 
     def __init__(self, output: Output) -> None:
         low_rank = output.low_rank
@@ -102,11 +102,11 @@ class _Update:
         self._factor: Any = None
         if low_rank.magnitude is not None:
             self._magnitude = low_rank.magnitude.read().double().reshape(-1)
-            if low_rank.transposed:  # norms run over all rows
+            if low_rank.transposed:  # each norm spans all rows
                 self._factor = self._magnitude / self._column_norms(output)
 
     def rows(self, start: int, stop: int, weight: Any) -> Any:
-        """Return the change of the rows of a weight, which are given in float32."""
+        """Return the change of the given rows. `weight` has their values in float32."""
         change = self._left[start:stop] @ self._right
         if self._magnitude is None:
             return change
@@ -125,6 +125,6 @@ class _Update:
 
 
 def is_finite(rows: Any) -> bool:
-    """Return whether no element is NaN or infinite; much faster than testing each element."""
+    """Return whether all elements are finite. Much faster than testing each element."""
     low, high = rows.aminmax()
     return bool(low.isfinite() and high.isfinite())

@@ -1,4 +1,4 @@
-"""merge_report.json: what a merged model was made from and what the merge cost."""
+"""merge_report.json: the inputs of a merge and its rounding error."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Base(_Record):
     """A Hub id, or the name of a folder."""
     revision: str | None
     fingerprint: str
-    """SHA-256 over its weight files."""
+    """SHA-256 of its weight files."""
     checked: bool
-    """Whether it is known to be the base that the adapter was trained on."""
+    """Whether this was verified to be the base that the adapter was trained on."""
 
 
 class Adapter(_Record):
@@ -42,7 +42,7 @@ class Adapter(_Record):
 
 
 class Retained(_Record):
-    """What one dtype keeps of the adapter's update; see fidelity.py. None if nothing changes."""
+    """What one dtype keeps of the adapter's update; see fidelity.py. Values are None if the update is empty."""
 
     overall: float | None
     error: float | None
@@ -58,9 +58,9 @@ class Divergences(_Record):
     adapter_merged: float | None = None
     adapter_base: float | None = None
     trained_merged: float | None = None
-    """From the adapter on its 4-bit base; None unless a 4-bit run was merged into 16-bit weights."""
+    """KL divergence from the adapter on its 4-bit base; None unless a 4-bit run was merged into 16-bit weights."""
     not_measured: str | None = None
-    """The reason, if there are no figures."""
+    """The reason, if the divergences were not measured."""
 
 
 class TensorCounts(_Record):
@@ -78,7 +78,7 @@ class MergeReport(_Record):
     """The contents of merge_report.json."""
 
     identity: dict[str, str]
-    """Digests and settings; two merges that share them and the dtype have the same bytes."""
+    """Digests and settings. Two merges with the same identity and dtype produce the same bytes."""
     requested_dtype: Dtype | Literal["auto"]
     dtype: Dtype
     reason: str
@@ -93,14 +93,14 @@ class MergeReport(_Record):
     kl: Divergences
     tensors: TensorCounts
     untied: bool
-    """The base's tied head and embedding are two tensors in the merged model."""
+    """Whether the merged model unties the base's head and embedding."""
     vocab_size: int | None
     """The new size; None if unchanged."""
     shards: list[ShardFile]
 
 
 def read_report(folder: Path) -> MergeReport | None:
-    """Return the report of a merged model, or None if the folder holds no readable report."""
+    """Return the report of a merged model, or None if the folder has no readable report."""
     try:
         return MergeReport.model_validate_json((folder / REPORT).read_bytes())
     except (OSError, ValidationError):
@@ -108,10 +108,10 @@ def read_report(folder: Path) -> MergeReport | None:
 
 
 def check_current(folder: Path) -> None:
-    """Check that a run's `merged` or `gguf` folder was made from the adapter that the run has now.
+    """Check that a run's `merged` or `gguf` folder was made from the run's current adapter.
 
     Raises:
-        UserError: the adapter has changed since.
+        UserError: the adapter has changed since the folder was written.
     """
     report, adapter = read_report(folder), folder.parent / "adapter"
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
@@ -157,5 +157,5 @@ def _lines(output: Path, report: MergeReport) -> Iterator[tuple[str, str]]:
 
 
 def percent(value: float) -> str:
-    """Return a share as a percentage, rounded down: 99.96 % is not 100 %, but 99.9999 % (float32 noise) is."""
+    """Return a share as a percentage, rounded down. 99.96% is not 100%, but 99.9999% (float32 noise) is."""
     return f"{math.floor(value * 1000 + 0.01) / 10:.1f} %"

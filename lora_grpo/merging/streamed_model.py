@@ -1,7 +1,7 @@
-"""A forward pass that reads its weights from disk block by block, and the KL divergence of models computed by it.
+"""A forward pass that reads weights from disk in blocks, and the KL divergence between models.
 
-A merge is judged by the merged model's predictions, on machines that may not have the memory to load it. The same pass
-serves the base, the base with its adapter, and the merged files. Everything is computed in float32.
+A merge is evaluated by the merged model's predictions, even on machines without enough memory to load the model. The
+base, the base with its adapter, and the merged model all use the same forward pass. All computation is in float32.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from lora_grpo.files import Rows, row_blocks
 from lora_grpo.merging.base_weights import empty_model
 
 _SMALL_BYTES = 64 * 2**20
-"""Limit for all other parameters (norms), which are kept in memory."""
+"""Limit for all other parameters, such as norms, which are kept in memory."""
 
 
 @dataclass(frozen=True)
 class States:
-    """The inputs of a model's head, and the head."""
+    """The head of a model and its inputs."""
 
     hidden: Any
     """(T, hidden size)."""
@@ -30,11 +30,11 @@ class States:
 
 
 class StreamedModel:
-    """A causal language model without weights of its own.
+    """A causal language model without weights in memory.
 
     Args:
-        folder: the model's configuration.
-        trust_remote_code: run the model's own code.
+        folder: the folder with the model's configuration.
+        trust_remote_code: run Python code that comes with the model.
 
     Raises:
         UserError: the model cannot be built, or has large weights outside linear layers and embeddings.
@@ -63,21 +63,21 @@ class StreamedModel:
             raise UserError(f"{type(self._model).__name__} has large weights outside linear layers")
 
     def states(self, weights: Mapping[str, Rows], ids: Sequence[Sequence[int]], keep: int) -> States:
-        """Run texts through all layers below the head.
+        """Run texts through all layers before the head.
 
         Args:
-            weights: every weight by name; a missing head is tied to the embedding.
-            ids: token ids of each text, at least `keep` of them.
-            keep: how many of a text's last tokens to return.
+            weights: all weights by name. A missing head is tied to the embedding.
+            ids: token ids of each text, at least `keep` per text.
+            keep: number of trailing tokens to return for each text.
 
         Raises:
-            UserError: a weight is missing, or the logits are more than a product with the head.
+            UserError: a weight is missing, or the logits are not just the product of the states and the head.
         """
         import torch
 
         self._weights = weights
         longest = max(map(len, ids))
-        # Padded on the right: no token attends to later ones.
+        # Right padding needs no mask, because no token attends to later tokens.
         batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])
         indices = torch.tensor([range(len(text) - keep, len(text)) for text in ids])
         head = self._model.get_output_embeddings()
@@ -118,7 +118,7 @@ class StreamedModel:
         return forward
 
     def _embed(self, module: Any) -> None:
-        """Load only the rows of the tokens in the batch, and renumber the tokens accordingly."""
+        """Load only the embedding rows of tokens in the batch, and renumber the tokens accordingly."""
         import torch
 
         look_up = module.forward
@@ -139,15 +139,15 @@ def _read(weight: Rows) -> Any:
 
 
 def divergences(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
-    """Return the mean KL(first || second) over tokens, in nats per token, for each pair of models.
+    """Return the mean KL(first || second) in nats per token for each pair of models.
 
-    Logits are computed and dropped a block of the vocabulary at a time. With a and b the logits and Z = sum(exp),
-    KL = sum(exp(a) (a - b)) / Z_a - log Z_a + log Z_b. Sums are relative to the largest logit so far and in float64:
-    the rounding of two nearly equal float32 softmaxes is larger than their divergence.
+    Logits are computed for one block of the vocabulary at a time and then discarded. With logits a and b and
+    Z = sum(exp), KL = sum(exp(a) (a - b)) / Z_a - log Z_a + log Z_b. Sums are relative to the largest logit so far and
+    in float64, because the rounding error of two nearly equal float32 softmaxes exceeds their divergence.
 
     Args:
-        models: by name, all with the same vocabulary.
-        pairs: names of first and second.
+        models: models by name, all with the same vocabulary.
+        pairs: names of the first and second model of each pair.
     """
     import torch
 

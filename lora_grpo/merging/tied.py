@@ -1,4 +1,4 @@
-"""Tied embeddings: whether a model's head is its embedding, before and after the merge."""
+"""Tied embeddings: decide whether the head and embedding share one tensor, before and after the merge."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _HEADS = ("lm_head", "embed_out")
 
 
 def embedding_and_head(base: Mapping[str, Tensor]) -> tuple[str | None, str]:
-    """Return the names of the input embedding's weight, if it has one of the usual names, and of the head's."""
+    """Return the weight names of the input embedding and the head. The first is None if its name is not a usual one."""
     embeddings = [name for name in base if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
     heads = [name for name in base if name in {f"{module}.weight" for module in _HEADS}]
     return min(embeddings, key=len, default=None), heads[0] if heads else f"{_HEADS[0]}.weight"
 
 
 def is_tied(config: Mapping[str, Any], base: Mapping[str, Tensor], embedding: str | None, head: str) -> bool:
-    """Return whether head and embedding are one tensor, as transformers (5.17) decides when it loads the base.
+    """Return whether transformers (5.17) ties the head and embedding when it loads the base.
 
-    A head that is stored with other values is not tied, whatever the configuration declares.
+    A stored head with different values is not tied, regardless of the configuration.
     """
     if head not in base or embedding is None:
         return head not in base
@@ -32,12 +32,12 @@ def is_tied(config: Mapping[str, Any], base: Mapping[str, Tensor], embedding: st
 
 
 def settle(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
-    """Decide whether a tied head and embedding stay one tensor, and drop the head if they do.
+    """Decide whether a tied head and embedding stay tied, and drop the head if they do.
 
-    In the unmerged model an update of one leaves the other alone, except for trained tokens: PEFT ties those.
+    In the unmerged model, an update to one does not change the other. Trained tokens are the exception: PEFT ties them.
 
     Returns:
-        False if they must be written as two tensors; None if the configuration stays as it is.
+        False if they must be written as two tensors; None if the configuration does not change.
     """
     below = outputs[embedding]
     if head not in outputs:

@@ -1,7 +1,8 @@
-"""Writes a merged model block by block, so that memory stays small and a kill costs at most one shard.
+"""Write a merged model block by block, so that memory use is low and a killed merge loses at most one shard.
 
-The model is written to a staging folder. Each finished shard is flushed, renamed and recorded in `finished.json` with
-its SHA-256; the same merge, run again, verifies those and continues. The folder is renamed when everything is there.
+The model is written to a staging folder. Each finished shard is flushed, renamed, and recorded in `finished.json` with
+its SHA-256. If the merge is run again, it verifies the finished shards and continues. The folder is renamed when it is
+complete.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from lora_grpo.merging.report import Dtype, ShardFile
 from lora_grpo.progress import Progress
 
 MAX_SHARD_BYTES = 5 * 10**9
-"""transformers' own default for years; every reader accepts it."""
+"""The long-time default of transformers; all loaders accept it."""
 _LEDGER = "finished.json"
 _RESERVED_BYTES = 64 * 2**20
-"""Disk space for the tokenizer, the configuration, and other writers."""
+"""Disk space reserved for the tokenizer, the configuration, and other processes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Shard:
     name: str
     outputs: tuple[Output, ...]
     entries: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, safetensors dtype and shape of each tensor, in order."""
+    """Name, safetensors dtype, and shape of each tensor, in order."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +57,7 @@ class Shard:
 
 
 def lay_out(plan: Plan, dtype: Dtype, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Shard]:
-    """Split the outputs into shards: a new one for each file of the base, and when one is full."""
+    """Split the outputs into shards. A new shard starts for each file of the base and when a shard is full."""
     base_dtype = plan.base_dtype
     groups: list[list[Output]] = []
     size, last = 0, None
@@ -76,9 +77,10 @@ def lay_out(plan: Plan, dtype: Dtype, max_shard_bytes: int = MAX_SHARD_BYTES) ->
 
 
 def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
-    """Return `dtype` for weights; counters, masks and scalars keep their own.
+    """Return the dtype of a tensor in the merged model.
 
-    So does an unchanged weight that the base keeps in float32 among 16-bit ones: it needs the precision.
+    This is `dtype` for weights. Counters, masks, and scalars keep their dtype. An unchanged float32 weight in a 16-bit
+    base also keeps its dtype, because it needs the precision.
     """
     own = output.origin.dtype
     is_precise = not output.changed and own == "F32" and base_dtype != "F32"
@@ -86,15 +88,15 @@ def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
 
 
 def staging_folder(output: Path) -> Path:
-    """Return the folder that a merge is written to before it is complete."""
+    """Return the folder that holds a merge until it is complete."""
     return output.with_name(f".{output.name}.partial")
 
 
 def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
-    """Check that the disk has room for the shards, less those that exist already.
+    """Check that the disk has room for the shards that do not exist yet.
 
     Raises:
-        UserError: it does not.
+        UserError: there is not enough space.
     """
     existing = sum((staging / shard.name).stat().st_size for shard in shards if (staging / shard.name).is_file())
     disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
@@ -104,9 +106,9 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
     """Write the shards that are not finished yet.
 
     Args:
-        staging: a folder locked by this process; the files of other merges in it are deleted.
-        shards: from `lay_out`.
-        identity: two merges with the same identity have the same bytes.
+        staging: a folder locked by this process. Files of other merges in it are deleted.
+        shards: the result of `lay_out`.
+        identity: settings and digests that determine the merged bytes.
 
     Raises:
         UserError: the disk is full.
@@ -150,7 +152,7 @@ def _write(path: Path, shard: Shard) -> str:
         if not output.shape:
             writer.write(output.origin.read())
             continue
-        # An unchanged tensor is copied; everything else is computed in float32 and rounded once.
+        # An unchanged tensor is copied. All others are computed in float32 and rounded once.
         is_copy = not output.changed and output.origin.dtype == dtype and isinstance(output.origin, StoredTensor)
         source = output.origin if is_copy else output
         for start, stop in row_blocks(output.shape):
@@ -167,7 +169,7 @@ def _write(path: Path, shard: Shard) -> str:
 
 
 def write_index(staging: Path, shards: Sequence[Shard]) -> None:
-    """Write the index of which shard holds which tensor; a single file needs none."""
+    """Write the index that maps tensors to shards. A single file does not need one."""
     if len(shards) > 1:
         file_of = {name: shard.name for shard in shards for name, _, _ in shard.entries}
         parameters = sum(math.prod(shape) for shard in shards for _, _, shape in shard.entries)
@@ -176,7 +178,7 @@ def write_index(staging: Path, shards: Sequence[Shard]) -> None:
 
 
 def write_config(staging: Path, plan: Plan, dtype: Dtype) -> None:
-    """Write the base's config.json with the merged dtype, head, and vocabulary size, and without quantization."""
+    """Write config.json: the base's, with the merged dtype, head, and vocabulary size, and without quantization."""
     merged = copy.deepcopy(dict(plan.config))
     merged.pop("quantization_config", None)
     for inner in (merged, merged.get("text_config")):
@@ -192,17 +194,17 @@ def write_config(staging: Path, plan: Plan, dtype: Dtype) -> None:
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Rename the finished folder. The ledger goes last: without it, finished shards would be written again."""
+    """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
     for path in staging.iterdir():
         atomic.sync(path)
     with contextlib.suppress(FileNotFoundError):
-        output.rmdir()  # an empty folder is accepted; others were refused before
+        output.rmdir()  # an empty folder is accepted; others were rejected earlier
     staging.rename(output)
     atomic.sync(output.parent)
     tidy(output)
 
 
 def tidy(output: Path) -> None:
-    """Delete what a published folder no longer needs; a kill may have left it."""
+    """Delete temporary files from a published folder. A killed process may have left them."""
     for name in (_LEDGER, ".lock"):
         (output / name).unlink(missing_ok=True)
