@@ -1,22 +1,22 @@
-"""Shows a run as one self-contained page: what it learned, why it did not, and everything the model wrote.
+"""Write a self-contained HTML page about a run: results, training curves, and all sampled completions.
 
     write_report(Path("outputs/gsm8k_lora"))        # report/report.html, report.md and a PNG of each plot
     write_diff(Path("outputs/a"), Path("outputs/b"))
 
-    run's folder ──┬─ facts ─────────── sentences and tables ──┬─► html ──────► report.html
+    run folder ────┬─ facts ─────────── sentences and tables ──┬─► html ──────► report.html
                    ├─ plots ── charts ─ SVG and PNG ───────────┤
                    └─ sampled_texts ─── completions as JSON ───┴─► markdown ──► report.md
 
-The page is one file that requests nothing from a network, and shows whatever a model wrote as text.
+The page is a single file that makes no network requests. Model output is always shown as plain text.
 
-writing.py         the command and the files that it writes
-facts.py           a run in sentences and tables
-plots.py           which curves are plotted, of one run or of two
-charts.py          a plot as SVG and PNG
-sampled_texts.py   completions, for the page's browser of completions
-html.py            the page, from page/
-markdown.py        the same for a pull request
-visible.py         characters that would not show, written out
+writing.py         the command and its output files
+facts.py           summarizes a run in sentences and tables
+plots.py           selects the curves to plot, for one run or two
+charts.py          draws a plot as SVG and PNG
+sampled_texts.py   data for the page's completion browser
+html.py            renders the HTML page from the templates in page/
+markdown.py        renders the Markdown report for a pull request
+visible.py         replaces invisible characters with visible symbols
 """
 
 from lora_grpo.report.writing import ReportOptions, report, report_line, write_diff, write_report

@@ -1,4 +1,4 @@
-"""A plot as a picture: SVG for the page, and a PNG file next to it."""
+"""Draw a plot as SVG for the page and as a PNG file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lora_grpo.report.visible import visible
 
 _INCHES = (4.6, 2.7)
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.14, 0.98, 0.17, 0.88
-"""Position of the axes as fractions of the picture; computing a layout would take as long as drawing."""
+"""Position of the axes as fractions of the figure. Fixed, because computing a layout takes as long as drawing."""
 _BARE = 0.06
-"""Fraction of the height that is empty above a plot without a legend."""
+"""Fraction of the height that is empty above a plot that has no legend."""
 _PNG_DPI = 180
 _COLORS = {"ink": "#1b2026", "muted": "#5b6470", "line": "#dfe3e8"}
-"""Colors of the PNG; in the SVG they become variables of the page's stylesheet, which has a dark scheme too."""
+"""Colors of the PNG. In the SVG they become variables of the page's stylesheet, which also has a dark theme."""
 _SERIES = ("#0067a5", "#c8501e", "#11815f")
-"""Blue, vermilion and green, distinct for every kind of color blindness; each curve has its own dash as well."""
+"""Blue, vermilion, and green, which are distinct for all types of color blindness. Each curve also has its own dash."""
 _DASHES = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 _MARKED = 15
-"""Curves with fewer points than this show markers."""
+"""Curves with fewer points than this have markers."""
 _STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "lora_grpo",  # the same run gives the same bytes
-    "text.parse_math": False,  # a reward may be named $x$
+    "svg.fonttype": "none",  # keep text as text
+    "svg.hashsalt": "lora_grpo",  # the same run produces the same bytes
+    "text.parse_math": False,  # the name of a reward may be $x$
     "font.size": 9.5,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -55,12 +55,12 @@ class Chart:
 
     plot: Plot
     svg: str
-    """An `<svg>` element that takes its colors from the page."""
+    """An `<svg>` element that uses the page's colors."""
     png: bytes
 
     @property
     def alt(self) -> str:
-        """Alternative text for the picture."""
+        """Alternative text for the image."""
         return f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: " + "; ".join(
             visible(_summary(curve)) for curve in self.plot.curves
         )
@@ -133,8 +133,8 @@ def _inline(svg: str, key: str, read_out: dict[str, Any], crop: float) -> str:
     """Return an SVG file as an element of the page, with unique ids and the page's colors.
 
     Args:
-        svg: the file.
-        key: prefix of its ids.
+        svg: the content of the SVG file.
+        key: prefix for the ids.
         read_out: values that the page's script shows at the pointer.
         crop: fraction of the height to cut off at the top.
     """

@@ -1,4 +1,4 @@
-"""A run in sentences and tables, for the page and for a pull request."""
+"""Summarize a run in sentences and tables, for the HTML page and the Markdown report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECTIONS = {
     "memory": "Memory",
     "filter": "Difficulty filter",
 }
-"""Parts of run.json with a section of their own, and its heading."""
+"""Parts of run.json that have their own section, and the section headings."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Setting:
     """One setting of a run."""
 
     name: str
-    """Its dotted name, such as `train.learning_rate`."""
+    """The dotted name, such as `train.learning_rate`."""
     value: str
     default: str | None
-    """None if this version has no such setting."""
+    """The default value; None if this version does not have the setting."""
 
     @property
     def differs(self) -> bool:
-        """Whether it is not the default."""
+        """Whether the value differs from the default."""
         return self.value != self.default and self.name not in _NOT_COMPARED
 
 
 def state(run: RunFiles) -> str:
-    """Return a sentence about how the run ended, and how to continue if it is not complete."""
+    """Return a sentence about how the run ended and, if it is incomplete, how to continue."""
     update = f"python scripts/report.py {shlex.quote(str(run.folder))}"
     sentences = {
         "complete": "Complete.",
@@ -58,7 +58,7 @@ def state(run: RunFiles) -> str:
 
 
 def headline(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the most important facts: label and value."""
+    """Return the most important facts as pairs of label and value."""
     config, record = run.record["config"], run.record
     task, eval_task = config["data"]["task"], config["data"].get("eval_task")
     stopped = ", stopped early" if record.get("stopped_early") else ""
@@ -80,12 +80,12 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def verdicts(report: Report) -> list[str]:
-    """Return a sentence for each score, and how many problems changed."""
+    """Return a sentence for each score and the number of changed problems."""
     return [*map(verdict, report.table), f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed"]
 
 
 def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Return the fixed and the regressed problems: id, and samples passed before and after."""
+    """Return the fixed and regressed problems, each with its id and the number of samples passed before and after."""
     return [
         (word, [(str(c.task_id), "{} of {}".format(*c.before), "{} of {}".format(*c.after)) for c in changes])
         for word, changes in (("Fixed", report.fixed), ("Regressed", report.regressed))
@@ -94,7 +94,7 @@ def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str
 
 
 def reward_changes(run: RunFiles) -> list[tuple[str, float, float]]:
-    """Return name, first and last value of the total reward and of each reward."""
+    """Return the name, first value, and last value of the total reward and of each reward."""
     metrics = {"reward": "reward", **{name: f"rewards/{name}/mean" for name in reward_names(run.metrics)}}
     values = {
         name: [line[metric] for line in run.metrics if isinstance(line.get(metric), (int, float))]
@@ -113,7 +113,7 @@ def settings(run: RunFiles) -> list[Setting]:
 
 
 def different_settings(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between runs, each with its value in every run."""
+    """Return the settings that differ between runs, with their values in each run."""
     return _different(
         [{each.name: each.value for each in settings(run) if each.name not in _NOT_COMPARED} for run in runs]
     )
@@ -126,7 +126,7 @@ def versions(run: RunFiles) -> dict[str, str]:
 
 
 def different_versions(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Return the versions and machine properties that differ between runs, each with its value in every run."""
+    """Return the versions and machine properties that differ between runs, with their values in each run."""
     return _different(
         [
             versions(run) | {f"machine.{name}": shown(value) for name, value in run.record.get("machine", {}).items()}
@@ -136,7 +136,7 @@ def different_versions(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def sections(run: RunFiles) -> dict[str, dict[str, str]]:
-    """Return the other parts of run.json by heading."""
+    """Return the remaining parts of run.json by heading."""
     parts = {heading: run.record.get(name) or {} for name, heading in _SECTIONS.items()}
     costs = ("seconds_training", "peak_memory_gib", "peak_gpu_memory_gib")
     parts["Cost"] = {name: run.record.get(name) for name in costs}
@@ -156,7 +156,7 @@ def command(run: RunFiles) -> str:
 def shown(value: Any) -> str:
     """Return a setting's value as text."""
     if isinstance(value, str):
-        return re.sub(r"^([0-9a-f]{16})[0-9a-f]{16,}", r"\1…", value)  # a fingerprint, which run.json has in full
+        return re.sub(r"^([0-9a-f]{16})[0-9a-f]{16,}", r"\1…", value)  # a fingerprint; run.json has the full value
     if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
         return ", ".join(value) or "none"
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The page: one HTML file that requests nothing from a network."""
+"""Render the page: a single HTML file that makes no network requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _rendered(template: str, **values: Any) -> str:
         groups=[(group, [(chart, Markup(chart.svg)) for chart in charts]) for group, charts in groups],
         style=Markup((_FILES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        # Only the page's own script can run: nothing a model wrote could, even if it were taken for markup.
+        # Only the page's own script can run. Model output cannot, even if it were parsed as markup.
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'",
         facts=facts,

@@ -1,4 +1,4 @@
-"""A run, or two of them, as tables for a pull request."""
+"""Render one or two runs as Markdown tables for a pull request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def diff_markdown(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table and an empty one after it; cells may hold any text."""
+    """Return the lines of a table followed by an empty line. Cells may contain any text."""
     align = "|---" + "|---:" * (len(headings) - 1) if len(headings) > 2 else "|---|---"
     cells = [list(map(escape, row)) for row in (headings, *rows)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
@@ -59,9 +59,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return text that GitHub shows exactly as it is: no markup, mention or link, on one line."""
+    """Escape text so that GitHub shows it literally on one line, without markup, mentions, or links."""
     line = " ".join(visible(str(text)).split())
-    # User names and issue numbers would notify people, and addresses would become links.
+    # GitHub would notify mentioned users, and would link issue numbers and URLs.
     line = re.sub(r"[&<>]|(?<!\w)[@#]", lambda found: f"&#{ord(found[0])};", line)
     line = line.replace("://", "&#58;//").replace("www.", "www&#46;")
     return re.sub(r"([\\`*|~]|(?<!\w)_|_(?!\w)|(?<=\])[(\[])", r"\\\1", line)

@@ -1,4 +1,4 @@
-"""Which curves are plotted: metrics over training steps, each with what to look for, and pass@k over k."""
+"""Select the curves to plot: metrics over training steps, each with a hint on what to look for, and pass@k over k."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lora_grpo.evaluation import read_report
 from lora_grpo.runs import Line, RunFiles
 
 MAX_POINTS = 600
-"""Points of one curve; longer curves show means over several steps."""
+"""Maximum number of points in a curve. In longer curves, each point is a mean over several steps."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve, y over x; NaN is a gap."""
+    """One curve, y over x. NaN creates a gap."""
 
     name: str
     x: list[float]
@@ -28,7 +28,7 @@ class Curve:
     high: list[float] | None = None
     """Upper edge of the band."""
     band: str = ""
-    """What the band is."""
+    """A description of the band."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ class Plot:
     """One plot."""
 
     key: str
-    """Name of its file."""
+    """The name of the plot's file."""
     group: str
-    """Heading that it stands under."""
+    """The heading of the plot's section."""
     title: str
     unit: str
     """Unit of the y axis."""
     look_for: str
-    """What to look for, in a sentence."""
+    """A sentence on what to look for."""
     curves: list[Curve] = field(default_factory=list)
     x_unit: str = "step"
     stacked: bool = False
     is_fraction: bool = False
     """Whether all values lie between 0 and 1."""
     averaged: int = 1
-    """Steps that one point is the mean of."""
+    """Number of steps averaged in each point."""
 
     @property
     def caption(self) -> str:
-        """What to look for, and what is plotted."""
+        """What to look for and what is plotted."""
         sentences = [self.look_for]
         if self.curves[0].band:
             sentences.append(f"The band is {self.curves[0].band}.")
@@ -96,7 +96,7 @@ _SINGLE_METRICS = (
 
 
 def plots_of(run: RunFiles) -> list[Plot]:
-    """Return the plots that a run has values for, by group."""
+    """Return the plots for which a run has values, by group."""
     every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
     lines = [*_base(run.validation), *run.metrics]
     plots = [*_rewards(lines, every)]
@@ -108,7 +108,7 @@ def plots_of(run: RunFiles) -> list[Plot]:
 
 
 def common_plots(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Plot]:
-    """Return the plots that any of the runs has, with one curve for each run that has it."""
+    """Return the plots of any of the runs, with one curve for each run that has values."""
     by_title = [{plot.title: plot for plot in plots_of(run)} for run in runs]
     plots = []
     for title in dict.fromkeys(title for of_run in by_title for title in of_run):
@@ -120,16 +120,16 @@ def common_plots(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Plot]:
 
 
 def _single(name: str, plot: Plot) -> Curve:
-    """Return the one curve that represents a plot next to that of another run."""
+    """Return the curve that represents a plot in a comparison with another run."""
     if plot.stacked:
         total = [sum(values) for values in zip(*(curve.y for curve in plot.curves), strict=True)]
         return Curve(name, plot.curves[0].x, total)
-    curve = plot.curves[-1] if plot.group == EVALUATION else plot.curves[0]  # the trained model; the mean
+    curve = plot.curves[-1] if plot.group == EVALUATION else plot.curves[0]  # the trained model, or the mean
     return Curve(name, curve.x, curve.y)
 
 
 def _base(validation: Sequence[Line]) -> Iterator[Line]:
-    """Yield the validation results of the base model, as metrics of step 0."""
+    """Yield the validation results of the base model as metrics of step 0."""
     lines = [line for line in validation if line["step"] == 0]
     for metric, name in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
         values = [line[name] for line in lines if isinstance(line.get(name), (int, float))]
@@ -138,7 +138,7 @@ def _base(validation: Sequence[Line]) -> Iterator[Line]:
 
 
 def reward_names(lines: Sequence[Line]) -> list[str]:
-    """Return the names of the rewards in metrics."""
+    """Return the names of the rewards in the metrics."""
     names = dict.fromkeys(name for line in lines for name in line if name.startswith("rewards/"))
     return [name.removeprefix("rewards/").removesuffix("/mean") for name in names if name.endswith("/mean")]
 
@@ -192,7 +192,7 @@ def _pass_at_k(run: RunFiles) -> Iterator[Plot]:
 
 
 def _curve(lines: Sequence[Line], metric: str, name: str, every: int, spread: str | None = None) -> Curve | None:
-    """Return the curve of a metric over the lines that have it, with a band of its standard deviation."""
+    """Return the curve of a metric over the lines that have it, with a band of one standard deviation."""
     having = [line for line in lines if _is_number(line.get(metric))]
     if not having:
         return None

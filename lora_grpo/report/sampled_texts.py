@@ -1,4 +1,4 @@
-"""Everything the model wrote, in training and in evaluation, as data for the page's browser of completions."""
+"""Collect all completions from training and evaluation for the page's completion browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from lora_grpo.runs import Line, RunFiles
 
 MAX_SHOWN = 20_000
-"""Completions on one page."""
+"""Maximum number of completions on one page."""
 TRAINING, VALIDATION = "training", "validation"
 
 _COLUMNS = (
@@ -20,15 +20,16 @@ _COLUMNS = (
 
 
 def sampled_texts(run: RunFiles, max_shown: int = MAX_SHOWN) -> dict[str, Any]:
-    """Return the completions of a run with what is known of each, every prompt once.
+    """Return the completions of a run with their metadata. Each prompt is included once.
 
     Args:
         run: the run.
-        max_shown: about how many completions to keep: the same share of each step and each evaluation, spread evenly.
+        max_shown: approximate number of completions to keep, as an evenly spaced, equal share of each step and each
+            evaluation.
 
     Returns:
         `columns` and `rows` of completions, `problems` as [id, question, answer], the names of `rewards`, and the
-        `total` that the run has.
+        `total` number of completions in the run.
     """
     groups: dict[tuple[str, Any], list[Line]] = {}
     for source, lines in ((TRAINING, run.completions), (VALIDATION, run.validation)):
@@ -52,9 +53,9 @@ def sampled_texts(run: RunFiles, max_shown: int = MAX_SHOWN) -> dict[str, Any]:
 
 
 def embedded(value: Any) -> str:
-    """Return JSON for a `<script>` element: no character can end the element or get lost.
+    """Return JSON for a `<script>` element, escaped so that no character can end the element.
 
-    It is ASCII, so that half surrogate pairs and JavaScript's line separators are preserved.
+    The result is ASCII, which preserves lone surrogates and JavaScript line separators.
     """
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -82,7 +83,7 @@ def _evaluated(sample: Line, rows: dict[str, Line]) -> dict[str, Any]:
         "draw": sample.get("draw"),
         "problem": (sample["task_id"], row.get("question"), _text(row.get("answer"))),
         "completion": str(sample["completion"] if response is None else response),
-        # For a program, `completion` is the part of the response that was run.
+        # For code tasks, `completion` is the part of the response that was run.
         "extracted": _text(sample.get("extracted") if response is None else sample["completion"]),
         "passed": sample["passed"],
         "status": sample.get("status"),
@@ -92,7 +93,7 @@ def _evaluated(sample: Line, rows: dict[str, Line]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return None for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity with None, because JSON does not support them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

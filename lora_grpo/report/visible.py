@@ -1,18 +1,18 @@
-"""Text from a model or a file, with every character written out that would be invisible or would move others."""
+"""Replace characters that are invisible or that affect the position of other text."""
 
 from __future__ import annotations
 
 import re
 
 _HIDDEN = re.compile(
-    # Control characters except line feed and tab; marks of text direction, line separators and zero-width blanks (but
-    # not the joiners of scripts and emoji); halves of surrogate pairs.
+    # Control characters except line feed and tab; text direction marks, line separators, and zero-width spaces (but
+    # not the joiners used in scripts and emoji); lone surrogates.
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def visible(text: str) -> str:
-    """Return the text with hidden characters replaced by symbols: ESC becomes ␛, U+202E becomes ⟨U+202E⟩."""
+    """Replace hidden characters with symbols: ESC becomes ␛, U+202E becomes ⟨U+202E⟩."""
     return _HIDDEN.sub(lambda found: _symbol(ord(found[0])), text)
 
 

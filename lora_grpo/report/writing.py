@@ -1,4 +1,4 @@
-"""`scripts/report.py`, and the files of a report: `report/` in the run's folder."""
+"""`scripts/report.py`: write the report to the `report` folder of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> None:
-    """Write the report of one run or the comparison of two, and print where it is."""
+    """Write the report of one run or the comparison of two runs, and print its path."""
     if options.other is None:
         page = write_report(options.run)
         run = shlex.quote(str(options.run))
@@ -48,7 +48,9 @@ def report(options: ReportOptions) -> None:
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html`, `report.md` and a PNG of each plot, all or nothing; the same run gives the same bytes.
+    """Write `report.html`, `report.md`, and a PNG of each plot.
+
+    The report folder is replaced atomically. The same run always produces the same bytes.
 
     Args:
         folder: the run's folder.
@@ -57,7 +59,7 @@ def write_report(folder: Path) -> Path:
         The path of the page.
 
     Raises:
-        UserError: it is not a run's folder, one of its files cannot be read, or the report cannot be written.
+        UserError: the folder is not a run, one of its files cannot be read, or the report cannot be written.
     """
     run = read_run(folder)
     charts = [draw(plot) for plot in plots_of(run)]
@@ -76,10 +78,10 @@ def write_report(folder: Path) -> Path:
 
 
 def write_diff(folder: Path, other: Path) -> Path:
-    """Write `diff-<other's name>.html` and `.md` into the first run's report, and return the path of the page.
+    """Write `diff-<other's name>.html` and `.md` to the first run's report folder, and return the path of the page.
 
     Raises:
-        UserError: as `write_report`, for either run; or both are the same run.
+        UserError: a folder is not a run, a file cannot be read or written, or both folders are the same run.
     """
     runs = [read_run(folder), read_run(other)]
     if folder.resolve() == other.resolve():
@@ -99,7 +101,7 @@ def write_diff(folder: Path, other: Path) -> Path:
 
 
 def report_line(folder: Path) -> str:
-    """Write the report at the end of a run, and return a line that says where it is or why it could not be written."""
+    """Write the report at the end of a run. Return a line with its path or the reason that it was not written."""
     try:
         return f"report    {write_report(folder)}"
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - must not hide how the run itself ended

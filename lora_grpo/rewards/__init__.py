@@ -1,14 +1,14 @@
-"""Rewards: from `--rewards correct_answer=2.0` to functions that score completions.
+"""Rewards: parse specs such as `--rewards correct_answer=2.0` and score completions with the reward functions.
 
-    specs = parse_reward_specs(["correct_answer=2.0", "my_rewards.py:brief"])   # validated, nothing heavy imported
-    rewards = resolve(specs)                                                    # imported and guarded
-    values = score(rewards, trl_rows(tokenizer, rows), texts, token_ids)        # called as TRL calls them
+    specs = parse_reward_specs(["correct_answer=2.0", "my_rewards.py:brief"])   # validates; no heavy imports
+    rewards = resolve(specs)                                                    # imports and guards the functions
+    values = score(rewards, trl_rows(tokenizer, rows), texts, token_ids)        # calls them the way TRL does
 
-functions.py    the built-in rewards, each from 0 to 1
-specs.py        parse `NAME=WEIGHT`; built-in, TRL's and user-defined rewards
-user_files.py   rewards from a user's Python file
+functions.py    built-in rewards with values from 0 to 1
+specs.py        parses `NAME=WEIGHT` for built-in, TRL, and user-defined rewards
+user_files.py   loads rewards from a user's Python file
 guard.py        stops the run if a reward raises or returns an invalid value
-scoring.py      the dataset for TRL's trainer; rewards called the way TRL calls them
+scoring.py      builds the dataset for TRL's trainer; calls rewards the way TRL does
 """
 
 from lora_grpo.rewards.functions import TEST_REWARDS, RewardFunction, completion_text

@@ -1,14 +1,14 @@
 """Built-in reward functions.
 
-A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings, or
-conversations whose last message is the answer; `columns` are the dataset's columns, one value per completion. None
-means that the row cannot be graded.
+A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings or
+conversations that end with the answer. `columns` are the dataset's columns, with one value per completion. None means
+that the row cannot be graded.
 
-Every built-in reward is between 0 and 1; the weight in `--rewards correct_answer=2.0` multiplies it. The logged mean of
-a reward is therefore a rate. `DEFAULT_WEIGHTS` are those of the well-known GSM8K demo.
+Every built-in reward is between 0 and 1 and is multiplied by its weight, as in `--rewards correct_answer=2.0`. The
+logged mean of a reward is unweighted and is therefore a rate. `DEFAULT_WEIGHTS` match the well-known GSM8K demo.
 
-Source: the GSM8K demo by Will Brown, https://gist.github.com/willccbb/4676755236bb08cab5f4e54a0475d6fb, whose format
-patterns never matched an answer of more than one line.
+Source: the GSM8K demo by Will Brown, https://gist.github.com/willccbb/4676755236bb08cab5f4e54a0475d6fb. The format
+patterns in the demo never match an answer with more than one line.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SHORT_THOUGHT_CHARACTERS = 20
 
 
 def completion_text(completion: Any) -> str:
-    """Return the text of a completion: the string, or the content of a conversation's last message.
+    """Return the text of a completion: the string itself, or the content of the last message of a conversation.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the completion is neither a string nor a conversation.
     """
     content = completion
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
@@ -46,7 +46,7 @@ def completion_text(completion: Any) -> str:
 
 
 def _of_text(rate: Callable[[str], float]) -> RewardFunction:
-    """Return the reward function that rates the text of each completion."""
+    """Return a reward function that applies `rate` to the text of each completion."""
 
     @functools.wraps(rate)
     def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -56,9 +56,9 @@ def _of_text(rate: Callable[[str], float]) -> RewardFunction:
 
 
 def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward 1 for a completion that the row's task passes; None for a row without an `answer`.
+    """Reward 1 for a completion that passes the grader of the row's task; None for a row without an `answer`.
 
-    The row's `task` column names the task, by default gsm8k. Evaluation uses the same grader.
+    The row's `task` column sets the task. The default is gsm8k. Evaluation uses the same grader.
     """
     if "answer" not in columns:
         raise ValueError("correct_answer needs an 'answer' column in the dataset")
@@ -76,15 +76,15 @@ def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | N
 
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward 1 for a program that passes all unit tests of its row; for code tasks."""
+    """Reward 1 for a program that passes all unit tests of its row. Requires a code task."""
     return [float(verdict is not None and verdict.passed) for _, verdict in _run_tests(completions, columns)]
 
 
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward the share of its row's asserts that a program passes; for code tasks.
+    """Reward the share of the row's asserts that a program passes. Requires a code task.
 
-    The reward is 1 only if the verdict is a pass: a program that is killed after its last assert lacks at least one. It
-    is 0 without a verdict or without code.
+    The reward is 1 only if the verdict is a pass. A program that is killed after its last assert loses at least one
+    assert. The reward is 0 if there is no verdict or no code.
     """
     rewards: list[float | None] = []
     for _, verdict in _run_tests(completions, columns, count_tests=True):
@@ -97,33 +97,33 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
 
 @_of_text
 def integer_answer(text: str) -> float:
-    """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, `#### `) has an integer and nothing else."""
+    """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, or `#### `) contains only an integer."""
     answers = gsm8k.find_answers(text) or [""]
     return bool(_INTEGER.fullmatch(answers[-1]))
 
 
 @_of_text
 def strict_xml_format(text: str) -> float:
-    """Reward 1 for exactly the layout that the xml style's system prompt shows.
+    """Reward 1 for the exact layout in the system prompt of the xml style.
 
-    Each tag occurs once, on its own line, and there is no other text.
+    Each tag must occur once, on its own line. No other text is allowed.
     """
-    # `read_completion` finds each tag exactly once, which also keeps the pattern linear.
+    # `read_completion` checks that each tag occurs exactly once, which also makes the pattern run in linear time.
     return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text.strip()))
 
 
 @_of_text
 def soft_xml_format(text: str) -> float:
-    """Reward 1 for a reasoning section followed by an answer section, with any line breaks and any other text."""
+    """Reward 1 for a reasoning section followed by an answer section. Line breaks and other text are allowed."""
     return _has_sections(text, "reasoning")
 
 
 @_of_text
 def xml_tag_count(text: str) -> float:
-    """Reward a quarter for each of the four tags that occurs exactly once.
+    """Reward 0.25 for each of the four tags that occurs exactly once.
 
-    Text after `</answer>` reduces its quarter, to 0 at 125 characters. In the GSM8K demo each character costs 0.001
-    without limit; here no completion is below 0.
+    Text after `</answer>` reduces the value of that tag, to 0 at 125 characters. In the GSM8K demo, each character
+    costs 0.001 without a limit. Here, the reward is never below 0.
     """
     quarters = float(sum(text.count(tag) == 1 for tag in XML_TAGS))
     if text.count("</answer>") == 1:
@@ -133,10 +133,10 @@ def xml_tag_count(text: str) -> float:
 
 @_of_text
 def think_answer_format(text: str) -> float:
-    """Reward 1 or 0.5 for `<think>...</think><answer>...</answer>`.
+    """Reward the format `<think>...</think><answer>...</answer>` with 1, 0.5, or 0.
 
-    1 if there is no other text, the thought has more than 20 characters and the answer is not empty; 0.5 if both
-    sections occur in this order.
+    The reward is 1 if there is no other text, the thinking has more than 20 characters, and the answer is not empty. It
+    is 0.5 if both sections occur in this order, and otherwise 0.
     """
     sections = chat.read_completion(text, "think")
     if sections and len(sections[0]) > _SHORT_THOUGHT_CHARACTERS and sections[1]:
@@ -145,19 +145,19 @@ def think_answer_format(text: str) -> float:
 
 
 def matches_pattern(pattern: str) -> RewardFunction:
-    """Return a reward of 1 for completions in which the regular expression matches.
+    """Return a reward function that returns 1 if the regular expression matches anywhere in the completion.
 
-    `.` matches line breaks too; `^` and `$` match at the ends of the completion, or of each line after `(?m)`.
+    `.` also matches line breaks. `^` and `$` match at the start and end of the completion, or of each line with `(?m)`.
 
     Raises:
-        re.error: it is not a regular expression.
+        re.error: the pattern is not a valid regular expression.
     """
     compiled = re.compile(pattern, re.DOTALL)
     return _of_text(lambda text: bool(compiled.search(text)))
 
 
 def longer_is_better(cap: int = 1000, unit: str = "characters") -> RewardFunction:
-    """Return a reward that grows with length to 1 at `cap`.
+    """Return a reward function that grows with length and reaches 1 at `cap`.
 
     Args:
         cap: the length with the max reward, at least 1.
@@ -168,7 +168,7 @@ def longer_is_better(cap: int = 1000, unit: str = "characters") -> RewardFunctio
 
 
 def near_length(ideal: int, unit: str = "characters") -> RewardFunction:
-    """Return a reward that is 1 at the ideal length and falls linearly to 0 at length 0 and at twice the ideal.
+    """Return a reward function that is 1 at the ideal length and falls linearly to 0 at 0 and at twice that length.
 
     Args:
         ideal: the length with the max reward, at least 1.
@@ -179,7 +179,7 @@ def near_length(ideal: int, unit: str = "characters") -> RewardFunction:
 
 
 TEST_REWARDS = {"passes_tests": passes_tests, "share_of_tests_passed": share_of_tests_passed}
-"""Rewards that need rows of code tasks, by name."""
+"""Rewards that require rows of code tasks, by name."""
 
 PLAIN_REWARDS: dict[str, RewardFunction] = {
     "correct_answer": correct_answer,
@@ -196,7 +196,7 @@ LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]] = {
     "near_length": near_length,
     "longer_is_better": longer_is_better,
 }
-"""Rewards with a length as their argument, by name."""
+"""Rewards with a length argument, by name."""
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "correct_answer": 2.0,
@@ -205,7 +205,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "soft_xml_format": 0.5,
     "xml_tag_count": 0.5,
 }
-"""Weights of rewards that are named without one; 1 for all others."""
+"""Default weights. Rewards that are not listed have weight 1."""
 
 
 def _run_tests(
@@ -222,7 +222,7 @@ def _rows(columns: dict[str, Any], size: int) -> list[Row]:
 
 
 def _has_sections(text: str, thought: str) -> bool:
-    """Return whether both sections occur in order; the first occurrence of each tag is enough, in linear time."""
+    """Return whether both sections occur in order. Checks only the first occurrence of each tag, in linear time."""
     start = text.find(f"<{thought}>")
     if start < 0:
         return False
@@ -231,7 +231,7 @@ def _has_sections(text: str, thought: str) -> bool:
 
 
 def _of_length(rate: Callable[[int], float], unit: str) -> RewardFunction:
-    """Return the reward function that rates each completion's length; tokens include the end-of-sequence token."""
+    """Return a reward function that applies `rate` to each completion's length. Tokens include the EOS token."""
     if unit == "characters":
         return _of_text(lambda text: rate(len(text)))
 

@@ -1,4 +1,4 @@
-"""Check what a reward function returns, so that no failure is scored as 0."""
+"""Check the values that a reward function returns, so that a failure is never scored as 0."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lora_grpo.rewards.functions import RewardFunction, completion_text
 
 
 class RewardError(RunError):
-    """A reward function raised or returned an invalid value; the run stops."""
+    """A reward function raised an exception or returned an invalid value. The run stops."""
 
 
 def guard(function: RewardFunction, name: str) -> RewardFunction:
-    """Return the function under `name`; it raises RewardError if the reward fails or returns an invalid value.
+    """Wrap a reward function so that it raises RewardError if the reward fails or returns an invalid value.
 
-    A bool counts as 1 or 0, a one-element tensor as its number; None means that the row cannot be graded.
+    A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded.
     """
 
     @functools.wraps(function)
@@ -64,7 +64,7 @@ def _check_value(value: Any, name: str, batch: Mapping[str, Any], i: int) -> flo
 
 
 def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any], size: int) -> int | None:
-    """Return the first row that fails on its own; None if only the whole batch fails."""
+    """Return the index of the first row that fails on its own; None if only the whole batch fails."""
     for i in range(size):
         row = {
             key: [value[i]] if isinstance(value, list) and len(value) == size else value for key, value in batch.items()
@@ -77,7 +77,7 @@ def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any], size: 
 
 
 def _describe(batch: Mapping[str, Any], i: int | None) -> str:
-    """Describe a row and its completion, on one line."""
+    """Describe a row and its completion on one line."""
     size = len(batch["completions"])
     if i is None:
         return f"in a batch of {size}, but for no row alone; columns: {', '.join(sorted(batch))}"
@@ -85,7 +85,9 @@ def _describe(batch: Mapping[str, Any], i: int | None) -> str:
     parts = [f"row {row.get('id') or i}"]
     question = row.get("question") or row.get("prompts")
     completion = row.get("completions")
-    with contextlib.suppress(TypeError):  # Show invalid ones unchanged: they may be why the reward failed.
+    with contextlib.suppress(
+        TypeError
+    ):  # Show an invalid completion unchanged, because it may be why the reward failed.
         question = completion_text(question)
     with contextlib.suppress(TypeError):
         completion = completion_text(completion)

@@ -1,4 +1,4 @@
-"""Rows in the form that TRL takes, and rewards called the way TRL calls them."""
+"""Convert rows to the format that TRL expects, and call rewards the way TRL does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lora_grpo.tasks import Row, chat
 
 
 def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Return rows that all have the same columns, None where a row lacks one.
+    """Return rows that all have the same columns. Missing values are None.
 
-    `prompt` is chat messages, or plain text for a base model, whose tokenizer has no chat template.
+    `prompt` is a list of chat messages, or plain text for a base model, which has no chat template.
     """
     columns = {name: None for row in rows for name in row}
     is_chat = bool(getattr(tokenizer, "chat_template", None))
@@ -22,7 +22,7 @@ def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Return the dataset for TRL's trainer.
+    """Build the dataset for TRL's trainer.
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -30,7 +30,7 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
         order: the row index of each prompt, in training order.
 
     Raises:
-        UserError: a column has values of several types.
+        UserError: a column has values of different types.
     """
     from datasets import Dataset
     from pyarrow import ArrowInvalid, ArrowTypeError
@@ -52,13 +52,13 @@ def score(
 
     Args:
         rewards: the reward functions.
-        rows: B rows of `trl_rows`, one per completion.
+        rows: B rows from `trl_rows`, one per completion.
         texts: B completions.
         token_ids: B lists of token ids, including the end-of-sequence token.
-        trainer_state: state of transformers' Trainer, if there is one.
+        trainer_state: state of the transformers Trainer, if there is one.
 
     Returns:
-        B dictionaries from reward name to value, before weighting; None if the reward cannot grade the row.
+        B dictionaries that map a reward name to its unweighted value, or None if the reward cannot grade the row.
 
     Raises:
         RewardError: a reward function failed.

@@ -1,16 +1,16 @@
-"""Parse `--rewards`: validate each spec before anything heavy is imported, then load its function.
+"""Parse `--rewards`: validate each spec without heavy imports, then load its function.
 
-A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies what the function returns: 0 to 1 for built-in rewards, any
-range for TRL's and the user's. `functions.DEFAULT_WEIGHTS` has the default weights. A NAME is
+A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies the value of the function, which is 0 to 1 for built-in rewards
+and has any range for TRL and user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of:
 
 | NAME                                              | reward                                                |
 |---------------------------------------------------|-------------------------------------------------------|
 | `correct_answer`, `xml_tag_count`, ...            | one of `functions.PLAIN_REWARDS`                      |
 | `near_length:200`, `near_length:50tokens`         | closeness to a length in characters or tokens         |
-| `longer_is_better`, `longer_is_better:2000`       | length up to a cap, by default 1,000 characters       |
+| `longer_is_better`, `longer_is_better:2000`       | length up to a cap (default: 1,000 characters)        |
 | `pattern:REGEX`                                   | the regular expression matches; `=WEIGHT` is required |
-| `trl:think_format_reward`                         | a reward of TRL                                       |
-| `trl:get_repetition_penalty_reward(ngram_size=4)` | a reward of TRL, with arguments                       |
+| `trl:think_format_reward`                         | a TRL reward                                          |
+| `trl:get_repetition_penalty_reward(ngram_size=4)` | a TRL reward with arguments                           |
 | `my_rewards.py:my_reward`                         | a function in a Python file, with TRL's signature     |
 """
 
@@ -43,7 +43,7 @@ class RewardSpec:
     """One validated item of `--rewards`."""
 
     name: str
-    """The spec without its weight: `near_length:200`."""
+    """The spec without its weight, such as `near_length:200`."""
     weight: float
 
     def __str__(self) -> str:
@@ -55,11 +55,11 @@ class Reward:
     """A reward for the trainer."""
 
     name: str
-    """Short and unique in the run; also the function's `__name__`, under which TRL logs its mean."""
+    """A short name, unique in the run. TRL logs the mean under this name, which is also the function's `__name__`."""
     weight: float
     """The entry in TRL's `reward_weights`."""
     function: RewardFunction
-    """Called with TRL's keyword arguments; raises RewardError on any failure."""
+    """The guarded function. TRL calls it with keyword arguments; it raises RewardError on any failure."""
 
 
 TRL_REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -73,7 +73,7 @@ TRL_REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "get_repetition_penalty_reward": ((), ("ngram_size", "max_penalty")),
     "get_soft_overlong_punishment": (("max_completion_len", "soft_punish_cache"), ()),
 }
-"""Required and optional arguments of each reward in `trl.rewards`, to check specs without importing TRL."""
+"""Required and optional arguments of each reward in `trl.rewards`, used to check specs without importing TRL."""
 
 _NEED_MATH_VERIFY = {"accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward"}
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
@@ -81,10 +81,10 @@ _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern", *(f"trl:{name}" for name i
 
 
 def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
-    """Validate specs such as `correct_answer=2.0`, without importing TRL or running a user's file.
+    """Validate specs such as `correct_answer=2.0` without importing TRL or running a user's file.
 
     Raises:
-        UserError: there are no specs, a name is unknown or repeated, an argument or weight is wrong, or a file or its
+        UserError: there are no specs, a name is unknown or repeated, an argument or weight is invalid, or a file or its
             function is missing.
     """
     if not items:
@@ -97,12 +97,12 @@ def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
 
 
 def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
-    """Return the reward functions, imported and guarded.
+    """Import and guard the reward functions.
 
-    Two rewards of the same kind get numbered names: `pattern`, `pattern_2`.
+    Multiple rewards of the same kind get numbered names, such as `pattern` and `pattern_2`.
 
     Raises:
-        UserError: a user's file fails when imported, or TRL rejects an argument.
+        UserError: a user's file fails to import, or TRL rejects an argument.
     """
     seen: Counter[str] = Counter()
     rewards = []
@@ -131,7 +131,7 @@ def _parse(item: str) -> RewardSpec:
 
 
 def _find(name: str) -> tuple[str, Callable[[], RewardFunction]]:
-    """Check a name without heavy imports; return a short label and the function that loads the reward."""
+    """Check a name without heavy imports. Return a short label and a function that loads the reward."""
     kind, colon, argument = name.partition(":")
     if kind == "trl" and colon:
         trl_name, arguments = _parse_trl(name)
@@ -177,10 +177,10 @@ def _length_reward(name: str) -> RewardFunction:
 
 
 def _parse_trl(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the function in `trl.rewards` and the keyword arguments of `trl:NAME` or `trl:NAME(key=value, ...)`.
+    """Parse `trl:NAME` or `trl:NAME(key=value, ...)` into a name in `trl.rewards` and keyword arguments.
 
     Raises:
-        UserError: TRL has no such reward, or its arguments are wrong.
+        UserError: TRL has no such reward, or its arguments are invalid.
     """
     text = name.removeprefix("trl:")
     function = text.partition("(")[0]

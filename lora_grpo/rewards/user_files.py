@@ -1,4 +1,4 @@
-"""Rewards from a user's Python file: checked without running it, imported when the run needs them."""
+"""Rewards from a user's Python file. The file is checked without running it and is imported only when needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_grpo.rewards.guard import one_line
 
 
 def check_file(path: Path, function: str) -> None:
-    """Check that a file defines a reward function at its top level; the file is parsed, not run.
+    """Check that a file defines a reward function at its top level. The file is parsed but not run.
 
     Args:
         path: the Python file.
@@ -50,10 +50,11 @@ def check_file(path: Path, function: str) -> None:
 
 
 def load_file(path: Path, function: str) -> RewardFunction:
-    """Return a function of a user's file; a file runs once, however many rewards it defines.
+    """Return a function from a user's file. A file runs only once, even if it defines several rewards.
 
     Raises:
-        UserError: the file raises when imported (the message names file and line), or the name is not a function.
+        UserError: the file raises an error on import (the message includes the file and line), or the name is not a
+            function.
     """
     reward = getattr(_import_file(path.resolve(), path.stat().st_mtime_ns), function, None)
     if not callable(reward):
@@ -67,7 +68,7 @@ def _import_file(path: Path, modified_ns: int) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses and pickle look it up.
+    sys.modules[name] = module  # Required by dataclasses and pickle.
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

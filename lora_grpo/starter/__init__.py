@@ -1,12 +1,12 @@
-"""The embedded starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
+"""The built-in starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
 
-    problems.pool("train", 4000)                            # word problems, distinct, the same every time
+    problems.pool("train", 4000)                            # distinct word problems; deterministic
     code_problems.pool("eval", 1000)                        # problems about tiny Python functions, with unit tests
-    AutoModelForCausalLM.from_pretrained(model_path())      # the model that was pretrained on them
+    AutoModelForCausalLM.from_pretrained(model_path())      # a model pretrained on them
 
-families.py, problems.py            word problems: templates by family, seeded generation
+families.py, problems.py            word problems: templates by family, and seeded generation
 code_families.py, code_problems.py  the same for problems about tiny Python functions
-pools.py                            splits by hash, pools of distinct problems
+pools.py                            splits by hash, and pools of distinct problems
 model/                              the model, built by tools/build_starter.py
 """
 

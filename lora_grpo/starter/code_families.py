@@ -1,6 +1,6 @@
-"""Sixteen families of code problems: each describes what a tiny function returns, and writes its body.
+"""Sixteen families of code problems. Each family describes the result of a tiny function and writes its body.
 
-Parameters are `{x}` and `{y}`; `code_problems.draw` chooses their names.
+The parameters are `{x}` and `{y}`. `code_problems.draw` chooses their names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGGREGATES = (
 
 @dataclass(frozen=True)
 class Draft:
-    """A function without names for itself and its parameters."""
+    """A function without a name or parameter names."""
 
     kind: str
     """The kind of its parameters and result, a key of `code_problems.NAMES`."""
@@ -35,7 +35,7 @@ class Draft:
     body: str
     """The source below the `def` line, without indentation."""
     edges: tuple[tuple[object, ...], ...]
-    """Arguments that reveal common mistakes: the neighbors of the constants."""
+    """Arguments that expose common mistakes: values next to the constants."""
 
 
 def _around(*numbers: int) -> tuple[tuple[object, ...], ...]:

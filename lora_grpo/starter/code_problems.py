@@ -1,7 +1,7 @@
 """Seeded problems about tiny Python functions, each with its solution and unit tests.
 
-A hash of its family and body, but not of its names, determines the split of a problem. So no eval problem is a reworded
-train problem, for any number of problems and any seed.
+A hash of the family and the body determines the split of a problem. The names are not included, so no eval problem is a
+reworded train problem, for any number of problems and any seed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "measure": (("compute", "f", "measure", "score", "rate"), LISTS),
     "text": (("build", "f", "label", "mark", "write"), TEXTS),
 }
-"""Names of the function and of its parameters, by kind of function."""
+"""Names of functions and parameters, by kind of function."""
 
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """One function to write, with its solution."""
+    """A function to write, with its solution."""
 
     family: str
     function: str
@@ -46,13 +46,13 @@ class CodeProblem:
     draft: Draft
 
     def named(self, text: str) -> str:
-        """Return the text with the names of the parameters filled in."""
+        """Return the text with the parameter names filled in."""
         first, *others = self.parameters.split(", ")
         return text.format(x=first, y="".join(others))
 
     @property
     def what(self) -> str:
-        """What the function returns, in words."""
+        """A description of the function's result."""
         return self.named(self.draft.what)
 
     @property
@@ -67,7 +67,7 @@ class CodeProblem:
 
     @property
     def key(self) -> str:
-        """The identity of the problem: its family and what it computes."""
+        """The identity of the problem: its family and its computation."""
         return f"{self.family}: {self.draft.body}"
 
     @property
@@ -77,7 +77,7 @@ class CodeProblem:
 
     @property
     def tests(self) -> str:
-        """Unit tests, one `assert` per line: the edge cases, then arguments seeded with the key."""
+        """Unit tests, one `assert` per line: edge cases, then random arguments seeded with the key."""
         scope: dict[str, object] = {}
         exec(self.solution, scope)
         function = scope[self.function]
@@ -100,7 +100,7 @@ def draw(rng: random.Random, family: str, split: str) -> CodeProblem:
     """Return one problem of a family and split.
 
     Args:
-        rng: source of randomness; its state determines the problem.
+        rng: random number generator. Its state determines the problem.
         family: a key of `code_families.FAMILIES`.
         split: "train" or "eval".
     """
@@ -113,7 +113,7 @@ def draw(rng: random.Random, family: str, split: str) -> CodeProblem:
 
 
 def stream(split: str, seed: int) -> Iterator[CodeProblem]:
-    """Yield problems of a split forever, cycling through families; the seed determines them."""
+    """Yield an endless, seeded stream of problems of a split, cycling through the families."""
     rng = random.Random(f"starter-code/{split}/{seed}")
     while True:
         for family in FAMILIES:
@@ -121,5 +121,5 @@ def stream(split: str, seed: int) -> Iterator[CodeProblem]:
 
 
 def pool(split: str, size: int, seed: int = 0) -> list[CodeProblem]:
-    """Return `size` problems of a split with different questions; a longer pool starts with the shorter one."""
+    """Return `size` problems of a split with distinct questions. A longer pool starts with the shorter one."""
     return distinct(stream(split, seed), size)

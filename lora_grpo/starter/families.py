@@ -1,6 +1,6 @@
-"""Eight families of word problems: each returns a question and its 1, 2 or 3 steps.
+"""Eight families of word problems. Each family returns a question and its 1, 2, or 3 steps.
 
-A family may generate implausible numbers, such as spending more than one has; `problems.draw` drops those.
+A family may generate implausible numbers, such as spending more money than available. `problems.draw` drops those.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OBJECTS = ("apples", "balls", "books", "cards", "cups", "pens", "plums", "shells
 PARTS = (("half", 2), ("a third", 3), ("a quarter", 4), ("50%", 2), ("25%", 4), ("20%", 5), ("10%", 10))
 
 Draft = tuple[str, list[tuple[str, int | None, str, int]]]
-"""A question and its steps, (label, left, operation, right); a left of None is the previous result."""
+"""A question and its steps (label, left, operation, right). If left is None, it is the previous result."""
 
 
 def _buy(r: random.Random, difficulty: int) -> Draft:

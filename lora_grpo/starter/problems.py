@@ -1,6 +1,6 @@
-"""Seeded grade-school word problems with worked solutions: 8 families, each with 1, 2 or 3 steps (the difficulty).
+"""Seeded grade-school word problems with worked solutions: 8 families, each with 1, 2, or 3 steps (the difficulty).
 
-A hash of its family and numbers, but not of its names and objects, determines the split of a problem. So no eval
+A hash of the family and the numbers determines the split of a problem. Names and objects are not included, so no eval
 problem is a reworded train problem, for any number of problems and any seed.
 """
 
@@ -37,7 +37,7 @@ class Step:
 
     @property
     def result(self) -> int:
-        """The result of the step; division is exact in every problem."""
+        """The result of the step. Division is exact in every problem."""
         return OPERATIONS[self.operation](self.left, self.right)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Problem:
 
     @property
     def difficulty(self) -> int:
-        """Number of steps in the solution: 1, 2 or 3."""
+        """Number of steps in the solution: 1, 2, or 3."""
         return len(self.steps)
 
     @property
@@ -64,12 +64,12 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The worked solution, ending in `#### N` as in GSM8K."""
+        """The worked solution, which ends with `#### N` as in GSM8K."""
         return "\n".join([*map(str, self.steps), f"#### {self.result}"])
 
     @property
     def split(self) -> str:
-        """The split, "train" or "eval", determined by family and numbers alone."""
+        """The split, "train" or "eval", which depends only on the family and the numbers."""
         numbers = " ".join(f"{step.left}{step.operation}{step.right}" for step in self.steps)
         return split_of(f"{self.family}: {numbers}")
 
@@ -81,10 +81,10 @@ class Problem:
 
 
 def draw(rng: random.Random, family: str, difficulty: int, split: str) -> Problem:
-    """Return one problem of a family, difficulty and split.
+    """Return one problem of a family, difficulty, and split.
 
     Args:
-        rng: source of randomness; its state determines the problem.
+        rng: random number generator. Its state determines the problem.
         family: a key of `FAMILIES`.
         difficulty: number of steps, one of `DIFFICULTIES`.
         split: "train" or "eval".
@@ -100,7 +100,7 @@ def draw(rng: random.Random, family: str, difficulty: int, split: str) -> Proble
 
 
 def stream(split: str, seed: int) -> Iterator[Problem]:
-    """Yield problems of a split forever, cycling through families and difficulties; the seed determines them."""
+    """Yield an endless, seeded stream of problems of a split, cycling through families and difficulties."""
     rng = random.Random(f"starter/{split}/{seed}")
     while True:
         for difficulty in DIFFICULTIES:
@@ -109,5 +109,5 @@ def stream(split: str, seed: int) -> Iterator[Problem]:
 
 
 def pool(split: str, size: int, seed: int = 0) -> list[Problem]:
-    """Return `size` problems of a split with different questions; a longer pool starts with the shorter one."""
+    """Return `size` problems of a split with distinct questions. A longer pool starts with the shorter one."""
     return distinct(stream(split, seed), size)

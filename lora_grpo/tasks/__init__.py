@@ -2,23 +2,26 @@
 
     start_sandbox(config.data, config.sandbox)            # only tasks that run programs need it
     data = load_data(config)                              # rows with prompts, both splits
-    text = chat.render_row(tokenizer, data.train[0])      # what the model continues
+    text = chat.render_row(tokenizer, data.train[0])      # the text that the model continues
     (verdict,) = grade_all("gsm8k", [completion], [data.train[0]])
 
-A task is a module with three functions, the `Task` protocol: `load` returns rows, `grade` returns a verdict,
-`gold_completion` returns a completion that must pass. To add a task, write such a module and list it in `registry`.
+A task is a module that implements the three functions of the `Task` protocol: `load` returns rows, `grade` returns a
+verdict, and `gold_completion` returns a completion that must pass. To add a task, write a module and register it in
+`registry`.
 
-registry.py          the protocol, `Verdict`, lookup by name
-loading.py           rows of a run: disjoint splits, validation rows, prompt order, fingerprints
-sources.py           records from JSON-lines files and the Hub; sampling
-chat.py              prompt styles: messages, rendering, writing and reading completions
-gsm8k.py             word problems with a number as the answer; strict, flexible and robust rules
+registry.py          the `Task` protocol, `Verdict`, and lookup by name
+loading.py           the rows of a run: disjoint splits, validation rows, prompt order, fingerprints
+sources.py           reads records from JSON Lines files and the Hub, and samples them
+chat.py              prompt styles: messages, rendering, writing and parsing completions
+gsm8k.py             word problems with a numeric answer; strict, flexible, and robust rules
 humaneval.py         functions to complete
 mbpp.py              short programs
-starter.py           the starter's word problems; starter_code.py: its code problems
+starter.py           generated word problems for the starter model
+starter_code.py      generated code problems for the starter model
 prompts.py           prompts without correct answers
-code_grading.py      programs run against unit tests in the sandbox
-code_extraction.py   from a completion to its program; program_text.py: Python text and syntax trees
+code_grading.py      runs programs against unit tests in the sandbox
+code_extraction.py   extracts the program from a completion
+program_text.py      helpers for Python source and syntax trees
 """
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp

@@ -1,4 +1,4 @@
-"""Chat messages and prompt styles: write the prompt of a row, render it for a tokenizer, write and read completions."""
+"""Chat messages and prompt styles: build and render the prompt of a row, write and parse completions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_prompts(
     Args:
         rows: task rows.
         style: the prompt style, a key of `SYSTEM_PROMPTS`.
-        few_shot_rows: rows to show first as solved examples. A row is never shown its own solution.
+        few_shot_rows: rows to show first as solved examples. The prompt of a row never includes its own solution.
         gold_completion: the task's `gold_completion`; required with `few_shot_rows`.
 
     Returns:
@@ -73,12 +73,12 @@ def add_prompts(
 def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     """Return the text that the model continues.
 
-    A tokenizer without a chat template, as base models have, gets plain text: the system prompt, then `Question: ...`
-    and `Answer: ...` turns, ending in `Answer:`.
+    Base models have a tokenizer without a chat template. Their prompt is plain text: the system prompt, then
+    `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        prompt: chat messages ending with a user message.
+        prompt: chat messages. The last one is a user message.
 
     Raises:
         UserError: the chat template rejects the messages.
@@ -100,7 +100,7 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
 def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
     """Return the text that the model continues for a row.
 
-    This is the row's rendered `prompt`; a base model gets the row's `completion_prefix` instead if there is one.
+    This is the row's rendered `prompt`. For a base model, it is the row's `completion_prefix` if there is one.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -112,7 +112,7 @@ def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
 
 
 def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) -> str:
-    """Return a completion in the given style; `read_completion` reads it back."""
+    """Return a completion in the given style. `read_completion` parses it."""
     check_style(style)
     if style == "hashes":
         return f"{reasoning}\n#### {answer}"
@@ -124,12 +124,13 @@ def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) ->
 
 
 def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
-    """Split a completion that follows the style into reasoning and answer; return None if it does not follow it.
+    """Split a completion into reasoning and answer. Return None if the completion does not follow the style.
 
-    Only white space may come before, between and after the sections. `xml` and `think` have each of their four tags
-    exactly once; `hashes` has a single `####`, at the start of the last line; `code` ends with its only fenced block.
+    Only whitespace may appear before, between, and after the sections. `xml` and `think` must contain each of their
+    four tags exactly once. `hashes` must have a single `####`, at the start of the last line. `code` must have a single
+    fenced block, at the end.
     """
-    # String methods, because a pattern such as `<a>.*?</a>.*?` is quadratic on a completion made of tags.
+    # String methods, because a pattern such as `<a>.*?</a>.*?` takes quadratic time on a completion full of tags.
     check_style(style)
     text = text.strip()
     if style == "hashes":
@@ -150,7 +151,7 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     reasoning, _, rest = rest.partition(f"</{thought}>")
     between, _, rest = rest.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
-    # A tag out of order leaves the later partitions empty, so `closed` also implies the order.
+    # A tag out of order leaves the later partitions empty, so `closed` also implies the correct order.
     if not closed or (before + between + after).strip():
         return None
     return reasoning.strip(), answer.strip()

@@ -1,20 +1,20 @@
 """Extract the program from a completion.
 
-- Text before `</think>` is ignored; an unclosed `<think>` leaves no answer.
-- The last fenced block that defines the entry point counts, so a model may correct itself. Names that it uses but does
-  not define are taken from earlier blocks.
+- Text before `</think>` is ignored. A completion with an unclosed `<think>` has no answer.
+- The last fenced block that defines the entry point is used, so a model may correct itself. Names that the block uses
+  but does not define are taken from earlier blocks.
 - A block or text with only a function body is placed under the prompt's signature.
-- A text without fences that starts indented continues the prompt, as base models do, and is cut at the usual stop
-  sequences. Any other text without fences starts at its first line of code and ends where it stops being Python.
-- The prompt's imports and helper functions come first, whether the model repeats them or not.
-- After the entry point only imports, definitions and the values they read are kept. Example calls, asserts and
+- Indented text without fences is a continuation of the prompt, as from a base model, and is truncated at the usual
+  stop sequences. Other text without fences starts at its first line of code and ends where it is no longer Python.
+- The prompt's imports and helper functions come first, even if the model does not repeat them.
+- After the entry point, only imports, definitions, and the values they read are kept. Example calls, asserts, and
   `if __name__ == "__main__":` are dropped.
-- Code that cannot be parsed is returned unchanged and the sandbox refuses it.
+- Code that cannot be parsed is returned unchanged, and the sandbox rejects it.
 
-Takes time linear in the completion's length: each part is parsed a fixed number of times.
+The time is linear in the length of the completion, because each part is parsed a fixed number of times.
 
-Source: the stop sequences are those of Chen et al. 2021 (arXiv:2107.03374) plus `\\n@`, `\\nassert` and the fence of
-https://github.com/bigcode-project/bigcode-evaluation-harness; dropping examples follows EvalPlus's `sanitize`.
+Source: the stop sequences are from Chen et al. 2021 (arXiv:2107.03374), with `\\n@`, `\\nassert`, and the fence from
+https://github.com/bigcode-project/bigcode-evaluation-harness. Dropping examples follows EvalPlus's `sanitize`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import textwrap
 from lora_grpo.tasks.program_text import assemble, context, defines, parse_start, under_signature
 
 STOP_SEQUENCES = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\nassert", "\n```")
-"""Text that follows the end of a function in a base model's continuation."""
+"""Text that marks the end of a function in a base model's continuation."""
 
 _STOP = re.compile("|".join(map(re.escape, STOP_SEQUENCES)))
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
@@ -42,7 +42,7 @@ def extract_program(completion: str, entry_point: str, prefix: str = "") -> str 
     Args:
         completion: the assistant's text, or a base model's continuation of `prefix`.
         entry_point: the name of the function to write.
-        prefix: the start of the program, ending in the function's signature and docstring; may be empty.
+        prefix: the start of the program, which ends with the function's signature and docstring; may be empty.
     """
     before, blocks = _split(_answer(completion))
     continued = _continue(before, entry_point, prefix)
@@ -71,21 +71,21 @@ def cut_at_stop(completion: str) -> str:
 
 
 def _answer(completion: str) -> str:
-    """Return the text after the thinking, with normalized spaces and line endings."""
+    """Return the text after the thinking section, with normalized spaces and line endings."""
     text = completion.encode("utf-8", "replace").decode("utf-8")
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
     text = text.replace("\ufeff", "").replace("\u200b", "")
     _, closed, answer = text.rpartition("</think>")
     if not closed and text.lstrip().startswith("<think>"):
         return ""
-    # Text after an end-of-turn token is another turn.
+    # Text after an end-of-turn token belongs to another turn.
     return next((part for part in _SPECIAL_TOKEN.split(answer) if part.strip()), "")
 
 
 def _split(text: str) -> tuple[str, list[str]]:
     """Return the text before the first fence, and the non-empty blocks that may be Python, dedented.
 
-    An unclosed block extends to the end. A fence with a language opens a new block even if another is still open.
+    An unclosed block extends to the end. A fence with a language opens a new block even inside an open block.
     """
     before: list[str] = []
     blocks: list[list[str]] = []
@@ -94,7 +94,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     for line in text.split("\n"):
         fence = _fence(line)
         indentation = len(line) - len(line.lstrip())
-        # A fence indented by four more spaces is part of the code, e.g. in a docstring.
+        # A fence indented by four or more extra spaces is part of the code, for example in a docstring.
         if fence is None or (is_open and not fence[0].strip() and indentation > depth + 3):
             into.append(line)
             continue
@@ -119,7 +119,7 @@ def _split(text: str) -> tuple[str, list[str]]:
 
 
 def _fence(line: str) -> tuple[str, str, str] | None:
-    """Return the text before a line's fence, the text between two fences, and the language; None without a fence."""
+    """Return the text before a line's fence, the text between two fences, and the language. None without a fence."""
     mark = "```" if "```" in line else "~~~"
     head, fence, rest = line.partition(mark)
     rest = rest.lstrip(mark[0])
@@ -134,7 +134,7 @@ def _fence(line: str) -> tuple[str, str, str] | None:
 
 
 def _continue(text: str, entry_point: str, prefix: str) -> str | None:
-    """Return the prompt continued by text that starts indented; None if the text is not a continuation."""
+    """Return the prompt followed by indented text, or None if the text is not a continuation."""
     body = cut_at_stop(text.strip("\n"))
     if not prefix or not body.startswith(("  ", "\t")):
         return None
@@ -145,7 +145,7 @@ def _continue(text: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
-    """Return the program in text without fences, or None."""
+    """Return the program in text without fences, or None if there is no program."""
     if re.match(rf"[ \t]+(?:async )?def {re.escape(entry_point)}\b", text):
         text = text.lstrip()  # Some tokenizers start every text with a space.
     code_line = _CODE_LINE.search(text)
@@ -163,5 +163,5 @@ def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _definition(text: str, entry_point: str) -> re.Match[str] | None:
-    """Find the function's definition in text that may not be valid Python."""
+    """Find the function definition in text that may not be valid Python."""
     return re.search(rf"^(?:async )?def {re.escape(entry_point)}\b", text, re.M)

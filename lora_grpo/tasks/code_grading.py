@@ -1,11 +1,11 @@
-"""Grade completions of code tasks: extract each program and run it against its row's tests in the sandbox.
+"""Grade completions of code tasks: extract each program and run it against the tests of its row in the sandbox.
 
-Rows of code tasks have, besides the columns of every row,
+In addition to the common columns, rows of code tasks have:
 
 - `entry_point`: the name of the function to write;
-- `test`: Python that asserts its results;
-- `prelude`: trusted Python that runs before `test`, e.g. imports; may be empty;
-- `functions`: the names that the candidate defines for the tests, if there are more than `entry_point`;
+- `test`: Python code that asserts its results;
+- `prelude`: trusted Python code that runs before `test`, such as imports; may be empty;
+- `functions`: the names that the candidate defines for the tests, if there are others besides `entry_point`;
 - `completion_prefix`: the start of the program, if the task is to complete it.
 """
 
@@ -23,25 +23,25 @@ from lora_grpo.tasks.code_extraction import extract_program
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Verdict
 
 _FUTURE_IMPORT = re.compile(r"^from __future__ import .*\n", re.M)
-"""Valid only at the top of a program, which here is the prompt's."""
+"""Future imports of the completion, which are invalid after the prompt."""
 
 
 class Outcome(NamedTuple):
-    """The program of one completion and its verdict."""
+    """The program extracted from a completion and its verdict."""
 
     program: str | None
-    """None if the completion has no code."""
+    """The program; None if the completion has no code."""
     verdict: sandbox.Verdict | None
-    """None if nothing ran."""
+    """The sandbox's verdict; None if nothing ran."""
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Grade one completion; `grade_many` is faster for several."""
+    """Grade one completion. For several, `grade_many` is faster."""
     return grade_many([completion], [row])[0]
 
 
 def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade completions with their rows' tests, in one call of the sandbox.
+    """Grade completions against the tests of their rows in one call to the sandbox.
 
     Args:
         completions: B completions.
@@ -52,7 +52,7 @@ def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
 
     Raises:
         UserError: a row has no tests.
-        RunError: a row's tests fail whatever the program, or the sandbox cannot start.
+        RunError: a row's tests fail for every program, or the sandbox cannot start.
     """
     return [
         Verdict(verdict.passed, verdict.status, program, detail=verdict.message or None)
@@ -65,7 +65,7 @@ def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
 def run_tests(
     completions: Sequence[str], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
-    """Run the program of each completion against its row's tests; see `run_sources`."""
+    """Run the program of each completion against the tests of its row; see `run_sources`."""
     programs = [_extract(completion, _checked(row)) for completion, row in zip(completions, rows, strict=True)]
     return run_sources(programs, rows, count_tests=count_tests)
 
@@ -73,12 +73,12 @@ def run_tests(
 def run_sources(
     sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
-    """Run programs against their rows' tests; each distinct program runs once.
+    """Run programs against the tests of their rows. Each distinct program runs once.
 
     Args:
-        sources: B programs, as they are run; None runs nothing.
+        sources: B programs to run. A None entry is skipped.
         rows: B rows of a code task.
-        count_tests: continue after a failed assert and count those that hold.
+        count_tests: continue after a failed assert and count the asserts that pass.
 
     Raises:
         UserError, RunError: see `grade_many`.
@@ -93,10 +93,10 @@ def run_sources(
 
 
 def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Check that the rows' tests can grade a program, before there is one.
+    """Check that the rows' tests can grade a program. Does not need a program.
 
     Raises:
-        UserError: tests are missing, are not Python, assert nothing, or use an undefined name.
+        UserError: tests are missing, are not valid Python, assert nothing, or use an undefined name.
     """
     for row in rows:
         try:
@@ -106,9 +106,9 @@ def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def solvable(rows: Sequence[Row]) -> list[Row]:
-    """Drop rows whose reference program fails their tests, and print their ids.
+    """Drop rows with a reference program that fails the tests, and print their ids.
 
-    Rows that only time out are kept: the time depends on the machine.
+    Rows that only time out are kept, because the time depends on the machine.
     """
     check_tests(rows)
     outcomes = run_sources([row["answer"] for row in rows], rows)
@@ -132,7 +132,7 @@ def gold_completion(row: Mapping[str, Any]) -> str:
 
 
 def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
-    """Return the program of a completion, after the row's prompt as in HumanEval's own harness."""
+    """Return the program of a completion, placed after the row's prompt as in the official HumanEval harness."""
     prefix = row.get("completion_prefix") or ""
     program = extract_program(completion, row["entry_point"], prefix)
     if program is None or program.startswith(prefix):
@@ -152,7 +152,7 @@ def _program(source: str, row: Mapping[str, Any], count_tests: bool = False) -> 
 
 
 def _checked(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the row; refuse one without tests."""
+    """Return the row. Raise an error if it has no tests."""
     if not row.get("entry_point") or not row.get("test"):
         raise UserError(
             f"row {row.get('id', '?')} has no unit tests ('entry_point' and 'test'); "

@@ -1,26 +1,26 @@
-"""GSM8K: grade-school word problems with one number as the answer, or any JSON-lines file of the same shape.
+"""GSM8K: grade-school word problems with one number as the answer, or any JSON Lines file in the same format.
 
-Three rules grade a completion. They are reported together because a single rule misleads: a correct answer in the
+Three rules grade a completion. They are reported together because a single rule is misleading: a correct answer in the
 wrong format fails a strict rule, and a lucky last number passes a loose one.
 
-- `strict`: the completion follows the row's `prompt_style` and its answer is a bare number of equal value.
-- `flexible`: flexible-extract of lm-evaluation-harness; the last number in the text, equal as a string.
-- `robust`: the last answer marker (`#### `, `\\boxed{}` or `<answer>`) has exactly one number, of equal value.
-  This is the headline rule: `Verdict.passed`.
+- `strict`: the completion follows the row's `prompt_style`, and its answer is a bare number with the correct value.
+- `flexible`: flexible-extract of lm-evaluation-harness. The last number in the text is equal as a string.
+- `robust`: the last answer marker (`#### `, `\\boxed{}`, or `<answer>`) has exactly one number, with the correct value.
+  This rule sets `Verdict.passed`.
 
 Details of `robust`:
 
-- Without a marker there is no answer. The prompt asks for one, and the last number in a text is often an intermediate
-  result.
-- An unclosed `<answer>` or `\\boxed{` is no answer: a truncated `<answer>18` could have become 180.
-- Every marker on the last marker's line counts, so hedging (`#### 18 #### 19`) fails. Earlier lines do not count, so a
+- A completion without a marker has no answer. The prompt requests a marker, and the last number in a text is often an
+  intermediate result.
+- An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
+- All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails. Earlier lines do not count, so a
   model may correct itself. The end of a `<think>` or `<reasoning>` section also ends a line.
-- Words, units, currency and percent signs around the number are ignored; a dash before it is a minus sign.
-- Commas must group by three, so `1,8` is not 18. Two numbers, equal or not, are not one number.
-- Numbers are ASCII or full-width digits, compared as `Decimal`: 18 = 18.00 = 018, while 17.99 and 18.0001 are wrong.
-  Formulas (`\\sqrt{18}`, `2^3`), exponents, superscripts, nan and inf are not numbers.
+- Words, units, currency signs, and percent signs around the number are ignored. A dash before it is a minus sign.
+- Commas must separate groups of three digits, so `1,8` is not 18. Two numbers fail, even if they are equal.
+- Numbers have ASCII or full-width digits and are compared as `Decimal`: 18 = 18.00 = 018, but 17.99 and 18.0001 are
+  wrong. Formulas (`\\sqrt{18}`, `2^3`), exponents, superscripts, nan, and inf are not numbers.
 
-Source: the `#### N` answer is OpenAI's, https://github.com/openai/grade-school-math (`dataset.py`); `flexible` follows
+Source: the `#### N` format is from https://github.com/openai/grade-school-math (`dataset.py`). `flexible` follows
 https://github.com/EleutherAI/lm-evaluation-harness (`lm_eval/tasks/gsm8k/gsm8k.yaml`, version 3).
 """
 
@@ -42,7 +42,7 @@ from lora_grpo.tasks.registry import Row, Verdict
 HUB_DATASET = "openai/gsm8k"
 _HUB_SPLITS = {"train": "train", "eval": "test"}
 
-# Columns that the kit or TRL's reward call adds; dataset columns with these names are dropped.
+# Columns that the kit or TRL adds. Dataset columns with these names are dropped.
 _RESERVED_COLUMNS = {"id", "task", "prompt", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
 _RESERVED_COLUMNS |= {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 
@@ -55,7 +55,7 @@ _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 # Minus signs and full-width characters, and their ASCII equivalents.
 _ASCII = str.maketrans("−–－＋．，０１２３４５６７８９", "---+.,0123456789")
-# LaTeX that does not change a number's value. Any other backslash, or a symbol of _FORMULA, makes it a formula.
+# LaTeX that does not change a number's value. Any other backslash, or a symbol in _FORMULA, makes it a formula.
 _LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$%,!;]|\{,\}")
 _FORMULA = re.compile(r"[\\^√±π∞]")
 
@@ -63,12 +63,12 @@ _FORMULA = re.compile(r"[\\^√±π∞]")
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
     """Return the rows of a split; see `Task.load`.
 
-    On the Hub, "eval" is the dataset's "test" split; a file is read whole for either split. Each record has `question`
-    and `answer`, a number or a worked solution that ends in `#### N`.
+    On the Hub, "eval" is the dataset's "test" split. All rows of a file are used for either split. Each record has a
+    `question` and an `answer`, which is a number or a worked solution that ends with `#### N`.
 
     Returns:
-        Rows with `id` ("gsm8k/test/17" or "<file stem>/17", counted from 0), `question`, `answer`, and the source's
-        other columns.
+        Rows with `id` ("gsm8k/test/17" or "<file stem>/17", counted from 0), `question`, `answer`, and the other
+        columns of the source.
     """
     sources.check_request(split, limit)
     if sources.is_on_hub(source):
@@ -83,10 +83,10 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Grade a completion by the three rules of this module, in time linear in its length.
+    """Grade a completion with the three rules of this module, in linear time.
 
     Raises:
-        UserError: the row's answer is not a number (`load` refuses such rows).
+        UserError: the row's answer is not a number (`load` rejects such rows).
     """
     gold_text = _gold_number(row)
     gold = _value(gold_text)
@@ -126,9 +126,9 @@ def find_answers(completion: str) -> list[str] | None:
     """Return the contents of the answer markers on the last marker's line.
 
     Returns:
-        The stripped contents in order; an empty list if there is no marker; None if a marker is not closed.
+        The stripped contents in order, an empty list if there is no marker, or None if a marker is not closed.
     """
-    # Reasoning is not part of the answer's line, even if both are on one line.
+    # The reasoning is not part of the answer's line, even if both are on the same line.
     text = completion.replace("</reasoning>", "\n").replace("</think>", "\n")
     markers = list(_MARKER.finditer(text))
     if not markers:
@@ -148,7 +148,7 @@ def find_answers(completion: str) -> list[str] | None:
 
 
 def _closing(text: str, marker: re.Match[str]) -> int | None:
-    """Return the index where the marker's content ends; None if it is not closed."""
+    """Return the index where the marker's content ends, or None if the marker is not closed."""
     start = marker.end()
     if marker.group() == "####":
         newline = text.find("\n", start)
@@ -165,9 +165,9 @@ def _closing(text: str, marker: re.Match[str]) -> int | None:
 
 
 def _numbers(content: str) -> list[str]:
-    """Return up to two signed numbers of an answer: more than one means that the answer is ambiguous.
+    """Return up to two signed numbers of an answer. Two numbers mean that the answer is ambiguous.
 
-    A number may be malformed (`1,8`). A formula is returned whole, as one malformed number.
+    A number may be malformed (`1,8`). A formula is returned as a single malformed number.
     """
     text = _LATEX_FORMATTING.sub(lambda match: "," if match.group() == "{,}" else " ", content.translate(_ASCII))
     if _FORMULA.search(text) or any(not c.isascii() and unicodedata.category(c)[0] == "N" for c in text):
@@ -202,7 +202,7 @@ def _passes_flexible(completion: str, gold: str) -> bool:
 
 
 def _normalize(number: str) -> str:
-    """Remove what lm-eval's `regexes_to_ignore` removes; its `.*#### ` cannot occur in a number."""
+    """Remove the patterns in lm-eval's `regexes_to_ignore`, except `.*#### `, which cannot occur in a number."""
     return number.replace(",", "").replace("$", "").removesuffix(".")
 
 
@@ -226,7 +226,7 @@ def _row(record: Any, row_id: str, where: str) -> Row:
     """Validate a record and add its id.
 
     Raises:
-        UserError: it is not an object, a value is missing or not a string, or the answer is not a number.
+        UserError: the record is not an object, a value is missing or not a string, or the answer is not a number.
     """
     answer = record.get("answer") if isinstance(record, dict) else None
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):

@@ -1,7 +1,7 @@
-"""HumanEval: 164 Python functions to complete, graded by unit tests; or a file of the same shape.
+"""HumanEval: 164 Python functions to complete, graded with unit tests, or a file in the same format.
 
-Upstream has a single split, so "train" and "eval" return the same rows; `loading.load_data` removes the training rows
-from the evaluation set.
+The dataset has a single split, so "train" and "eval" return the same rows. `loading.load_data` removes the training
+rows from the evaluation set.
 
 Source: Chen et al. 2021 (arXiv:2107.03374), https://github.com/openai/human-eval. The question's wording follows
 https://github.com/deepseek-ai/DeepSeek-Coder (`Evaluation/HumanEval/eval_instruct.py`).
@@ -21,7 +21,7 @@ __all__ = ["gold_completion", "grade", "grade_many", "load"]
 
 HUB_DATASET = "openai/openai_humaneval"
 ONE_SPLIT = True
-"""There is no training split: rows used for training are removed from the evaluation set."""
+"""The dataset has no training split, so rows used for training are removed from the evaluation set."""
 
 _KEYS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 _QUESTION = (
@@ -32,7 +32,7 @@ _QUESTION = (
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return all rows, for either split; see `Task.load`.
+    """Return all rows for either split; see `Task.load`.
 
     Returns:
         Rows with upstream's `id` ("HumanEval/17"), `question`, `answer` (prompt and reference solution), `entry_point`,

@@ -1,4 +1,4 @@
-"""A run's rows: load both splits, keep them disjoint, add prompts, and fingerprint the result."""
+"""Load the rows of a run: keep the splits disjoint, add prompts, and compute fingerprints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, runs_programs
 
 _MAX_VALIDATION_SHARE = 10
-"""At most one in this many training rows becomes a validation row."""
+"""At most 1 in this many training rows becomes a validation row."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Data:
     train: list[Row]
     eval: list[Row]
     record: dict[str, Any]
-    """The `data` entry of run.json: source, number of rows and SHA-256 of each split."""
+    """The `data` entry of run.json: source, number of rows, and SHA-256 of each split."""
 
 
 def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
-    """Start the sandbox if grading these tasks runs programs, and print its isolation.
+    """Start the sandbox if grading these tasks requires running programs, and print its isolation.
 
     Raises:
         UserError: no safe isolation is available.
@@ -42,10 +42,10 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
 
 
 def load_data(config: RunConfig) -> Data:
-    """Load the training and evaluation rows of a run, with their prompts; call `start_sandbox` first.
+    """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first.
 
-    Training rows whose question is in the evaluation set are dropped. If a benchmark has no training split, its
-    evaluation set loses the rows that are trained on instead. Either number is printed.
+    Training rows are dropped if their question is in the evaluation set. If a benchmark has no training split, the
+    rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
 
     Raises:
         UserError: a source is missing, malformed or empty, or has too few rows for one step.
@@ -66,17 +66,17 @@ def load_data(config: RunConfig) -> Data:
 
 
 def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | None) -> Data:
-    """Load the evaluation rows that a run with these settings has, with their prompts.
+    """Load the evaluation rows of a run with these settings, with their prompts.
 
-    Training rows are loaded only if they serve as few-shot examples or determine the evaluation set.
+    Training rows are loaded only if they are needed as few-shot examples or to determine the evaluation set.
 
     Args:
         data: settings of the run or of the evaluation.
-        seed: seed of the sample of evaluation rows.
-        trained_seed: the seed with which a run sampled its training rows from this data; None if there is no run.
+        seed: seed for sampling evaluation rows.
+        trained_seed: the seed that a run used to sample training rows from this data; None if there is no run.
 
     Raises:
-        UserError: as `load_data`; or few-shot examples are requested from a benchmark without training rows.
+        UserError: see `load_data`; or few-shot examples were requested for a benchmark without training rows.
     """
     one_split = getattr(get_task(data.task), "ONE_SPLIT", False)
     if one_split and data.few_shot and trained_seed is None:
@@ -87,10 +87,10 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
 
 
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
-    """Load the evaluation rows, and the training rows if there is a seed for them."""
+    """Load the evaluation rows, and the training rows if `train_seed` is set."""
     task, evaluation_task = get_task(data.task), get_task(data.evaluation_task)
     train = [] if train_seed is None else task.load("train", data.train, data.train_limit, train_seed)
-    # If both splits are the same rows, evaluation rows are sampled from those that training leaves.
+    # If both splits have the same rows, evaluation rows are sampled from those not used for training.
     one_split = train_seed is not None and getattr(task, "ONE_SPLIT", False)
     evaluation = evaluation_task.load("eval", data.eval, None if one_split else data.eval_limit, seed)
     contaminated = 0
@@ -134,7 +134,7 @@ def _without_questions_of(others: list[Row], rows: list[Row]) -> list[Row]:
 
 
 def _solvable(rows: list[Row], task: str) -> list[Row]:
-    # The kit's tests verify the starter's problems.
+    # The starter's problems do not need this check, because the unit tests verify them.
     return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
 
 
@@ -142,7 +142,7 @@ def _warn_of_contamination(task: str, trained: int, dropped: int, left: int) -> 
     """Warn that training uses a benchmark without a training split.
 
     Raises:
-        UserError: no row is left to evaluate.
+        UserError: no evaluation rows are left.
     """
     if not left:
         raise UserError(
@@ -157,7 +157,7 @@ def _warn_of_contamination(task: str, trained: int, dropped: int, left: int) -> 
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
-    """Drop rows whose prompt plus longest completion exceeds the context, and print how many.
+    """Drop rows if the prompt plus the longest completion exceeds the context, and print their number.
 
     Raises:
         UserError: too few rows are left.
@@ -180,7 +180,7 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
-    """Return the SHA-256 of the rows' content, in order."""
+    """Return the SHA-256 of the rows' content in order."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
@@ -191,7 +191,7 @@ def fingerprint(rows: Sequence[Row]) -> str:
 def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
     """Return the row index of each prompt in training: one seeded shuffle of all rows per epoch.
 
-    A longer order starts with the shorter one, so a run can be resumed or extended in the middle of an epoch.
+    A longer order starts with the shorter one, so a run can resume or be extended in the middle of an epoch.
     """
     import numpy as np
 
@@ -203,11 +203,11 @@ def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
 
 
 def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
-    """Split training rows into training and validation rows, sampled with the run's seed and kept in order.
+    """Split training rows into training and validation rows. Sampling uses the run's seed and preserves the order.
 
     Args:
         rows: R training rows.
-        config: `monitor.rows` of them, but at most R / 10, become validation rows; none if fewer than 16 would.
+        config: sets the number of validation rows: `monitor.rows`, but at most R / 10, or none if that is less than 16.
 
     Raises:
         UserError: there are too few rows for early stopping.

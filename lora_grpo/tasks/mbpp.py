@@ -1,10 +1,10 @@
-"""MBPP: short Python problems, each stated in a sentence and three asserts; or a file of the same shape.
+"""MBPP: short Python problems, each with a one-sentence description and three asserts, or a file in the same format.
 
-Upstream's ids define the splits: 601 to 974 for training, 11 to 510 for evaluation. A file with ids from both ranges
-and none outside 1 to 974 is split the same way; any other file is read whole for either split.
+The task ids define the splits: 601 to 974 for training and 11 to 510 for evaluation. A file is split the same way if it
+has ids from both ranges and none outside 1 to 974. Otherwise, all rows of the file are used for either split.
 
 Source: Austin et al. 2021 (arXiv:2108.07732), https://github.com/google-research/google-research/tree/master/mbpp. The
-question is that README's prompt without `[BEGIN]`, which is for models that are not tuned for chat.
+question is the prompt in that README without `[BEGIN]`, which is for models that are not chat-tuned.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _QUESTION = (
 )
 
 BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its reference program takes 5 s; the limit is 3"}
-"""Rows whose reference program fails its tests in the sandbox, and why; excluded from both splits. All 974 were run.
-The key has the entry point too, because another file may use the same ids."""
+"""Rows excluded from both splits because the reference program fails its tests in the sandbox, with the reason. All 974
+rows were tested. The key includes the entry point because another file may use the same ids."""
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return the rows of a split without those of `BROKEN_UPSTREAM`; see `Task.load`."""
+    """Return the rows of a split, except those in `BROKEN_UPSTREAM`; see `Task.load`."""
     sources.check_request(split, limit)
     if sources.is_on_hub(source):
         rows = _read_hub(source or HUB_DATASET, _HUB_SPLITS[split])
@@ -53,8 +53,8 @@ def read(source: str | None) -> list[Row]:
     """Return the rows of all splits, including those of `BROKEN_UPSTREAM`.
 
     Returns:
-        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all names
-        of the program that the tests use), `test` (setup and asserts) and `prelude` (the imports that the tests use).
+        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all
+        program names that the tests use), `test` (setup and asserts), and `prelude` (imports that the tests use).
     """
     if sources.is_on_hub(source):
         return _read_hub(source or HUB_DATASET, "train+validation+test+prompt" if source is None else "test")
@@ -72,7 +72,7 @@ def _rows(records: list[tuple[str, Any]], source: str) -> list[Row]:
 
 
 def _number(row: Row) -> int:
-    """Return upstream's task number, or 0 if the id is not a number."""
+    """Return the MBPP task number, or 0 if the id is not a number."""
     number = row["id"].removeprefix("mbpp/")
     return int(number) if number.isdecimal() and len(number) < 9 else 0
 
@@ -99,10 +99,10 @@ def _row(record: Any, where: str) -> Row:
         "question": _QUESTION.format(text=text.strip(), tests=asserts),
         "answer": code,
         "entry_point": entry_point,
-        # Some tests construct their arguments with classes of the program.
+        # Some tests construct arguments with classes from the program.
         "functions": [entry_point, *sorted(helpers)],
         "test": test,
-        # Tests use the real modules, not what the candidate binds to their names.
+        # Tests use the real modules, even if the candidate assigns other values to their names.
         "prelude": "\n".join(map(ast.unparse, imports)),
     }
 
@@ -113,7 +113,7 @@ def _bound(node: ast.Import | ast.ImportFrom) -> set[str]:
 
 
 def _entry_point(body: list[ast.stmt], tree: ast.Module, where: str) -> str:
-    """Return the first function that the tests call and the reference program defines."""
+    """Return the first function that the tests call and that the reference program defines."""
     defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     for name in calls:

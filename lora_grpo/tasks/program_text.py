@@ -1,4 +1,4 @@
-"""Python text and its syntax tree: find what code defines and uses, and assemble programs."""
+"""Analyze Python source: find the names that code defines and uses, and assemble programs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _PARSE_ATTEMPTS = 6
 
 
 class Code(NamedTuple):
-    """Python text and its parsed statements."""
+    """Python source and its parsed statements."""
 
     text: str
     body: list[ast.stmt]
 
 
 def parse(text: str) -> Code | None:
-    """Parse text; return None if it is not Python."""
+    """Parse text. Return None if it is not Python."""
     code = _try(text)
     return code if isinstance(code, Code) else None
 
 
 def parse_start(text: str) -> Code | None:
-    """Parse text up to a truncated statement or prose; return None if no Python comes before it."""
+    """Parse text up to a truncated statement or prose. Return None if there is no Python before it."""
     for _ in range(_PARSE_ATTEMPTS):
         code = _try(text)
         if code is None or isinstance(code, Code):
@@ -45,18 +45,18 @@ def parse_start(text: str) -> Code | None:
 
 
 def defines(code: Code, name: str) -> bool:
-    """Return whether the code defines or assigns the name at the top level; an import does not count."""
+    """Return whether the code defines or assigns the name at the top level. Imports do not count."""
     return any(name in _bound(node) for node in code.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
 
 
 def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
-    """Return the program around a definition of the entry point, without the examples that follow it.
+    """Assemble the program for a definition of the entry point, without the examples that follow it.
 
     Args:
         code: code that defines `entry_point`.
         entry_point: the name of the function to write.
-        prefix: the prompt; its imports and helper functions come first.
-        earlier: Python texts that supply names that the code uses but does not define.
+        prefix: the prompt. Its imports and helper functions come first.
+        earlier: Python sources for names that the code uses but does not define.
     """
     parts = [*_borrowed(code, prefix, earlier), _without_examples(code, entry_point)]
     opening, texts = "", []
@@ -78,12 +78,12 @@ def context(prefix: str, entry_point: str) -> str:
 
 
 def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
-    """Return a program with `body` under the prompt's signature; None if there is no signature or this is not a body.
+    """Return a program with `body` under the prompt's signature. Return None if there is no signature or valid body.
 
     Args:
-        body: Python at any indentation; its first line may have lost its indentation.
-        entry_point: the function that `prefix` starts.
-        prefix: the prompt, up to the function's docstring.
+        body: Python code at any indentation. The first line may lack its indentation.
+        entry_point: the function that starts in `prefix`.
+        prefix: the prompt, up to and including the function's docstring.
     """
     start = parse(prefix)
     stub = start and _function(start, entry_point)
@@ -105,10 +105,10 @@ def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _try(text: str) -> Code | int | None:
-    """Parse text; return the line number of a syntax error, or None for an error without a line."""
+    """Parse text. Return the line number of a syntax error, or None for an error without a line number."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Such as "\d" in a string.
+            warnings.simplefilter("ignore")  # For example, for "\d" in a string.
             return Code(text, ast.parse(text).body)
     except SyntaxError as error:
         return error.lineno or 1
@@ -137,7 +137,7 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _used(statements: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that statements read but do not bind themselves."""
+    """Return the names that statements read but do not bind."""
     used: set[str] = set()
     for statement in statements:
         nodes = list(ast.walk(statement))
@@ -150,11 +150,11 @@ def _used(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _without_examples(code: Code, entry_point: str) -> Code:
-    """Drop statements after the entry point that neither define anything nor set a value that a definition reads."""
+    """Drop statements after the entry point, except definitions and those that set a value that a definition reads."""
     first = next(index for index, node in enumerate(code.body) if entry_point in _bound(node))
     wanted = _used(node for node in code.body if isinstance(node, _DEFINITIONS)) | {entry_point}
     after = code.body[first + 1 :]
-    # Statements that bind nothing may fill a table that a definition reads: `table.append(1)`, `table[2] = 3`.
+    # Statements without a binding may fill a table that a definition reads: `table.append(1)`, `table[2] = 3`.
     tables = wanted & set().union(*map(_bound, (node for node in after if not isinstance(node, _DEFINITIONS))))
     tables -= {entry_point}
     filling = {node for node in after if not tables.isdisjoint(_names(node)) and entry_point not in _names(node)}
@@ -170,7 +170,7 @@ def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:
 
 
 def _borrowed(code: Code, prefix: str, earlier: Sequence[str]) -> list[Code]:
-    """Return the definitions from earlier texts that the code uses but lacks, in order."""
+    """Return, in order, the definitions from earlier sources that the code uses but does not define."""
     start = parse(prefix)
     known = set(dir(builtins)).union(*(_bound(node) for part in (code, start) if part for node in part.body))
     missing = _used(code.body) - known

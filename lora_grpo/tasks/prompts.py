@@ -1,6 +1,6 @@
-"""Prompts without correct answers, for rewards that look only at the completion (length, format, a pattern).
+"""Prompts without correct answers, for rewards that depend only on the completion (length, format, a pattern).
 
-A source is a JSON-lines file with `prompt`, `question` or `text`, or a text file with one prompt per line. The default
+A source is a JSON Lines file with `prompt`, `question`, or `text`, or a text file with one prompt per line. The default
 source is the starter's word problems.
 """
 
@@ -20,7 +20,7 @@ _KEYS = ("prompt", "question", "text")
 
 
 def load(split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
-    """Return prompts as rows; see `Task.load`. A file is read whole for either split."""
+    """Return prompts as rows; see `Task.load`. All rows of a file are used for either split."""
     if source is None:
         return starter.load(split, None, limit, seed)
     path = Path(source).expanduser()
@@ -38,7 +38,7 @@ def load(split: str, source: str | None, limit: int | None, seed: int) -> list[R
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Pass every completion that is not empty."""
+    """Grade a completion. Every non-empty completion passes."""
     answered = bool(completion.strip())
     return Verdict(answered, "answered" if answered else "empty")
 
@@ -49,7 +49,7 @@ def gold_completion(row: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:
-    """Return the lines of a text file that are not blank, each with its "file:line"."""
+    """Return the non-blank lines of a text file, each with its "file:line"."""
     try:
         # Not splitlines(): it also splits at U+2028, which a prompt may contain.
         lines = path.read_text(encoding="utf-8-sig").split("\n")

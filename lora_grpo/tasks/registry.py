@@ -1,4 +1,4 @@
-"""What a task is, and how to find one by name."""
+"""The `Task` protocol, and lookup of tasks by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Row = dict[str, Any]
 """A flat, JSON-serializable dictionary with at least `id`, `question` and `answer`."""
 
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
-"""Tasks whose completions are programs, graded by running unit tests; their rows have the columns of `code_grading`."""
+"""Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
 
 UNGRADED_TASKS = ("prompts",)
-"""Tasks without correct answers: every completion that is not empty passes."""
+"""Tasks without correct answers. Every non-empty completion passes."""
 
 TASK_NAMES = ("gsm8k", "prompts", "starter", *CODE_TASKS)
 
@@ -27,22 +27,22 @@ class Verdict:
     """The grade of one completion."""
 
     passed: bool
-    """Whether the completion is correct by the task's headline rule."""
+    """Whether the completion is correct according to the task's main rule."""
     reason: str
-    """A short slug: `correct`, `wrong_answer`, `no_answer`, `conflicting_answers`, `empty`, ...; for programs `no_code`
+    """A short slug: `correct`, `wrong_answer`, `no_answer`, `conflicting_answers`, `empty`, ... For programs, `no_code`
     or the sandbox's status."""
     extracted: str | None = None
-    """The answer or program that was graded, as it appears in the completion; None if there is none."""
+    """The graded answer or program, as it appears in the completion; None if there is none."""
     rules: Mapping[str, bool] = field(default_factory=dict)
-    """The result of every rule that the task reports, e.g. `{"strict": False, "flexible": True, "robust": True}`."""
+    """The result of each rule of the task, such as `{"strict": False, "flexible": True, "robust": True}`."""
     detail: str | None = None
-    """One more line, e.g. the assertion that failed."""
+    """An additional line, such as the failed assertion."""
 
 
 class Task(Protocol):
-    """The functions of a task's module.
+    """The functions of a task module.
 
-    A task that grades a batch faster than one completion at a time also has `grade_many(completions, rows)`.
+    A task that can grade a batch faster than single completions also has `grade_many(completions, rows)`.
     """
 
     def load(self, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
@@ -50,17 +50,17 @@ class Task(Protocol):
 
         Args:
             split: "train" or "eval".
-            source: path of a JSON-lines file, a Hub dataset id, or None for the task's default.
-            limit: number of rows to sample without replacement, kept in file order; None keeps all.
-            seed: seed of that sample.
+            source: path of a JSON Lines file, a Hub dataset id, or None for the task's default.
+            limit: number of rows to sample without replacement, in file order; None keeps all rows.
+            seed: seed for sampling.
 
         Raises:
-            UserError: the source is missing or empty, or a row is malformed; the message names file and line.
+            UserError: the source is missing or empty, or a row is malformed. The message includes the file and line.
         """
         ...
 
     def grade(self, completion: str, row: Mapping[str, Any]) -> Verdict:
-        """Grade one completion (the assistant's text only) against its row; any text is gradable."""
+        """Grade one completion against its row. The completion is the assistant's text and may be any string."""
         ...
 
     def gold_completion(self, row: Mapping[str, Any]) -> str:
@@ -69,12 +69,12 @@ class Task(Protocol):
 
 
 def runs_programs(data: DataConfig) -> bool:
-    """Return whether grading these tasks runs programs that the model wrote."""
+    """Return whether grading these tasks requires running programs written by the model."""
     return bool({data.task, data.evaluation_task} & {*CODE_TASKS})
 
 
 def get_task(name: str) -> Task:
-    """Return the task module called `name`.
+    """Return the task module with this name.
 
     Raises:
         UserError: there is no such task.
@@ -94,7 +94,7 @@ def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping
 
     Raises:
         UserError: there is no such task, or a row cannot be graded.
-        RunError: the sandbox or a row's tests cannot run.
+        RunError: the sandbox or the tests of a row cannot run.
     """
     task = get_task(task_name)
     if len(completions) != len(rows):

@@ -1,4 +1,4 @@
-"""Read a task's records from a JSON-lines file or the Hub, validate them, and sample them."""
+"""Read the records of a task from a JSON Lines file or the Hub, validate them, and sample them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_request(split: str, limit: int | None) -> None:
 
 
 def sample(rows: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
-    """Sample `limit` rows without replacement, kept in order; None keeps all."""
+    """Sample `limit` rows without replacement, in their original order; None keeps all rows."""
     if limit is None or limit >= len(rows):
         return list(rows)
     return [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), limit))]
@@ -49,15 +49,15 @@ def generate(
     limit: int | None,
     seed: int,
 ) -> list[Row]:
-    """Return rows of a task that generates its problems: `Task.load` for such tasks.
+    """Return rows of a generated task. Implements `Task.load` for such tasks.
 
-    The pools are fixed, so an id names the same problem for every seed and limit.
+    The pools are fixed, so an id refers to the same problem for every seed and limit.
 
     Args:
-        task: the task's name; ids are `<task>/<split>/<index>`.
-        pool: returns the first problems of a split, given the split and their number.
-        write_row: returns a problem as a row without its `id`.
-        split, source, limit, seed: as `Task.load`; the source must be None.
+        task: the task's name. Ids are `<task>/<split>/<index>`.
+        pool: returns the first problems of a split, given the split and the number of problems.
+        write_row: converts a problem to a row without `id`.
+        split, source, limit, seed: see `Task.load`; the source must be None.
     """
     if source is not None:
         raise UserError(f"the {task} task generates its problems, got source {source!r}; remove the source")
@@ -67,7 +67,7 @@ def generate(
 
 
 def is_on_hub(source: str | None) -> bool:
-    """Return whether a source is a Hub dataset id; anything that looks like a path is never looked up on the Hub."""
+    """Return whether a source is a Hub dataset id. A source that looks like a path is never looked up on the Hub."""
     if source is None:
         return True
     path = Path(source).expanduser()
@@ -76,11 +76,11 @@ def is_on_hub(source: str | None) -> bool:
 
 
 def read_file(source: str, keys: str) -> list[tuple[str, Any]]:
-    """Return the records of a JSON-lines file, each with its "file:line".
+    """Return the records of a JSON Lines file, each with its "file:line".
 
     Args:
-        source: the path; `.gz` is decompressed.
-        keys: the keys of a record, for messages: "'question' and 'answer'".
+        source: the path. A `.gz` file is decompressed.
+        keys: the keys of a record for error messages, such as "'question' and 'answer'".
 
     Raises:
         UserError: see `json_files.read_lines`.
@@ -99,7 +99,7 @@ def read_hub(name: str, config: str | None, split: str) -> list[tuple[str, Any]]
 
         records = list(datasets.load_dataset(name, config, split=split))
     except Exception as error:
-        # Offline, missing, gated and misspelled datasets raise many types, httpx's and OSError's among them.
+        # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
         raise UserError(
             f"cannot load split {split!r} of {name!r} from the Hub ({first_line(error)}); "
             "pass a local JSON-lines file with --data.train or --data.eval"
@@ -110,7 +110,7 @@ def read_hub(name: str, config: str | None, split: str) -> list[tuple[str, Any]]
 
 
 def texts(record: Any, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return a record's values for these keys, all of them non-empty strings.
+    """Return a record's values for these keys. All values must be non-empty strings.
 
     Raises:
         UserError: the record is not an object, or a value is missing, empty or not a string.
@@ -129,7 +129,7 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
     """Parse the code in a record.
 
     Raises:
-        UserError: it is not Python.
+        UserError: the code is not valid Python.
     """
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The starter task: generated grade-school word problems, graded as GSM8K is."""
+"""The starter task: generated grade-school word problems, graded like GSM8K."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The starter code task: generated problems about tiny Python functions, graded by their unit tests."""
+"""The starter code task: generated problems about tiny Python functions, graded with unit tests."""
 
 from __future__ import annotations
 
