@@ -7,18 +7,18 @@
 
     rows -> sample and grade -> results.jsonl -> measure, compare -> report.json, report.md
 
-Every line of results is written as it is made, so a killed evaluation continues and a finished one needs no model.
+Results are written as they are produced. A killed evaluation resumes, and a finished one does not load the model again.
 
 cli.py           `scripts/evaluate.py`: from flags to a report
-options.py       its flags, and where a run's settings are the defaults
-folder.py        evaluation.json: which evaluation a folder holds
-run.py           sample and grade rows, also with several processes
-samples_file.py  grade completions made elsewhere
+options.py       the flags of the script; a run's settings are the defaults
+folder.py        evaluation.json: records which evaluation is in a folder
+run.py           samples and grades rows, with one or several processes
+samples_file.py  grades a file of completions from another tool
 results.py       one graded sample
-measurement.py   figures of one model
-comparison.py    two models on the same tasks: paired tests, fixed and regressed tasks
-pass_at_k.py     pass@k and its statistics, with the papers
-report.py        the schema of report.json, its tables, reading and writing
+measurement.py   metrics of one model
+comparison.py    compares two models on the same tasks: paired tests, fixed and regressed tasks
+pass_at_k.py     pass@k, confidence intervals and paired tests, with references
+report.py        the schema of report.json; makes, reads, writes and prints reports
 """
 
 from lora_grpo.evaluation.cli import evaluate_and_report

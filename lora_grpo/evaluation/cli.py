@@ -1,4 +1,4 @@
-"""`scripts/evaluate.py`: evaluate a model or a file of samples, or compare two of them, and report."""
+"""`scripts/evaluate.py`: evaluate a model or a file of samples, or compare two of them, and write a report."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from lora_grpo.tasks import CODE_TASKS, Data, chat, fingerprint, load_evaluation
 
 
 def evaluate_and_report(options: EvaluateOptions) -> Report:
-    """Evaluate what the flags name, write and print the report, and return it.
+    """Evaluate the targets given by the flags, write and print the report, and return it.
 
-    Finished samples and verdicts are kept: a killed evaluation continues, and a finished one answers at once.
+    Finished samples and verdicts are kept. A killed evaluation resumes, and a finished one returns immediately.
 
     Raises:
-        UserError: a mistake in flags, files or data; existing results are left as they were.
-        RunError: memory does not suffice, or programs cannot be run.
+        UserError: a flag, file or row is invalid. Existing results are not changed.
+        RunError: out of memory, or programs cannot be run.
     """
     options.check()
     sides, plan = _sides(options)
@@ -64,7 +64,7 @@ class _FileSide:
     limits: sandbox.Settings
     seed: int
     isolation: str | None = None
-    """How programs are isolated; known once grading has started."""
+    """How programs are isolated; set when grading starts."""
 
     @property
     def request(self) -> Request:
@@ -104,7 +104,7 @@ class _FileSide:
 
 @dataclass
 class _Loaded:
-    """The model in memory; the base below its adapter can be sampled without loading it again."""
+    """The model in memory. Its base can be sampled without loading it again."""
 
     model: ModelSpec | None = None
     sampler: Sampler | None = None
@@ -123,7 +123,7 @@ class _ModelSide:
     request: Request = field(init=False)
 
     def __post_init__(self) -> None:
-        rows = self.data.eval  # with their messages, worked examples among them
+        rows = self.data.eval  # including prompts and worked examples
         self.request = {"rows_sha256": fingerprint(rows), **self.plan.request, **self.model.identity}
         self.request["backend"] = self.backend
 
@@ -137,14 +137,14 @@ class _ModelSide:
 
     @property
     def is_contaminated(self) -> bool:
-        """Whether the model's run trained on rows of this benchmark that are evaluated here."""
+        """Whether the evaluation includes benchmark rows that the model's run trained on."""
         run = self.model.run if self.model.adapter else None
         if run is None or run["data"].get("trained_on_benchmark") != self.task:
             return False
-        return self.plan.trained_seed is None or run is not self.plan.run  # else those rows are left out
+        return self.plan.trained_seed is None or run is not self.plan.run  # otherwise those rows are left out
 
     def grade(self, folder: Path, name: str) -> Graded:
-        """Sample and grade what is missing."""
+        """Sample and grade the missing results."""
         rows, sampling = self.data.eval, self.plan.sampling
         environment = evaluation_folder.environment(folder, name)
         results = finished_samples(folder / name, rows, [sampling]) if environment else None
@@ -180,7 +180,7 @@ class _ModelSide:
         )
 
     def _load(self) -> tuple[Sampler, dict[str, object]]:
-        """Return a sampler, and the prompts, versions and hardware that it uses."""
+        """Return a sampler, and a record of its prompts, versions and hardware."""
         model, loaded = self.model, self.loaded
         tokenizer = build.load_tokenizer(model)
         sequence_tokens = build.check_context(model, tokenizer, self.data.eval, self.plan.sampling.max_tokens)
@@ -198,7 +198,7 @@ class _ModelSide:
 
 
 def _sides(options: EvaluateOptions) -> tuple[list[_FileSide | _ModelSide], Plan | None]:
-    """Resolve and check what is evaluated and what it is compared with, without loading a model."""
+    """Resolve and check the target and the comparison target, without loading a model."""
     names = [options.target, *([options.compare] if options.compare else [])]
     if len(set(names)) < len(names):
         raise UserError(f"--compare {options.compare} is what is evaluated; pass another model or file")
@@ -231,13 +231,13 @@ def _sides(options: EvaluateOptions) -> tuple[list[_FileSide | _ModelSide], Plan
 
 
 def _resolve_models(options: EvaluateOptions, names: list[str]) -> list[ModelSpec | None]:
-    """Return the model of each name; None for a file of samples."""
+    """Return the model spec of each name, or None for a file of samples."""
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
     first = None if _is_samples_file(names[0]) else resolve(names[0], overrides)
     if len(names) == 1:
         return [first]
     if names[1] != BASE:
-        # --base and --revision are those of the evaluated model.
+        # --base and --revision apply only to the evaluated model.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
         return [first, None if _is_samples_file(names[1]) else resolve(names[1], overrides)]
     if first is None:
@@ -251,7 +251,7 @@ def _is_samples_file(name: str) -> bool:
 
 
 def _choose_ks(options: EvaluateOptions, sides: list[_FileSide | _ModelSide], plan: Plan | None) -> tuple[int, ...]:
-    """Return the k of pass@k: those requested, or the usual ones that there are enough samples for."""
+    """Return the values of k for pass@k: the requested ones, or the default ones that have enough samples."""
     fewest = min((side.file.fewest for side in sides if isinstance(side, _FileSide)), default=None)
     if fewest is None:
         return plan.ks if plan else ()

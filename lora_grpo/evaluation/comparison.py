@@ -1,4 +1,4 @@
-"""Two models on the same tasks: what changed, and whether the change is more than chance."""
+"""Compare two models on the same tasks: what changed, and whether the change is significant."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lora_grpo.evaluation.measurement import Bounds, Schema, counts_by_task
 from lora_grpo.evaluation.results import GREEDY, Result
 
 SIGNIFICANT = 0.05
-"""Differences with a smaller p-value are called better or worse."""
+"""Differences with a smaller p-value are reported as better or worse."""
 
 Counts = dict[str, tuple[int, int]]
 """(samples, passed) by task_id."""
 
 
 class Comparison(Schema):
-    """One metric of two models; rates are fractions."""
+    """One metric of two models. Rates are fractions."""
 
     metric: str
     before: float
@@ -28,32 +28,32 @@ class Comparison(Schema):
     """After minus before."""
     difference_interval: Bounds
     p_value: float
-    """Two-sided, of the paired `test`."""
+    """Two-sided p-value of the paired `test`."""
     test: str
     detectable: float | None = None
-    """The smallest change that this many tasks detect with 80 % power; None if there is none."""
+    """The smallest change that this number of tasks detects with 80% power, or None if no change can be detected."""
 
 
 class TaskChange(Schema):
-    """A task that one model mostly solves and the other mostly does not."""
+    """A task that one model solves in at least half of its samples and the other does not."""
 
     task_id: str
     before: list[int]
-    """Passed, samples."""
+    """Number of passed samples and number of samples."""
     after: list[int]
 
 
 def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int], seed: int) -> list[Comparison]:
-    """Compare pass@k for each k, and greedy decoding where there are greedy samples.
+    """Compare pass@k for each k, and greedy decoding if there are greedy samples.
 
     Args:
         before: one model's graded samples.
         after: the other model's samples of the same tasks.
-        ks: the k of pass@k.
+        ks: values of k for pass@k.
         seed: seed of the bootstrap and of the permutation test.
 
     Raises:
-        UserError: the tasks differ, or a k exceeds the samples of a task.
+        UserError: the tasks differ, or a k exceeds the number of samples of a task.
     """
     sampled = [counts_by_task(part, greedy=False) for part in (before, after)]
     greedy = [counts_by_task(part, greedy=True) for part in (before, after)]
@@ -65,10 +65,10 @@ def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int]
 
 
 def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[list[TaskChange], list[TaskChange]]:
-    """Return the tasks that were fixed and those that regressed, largest change first.
+    """Return the fixed and the regressed tasks, largest change first.
 
-    A fixed task goes from less than half of its samples passed to at least half; a regressed one the other way round.
-    Greedy samples decide only where there are no others.
+    A task is fixed if less than half of its samples passed before and at least half pass after. A regressed task is the
+    opposite. Greedy samples are used only if there are no other samples.
     """
     only_greedy = all(result.get("draw") == GREEDY for result in before)
     first, second = (counts_by_task(part, greedy=only_greedy) for part in (before, after))
@@ -84,7 +84,7 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
 
 
 def verdict(row: Comparison) -> str:
-    """Return one sentence on whether the metric changed."""
+    """Return one sentence that says whether the metric changed."""
     change = f"{100 * row.difference:+.1f} points (p {p_value(row.p_value)}, {row.test})"
     if row.p_value < SIGNIFICANT:
         return f"{row.metric}: {'better' if row.difference > 0 else 'worse'}, {change}"

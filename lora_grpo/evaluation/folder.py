@@ -1,7 +1,7 @@
-"""The folder of one evaluation: evaluation.json records what each file of results answers.
+"""The folder of one evaluation: evaluation.json records the settings of each results file.
 
-A folder holds one evaluation. A changed setting is another evaluation and belongs in another folder; only the model to
-compare with may change, and its results have a file of their own.
+A folder contains one evaluation. An evaluation with other settings needs another folder. Only the model to compare with
+may change; its results have their own file.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ STATE = "evaluation.json"
 RESULTS = "results.jsonl"
 
 Request = Mapping[str, Any]
-"""Everything that determines an evaluation's samples and verdicts, as plain JSON values."""
+"""Everything that determines the samples and verdicts of an evaluation, as plain JSON values."""
 
 
 def digest(request: Request) -> str:
-    """Return 8 hexadecimal digits that tell a request from others."""
+    """Return a hash of a request: 8 hexadecimal digits."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def check(folder: Path, request: Request, *, overwrite: bool) -> None:
-    """Refuse a folder that holds another evaluation or other files; with `overwrite`, delete that evaluation.
+    """Check that a folder can be used for a request. With `overwrite`, delete another evaluation in it.
 
     Raises:
-        UserError: names the setting that differs.
+        UserError: the folder contains other files or another evaluation. The message lists the settings that differ.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output-dir {folder} is a file; pass another --output-dir")
@@ -51,13 +51,16 @@ def check(folder: Path, request: Request, *, overwrite: bool) -> None:
 
 
 def environment(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the versions and hardware recorded when a file of results was started, or None."""
+    """Return the versions and hardware recorded when a results file was started, or None if it was not started."""
     entry = _read(folder).get(name)
     return entry["environment"] if entry else None
 
 
 def start(folder: Path, name: str, request: Request, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Record what a file of results answers, or resume it, reporting a changed environment; return the recorded one."""
+    """Record the request and environment of a results file, and return the environment.
+
+    If the file was started before, print what changed in the environment and return the recorded one.
+    """
     state = _read(folder)
     if name in state:
         known: dict[str, Any] = state[name]["environment"]

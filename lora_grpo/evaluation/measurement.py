@@ -1,4 +1,4 @@
-"""One model's graded samples as figures: pass@k with intervals, rules, statuses, and how well completions parse."""
+"""Metrics of one model's graded samples: pass@k with intervals, rules, statuses, and parsing failures."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from lora_grpo.evaluation import pass_at_k
 from lora_grpo.evaluation.results import GREEDY, Result
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
-"""Statuses of completions from which no answer could be read."""
+"""Statuses of completions without a readable answer."""
 _RULES = ("strict", "flexible", "robust")
 
 Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
-"""A 95 % interval: its low and high end, as fractions."""
+"""Lower and upper bound of a 95% interval, as fractions."""
 
 
 class Schema(BaseModel):
-    """A part of report.json: exact types, finite numbers, unknown keys ignored."""
+    """Base class for parts of report.json: strict types, finite numbers, unknown keys ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Source(Schema):
-    """Where a model's samples come from; None where it does not apply or is not known."""
+    """Where a model's samples come from. A field is None if it does not apply or is unknown."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    """Hub id or path of the model, or of the base below the adapter."""
+    """Hub id or path of the model, or of the adapter's base model."""
     revision: str | None = None
-    """Its Hub commit."""
+    """Hub commit of the model."""
     weights_sha256: str | None = None
-    """SHA-256 over its weights, where it was read from a folder."""
+    """SHA-256 of the model's weights, if it was loaded from a folder."""
     adapter_sha256: str | None = None
-    """SHA-256 over the adapter's weights and configuration."""
+    """SHA-256 of the adapter's weights and configuration."""
     samples_sha256: str | None = None
-    """SHA-256 of a file of samples made elsewhere."""
+    """SHA-256 of a samples file from another tool."""
     bits: int | None = None
     """Precision of the weights: 4 or 16."""
     engine: str | None = None
@@ -56,39 +56,39 @@ class CurvePoint(Schema):
 
 
 class Measurement(Schema):
-    """The figures of one model."""
+    """The metrics of one model."""
 
     label: str
     """The model's name in tables."""
     scores: dict[str, float]
-    """`pass@k` of each requested k, and `greedy` where there are greedy samples; fractions."""
+    """`pass@k` for each requested k, and `greedy` if there are greedy samples, as fractions."""
     intervals: dict[str, Bounds]
     """The 95 % interval of each score."""
     curve: list[CurvePoint]
-    """pass@k over k, up to the fewest samples of a task."""
+    """pass@k for a range of k, up to the smallest number of samples of a task."""
     tasks: int
     samples: int
     statuses: dict[str, int]
-    """Samples by status."""
+    """Number of samples by status."""
     rules: dict[str, int]
-    """Samples that pass each rule of the task."""
+    """Number of samples that pass each rule of the task."""
     health: dict[str, float]
-    """Samples that are `unparsed`, `truncated`, `timeouts` or `crashes`, and `mean_tokens`."""
+    """Number of samples that are `unparsed`, `truncated`, `timeouts` or `crashes`, and `mean_tokens`."""
     source: Source
 
 
 def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[int], seed: int) -> Measurement:
-    """Return the figures of one model's graded samples.
+    """Return the metrics of one model's graded samples.
 
     Args:
         label: the model's name in tables.
         results: its graded samples.
-        source: where they come from.
-        ks: the k of pass@k to report; the curve has more.
+        source: where the samples come from.
+        ks: values of k for the reported pass@k. The curve has more values.
         seed: seed of the bootstrap.
 
     Raises:
-        UserError: a k exceeds the samples of a task.
+        UserError: a k exceeds the number of samples of a task.
     """
     scores: dict[str, float] = {}
     intervals: dict[str, list[float]] = {}
@@ -120,7 +120,7 @@ def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[
 
 
 def counts_by_task(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, int]]:
-    """Return (samples, passed) of each task, sorted by task_id: of greedy samples or of all others."""
+    """Return (samples, passed) for each task, sorted by task_id, counting either greedy samples or all others."""
     total: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     for result in results:
@@ -139,7 +139,7 @@ def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, floa
     health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
     if "strict" not in results[0]:  # programs
         health |= {"timeouts": statuses["timeout"], "crashes": statuses["crashed"] + statuses["memory"]}
-    # Samples made elsewhere may have keys of the same names with any meaning.
+    # Samples from other tools may use these keys with another meaning.
     lengths = [result["num_tokens"] for result in results if isinstance(result.get("num_tokens"), int)]
     if lengths:
         health["truncated"] = sum(bool(result.get("truncated")) for result in results)
@@ -148,5 +148,5 @@ def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, floa
 
 
 def _curve_ks(fewest: int) -> set[int]:
-    """Return every k up to 10, then powers of two, and the largest."""
+    """Return every k up to 10, then powers of two, and the largest possible k."""
     return {k for k in (*range(1, 11), *(2**power for power in range(4, 20)), fewest) if k <= fewest}

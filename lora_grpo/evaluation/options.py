@@ -1,4 +1,4 @@
-"""The flags of `scripts/evaluate.py`, and how a model is sampled where flags and its run's settings meet."""
+"""The flags of `scripts/evaluate.py`, and how they are combined with the settings of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lora_grpo.evaluation.run import RowSampling
 from lora_grpo.tasks import CODE_TASKS, get_task, runs_programs
 
 DEFAULT_MAX_TOKENS = 512
-"""Longest completion of a model without a run; half of its context where that is less."""
+"""Longest completion of a model without a run, in tokens. The limit is half of the context if that is less."""
 
 _FOR_MODELS = (
     *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "few_shot_data"),
@@ -37,15 +37,15 @@ class EvaluateOptions:
     task: TaskName | None = None
     """Task to evaluate on; default: the evaluation task of the run."""
     compare: str | None = None
-    """Second model to evaluate on the same rows with the same seeds and to compare with: `base` (the base of the
-    adapter), or anything that can be evaluated."""
+    """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter), or any
+    other target."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     output_dir: Path | None = None
-    """Folder of results and report; default: evaluation/<task>-<hash> in the run, or
+    """Folder for results and report; default: evaluation/<task>-<hash> in the run, or
     outputs/evaluation/<name>-<task>-<hash>."""
     overwrite: bool = False
-    """Delete the other evaluation that --output-dir holds."""
+    """Delete another evaluation in --output-dir."""
     data: str | None = None
     """Rows of the task: a JSON Lines file, optionally gzipped, or a Hub dataset; default: those of the run, or the
     task's own dataset."""
@@ -75,7 +75,7 @@ class EvaluateOptions:
     bits: Literal[4, 16] | None = None
     """Precision of the weights: 4 (NF4, as in training) or 16; default: that of the run, else 16."""
     base: str | None = None
-    """Base model of an adapter, if it is no longer where the adapter's configuration says."""
+    """Base model of an adapter, if the one in the adapter's configuration has moved."""
     revision: str | None = None
     """Hub commit, branch or tag of the model."""
     trust_remote_code: bool = False
@@ -85,10 +85,10 @@ class EvaluateOptions:
 
     @property
     def target(self) -> str:
-        """What to evaluate, from the positional argument or --samples.
+        """The target to evaluate, from the positional argument or --samples.
 
         Raises:
-            UserError: both were passed, or neither.
+            UserError: both or neither were passed.
         """
         if self.what is not None and self.samples is not None:
             raise UserError(f"got both {self.what} and --samples {self.samples}; pass one of them")
@@ -97,10 +97,10 @@ class EvaluateOptions:
         return self.what or str(self.samples)
 
     def check(self) -> None:
-        """Refuse values out of range.
+        """Check that values are in range.
 
         Raises:
-            UserError: names the first.
+            UserError: a value is out of range.
         """
         for name, fits, expected in (
             ("num_samples", lambda n: n >= 1, "at least 1"),
@@ -120,10 +120,10 @@ class EvaluateOptions:
         sandbox.check_settings(self.sandbox)
 
     def check_for_files(self) -> None:
-        """Refuse flags for models where only files of samples are evaluated.
+        """Check that no flag for models is set. Called if only files of samples are evaluated.
 
         Raises:
-            UserError: names the first.
+            UserError: a flag for models is set.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in _FOR_MODELS:
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The settings that determine samples and verdicts, besides the rows and the model."""
+        """The settings that determine samples and verdicts, in addition to the rows and the model."""
         programs = runs_programs(self.data)
         return {
             "task": self.task,
@@ -176,7 +176,7 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None, context: 
         context: the model's context length in tokens, if known.
 
     Raises:
-        UserError: no task is given, or settings contradict each other.
+        UserError: no task is specified, or settings conflict.
     """
     settings = run["config"] if run else None
     of_run = DataConfig(**settings["data"]) if settings else None

@@ -1,10 +1,10 @@
-"""Statistics of an evaluation: pass@k, its interval, and paired tests of two models.
+"""Statistics of an evaluation: pass@k, confidence intervals, and paired tests of two models.
 
 - One sample per task (pass or fail): `wilson_interval`, `mcnemar_exact`.
 - Several samples per task (pass@k between 0 and 1): `bootstrap_interval`, `paired_permutation`.
 
-Both kinds are compared with `difference_interval` and `minimum_detectable_change`. The tasks are the random sample: an
-interval covers the rate on all tasks like these, and a comparison pairs each task with itself.
+Both are compared with `difference_interval` and `minimum_detectable_change`. The tasks are treated as a random sample.
+An interval is for the rate on all tasks of this kind, and comparisons are paired by task.
 """
 
 import math
@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from lora_grpo.errors import UserError
 
 _CHUNK_NUMBERS = 2_000_000
-"""Random numbers in memory at once: 16 MB."""
+"""Maximum number of random numbers in memory (16 MB)."""
 
 
 class Interval(NamedTuple):
-    """A confidence interval, as fractions (0.42 is 42 %)."""
+    """A confidence interval, as fractions (0.42 is 42%)."""
 
     low: float
     high: float
@@ -32,12 +32,12 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of k samples of a task is correct.
 
     Args:
-        num_samples: n, samples of the task.
-        num_correct: c, how many of them passed.
-        k: number of samples the estimate is for, 1 to n.
+        num_samples: n, number of samples of the task.
+        num_correct: c, number of samples that passed.
+        k: number of samples that the estimate is for, 1 to n.
 
     Returns:
-        1 - C(n-c, k) / C(n, k), with the operations of HumanEval's harness, so that every digit agrees.
+        1 - C(n-c, k) / C(n, k), computed with the same operations as HumanEval's harness, so that every digit agrees.
 
     Raises:
         UserError: k is outside 1..n, or c outside 0..n.
@@ -56,12 +56,12 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def estimate(counts: Sequence[tuple[int, int]], k: int, seed: int) -> tuple[NDArray[np.float64], Interval]:
-    """Estimate pass@k of every task, and the 95 % interval of their mean.
+    """Estimate pass@k for every task, and the 95% interval of the mean.
 
     Args:
-        counts: (samples, passed) of each task.
-        k: number of samples the estimate is for, at most the fewest samples of a task.
-        seed: seed of the bootstrap, used if tasks have several samples; with one sample each the interval is Wilson's.
+        counts: (samples, passed) for each task.
+        k: number of samples that the estimate is for, at most the smallest number of samples of a task.
+        seed: seed of the bootstrap, used if any task has several samples. If all have one, the interval is Wilson's.
     """
     values = np.array([pass_at_k(samples, passed, k) for samples, passed in counts])
     if all(samples == 1 for samples, _ in counts):
@@ -73,15 +73,15 @@ def wilson_interval(num_correct: int, num_trials: int, confidence: float = 0.95)
     """Return the confidence interval of a pass rate with one pass-or-fail trial per task.
 
     Args:
-        num_correct: tasks that passed.
-        num_trials: tasks tried, 1 or more.
+        num_correct: number of tasks that passed.
+        num_trials: number of tasks, 1 or more.
         confidence: fraction of such intervals that contain the true rate.
 
     Returns:
-        The score interval; never of zero width, never outside 0..1.
+        The score interval. It is always within 0..1 and wider than zero.
 
     Raises:
-        UserError: counts out of range.
+        UserError: the counts are out of range.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """
@@ -92,7 +92,7 @@ def wilson_interval(num_correct: int, num_trials: int, confidence: float = 0.95)
     center = rate + z * z / (2 * num_trials)
     half_width = z * math.sqrt(rate * (1 - rate) / num_trials + z * z / (4 * num_trials**2))
     scale = 1 + z * z / num_trials
-    low = 0.0 if num_correct == 0 else (center - half_width) / scale  # rounding would leave ±1e-18
+    low = 0.0 if num_correct == 0 else (center - half_width) / scale  # avoids a rounding error of ±1e-18
     high = 1.0 if num_correct == num_trials else (center + half_width) / scale
     return Interval(low, high)
 
@@ -100,21 +100,21 @@ def wilson_interval(num_correct: int, num_trials: int, confidence: float = 0.95)
 def bootstrap_interval(
     per_task_values: ArrayLike, confidence: float = 0.95, num_resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Return the bootstrap interval of the mean over tasks; resampling tasks includes the noise of their samples.
+    """Return the bootstrap interval of the mean over tasks. Resampling tasks also accounts for the noise of samples.
 
     Args:
         per_task_values: (tasks,) fractions in 0..1, such as pass@k.
-        confidence: fraction of such intervals that contain the true mean; fewer do below about 30 tasks.
+        confidence: fraction of such intervals that contain the true mean. It is lower below about 30 tasks.
         num_resamples: number of resampled means.
         seed: seed of the resampling.
 
     Returns:
-        The percentile interval. If all tasks have the same value v, resampling would give zero width; instead the
-        Wilson bound u on "0 of these tasks differ from v" gives the lowest and highest mean if a fraction u did. For
-        all 0 or all 1 this equals `wilson_interval` with tasks as trials.
+        The percentile interval. If all tasks have the same value v, resampling would give zero width. In this case, u
+        is the upper Wilson bound for "0 of these tasks differ from v", and the interval has the lowest and highest mean
+        that are possible if a fraction u of tasks differs. If v is 0 or 1, this equals `wilson_interval` over tasks.
 
     Raises:
-        UserError: no tasks, or values outside 0..1.
+        UserError: there are no tasks, or values are outside 0..1.
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
@@ -128,7 +128,7 @@ def difference_interval(
     num_resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Return the bootstrap interval of the mean change, after minus before; see `bootstrap_interval`.
+    """Return the bootstrap interval of the mean change, after minus before. See `bootstrap_interval`.
 
     Args:
         before_values: (tasks,) fractions in 0..1, or pass-or-fail.
@@ -138,17 +138,18 @@ def difference_interval(
 
 
 def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
-    """Test whether two models pass at the same rate, with one pass-or-fail sample of each per task.
+    """Test whether two models have the same pass rate, with one pass-or-fail sample per model and task.
 
     Args:
         before: (tasks,) booleans.
         after: (tasks,) booleans of the same tasks in the same order.
 
     Returns:
-        Two-sided p: twice the smaller binomial tail over the tasks that changed, at most 1; 1 if none did.
+        The two-sided p-value: twice the smaller binomial tail over the tasks that changed, at most 1. It is 1 if no
+        task changed.
 
     Raises:
-        UserError: no tasks, lengths that differ, or values other than pass and fail.
+        UserError: there are no tasks, the lengths differ, or a value is not pass or fail.
 
     Source: McNemar 1947, doi:10.1007/BF02295996, with exact binomial tails.
     """
@@ -156,7 +157,7 @@ def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
     if not np.isin(np.asarray([before, after], dtype=np.float64), (0.0, 1.0)).all():
         raise UserError("mcnemar_exact got fractions, expected pass or fail; use paired_permutation for sampled pass@1")
     gained, lost = int((changes > 0).sum()), int((changes < 0).sum())
-    term, tail = 1, 0  # whole numbers: term runs through C(gained + lost, i)
+    term, tail = 1, 0  # exact integers; term is C(gained + lost, i)
     for i in range(min(gained, lost) + 1):
         tail += term
         term = term * (gained + lost - i) // (i + 1)
@@ -171,21 +172,21 @@ def paired_permutation(
     Args:
         before_values: (tasks,) fractions in 0..1, such as pass@1 of many samples.
         after_values: (tasks,) of the same tasks in the same order.
-        num_permutations: random swaps; if there are no more than this in all, each is tried once instead.
+        num_permutations: number of random swaps. If there are no more possible swaps than this, each is tried once.
         seed: seed of the swaps.
 
     Returns:
-        Two-sided p; never 0, because the observed swap counts.
+        The two-sided p-value. It is never 0, because the observed assignment is counted.
 
     Raises:
-        UserError: no tasks, lengths that differ, or values outside 0..1.
+        UserError: there are no tasks, the lengths differ, or values are outside 0..1.
 
-    Source: Phipson and Smyth 2010 (arXiv:1603.05766), for counting the observed swap.
+    Source: Phipson and Smyth 2010 (arXiv:1603.05766), for counting the observed assignment.
     """
     changes = _changes(before_values, after_values)
-    changes = changes[changes != 0]  # swapping equals changes nothing
+    changes = changes[changes != 0]  # swapping equal values has no effect
     sizes, counts = np.unique(np.abs(changes), return_counts=True)
-    observed = abs(changes.sum()) - 1e-9 * np.abs(changes).sum()  # a tie must stay a tie under rounding
+    observed = abs(changes.sum()) - 1e-9 * np.abs(changes).sum()  # keeps ties under rounding
     if 2**changes.size <= num_permutations:
         sums = np.zeros(1)
         for change in changes:
@@ -194,7 +195,7 @@ def paired_permutation(
     rng = np.random.default_rng(seed)
     num_as_extreme = 1
     for rows in _chunks(num_permutations, sizes.size):
-        num_positive = rng.binomial(counts, 0.5, size=(rows, sizes.size))  # tasks with changes of one size, at once
+        num_positive = rng.binomial(counts, 0.5, size=(rows, sizes.size))  # per size of change
         num_as_extreme += int((np.abs((2 * num_positive - counts) @ sizes) >= observed).sum())
     return num_as_extreme / (num_permutations + 1)
 
@@ -202,24 +203,24 @@ def paired_permutation(
 def minimum_detectable_change(
     before_values: ArrayLike, after_values: ArrayLike, power: float = 0.8, alpha: float = 0.05
 ) -> float | None:
-    """Return the smallest true change that this evaluation would detect.
+    """Return the smallest true change that the evaluation would detect.
 
     Args:
         before_values: (tasks,) fractions in 0..1, or pass-or-fail.
         after_values: (tasks,) of the same tasks in the same order.
         power: probability that a change of the returned size is detected.
-        alpha: largest two-sided p that counts as detected.
+        alpha: largest two-sided p-value that counts as detected.
 
     Returns:
         The change of the mean, as a fraction, by the normal approximation: (z_power + z_alpha/2) · sd / sqrt(tasks).
-        If almost nothing changed, sd is too small: a change would itself add variance, so the result is at least what
-        it takes if every changed task moves one way by the smallest observed step (a whole task if none). None if so
-        few tasks cannot detect any change.
+        If few tasks changed, sd is too small, because a change would itself add variance. The result is therefore at
+        least the change needed if every changed task moves in the same direction by the smallest observed step (1 if no
+        task changed). None if there are too few tasks to detect any change.
 
     Raises:
-        UserError: no tasks, lengths that differ, or values outside 0..1.
+        UserError: there are no tasks, the lengths differ, or values are outside 0..1.
 
-    Source: Miller 2024 (arXiv:2411.00640), power analysis, with the paired variance measured.
+    Source: Miller 2024 (arXiv:2411.00640), power analysis, here with the measured paired variance.
     """
     z = NormalDist().inv_cdf(power) + NormalDist().inv_cdf(1 - alpha / 2)
     changes = _changes(before_values, after_values)
@@ -227,7 +228,7 @@ def minimum_detectable_change(
     step = float(np.abs(changes[changes != 0]).min(initial=1.0))
     by_step = step * z * z / (changes.size + z * z)  # solves change = z · sqrt((step · change - change²) / tasks)
     change = max(by_spread, by_step)
-    smallest_p = 2.0 ** (1 - changes.size)  # every task moved the same way
+    smallest_p = 2.0 ** (1 - changes.size)  # if all tasks move in the same direction
     return change if change <= 1 and smallest_p <= alpha else None
 
 
@@ -240,7 +241,7 @@ def _bootstrap_mean(
         low, high = ((1 - unseen) * float(distinct[0]) + unseen * bound for bound in bounds)
         return Interval(low, high)
     rng = np.random.default_rng(seed)
-    # Sampling the count of each distinct value is sampling tasks with replacement, and pass@k has few values.
+    # Sampling the count of each distinct value is equivalent to resampling tasks, and pass@k has few distinct values.
     share = counts / values.size
     draws = (rng.multinomial(values.size, share, size=rows) for rows in _chunks(num_resamples, distinct.size))
     means = np.concatenate([draw @ distinct for draw in draws]) / values.size
@@ -257,7 +258,7 @@ def _changes(before: ArrayLike, after: ArrayLike) -> NDArray[np.float64]:
     first, second = _fractions(before), _fractions(after)
     if first.size != second.size:
         raise UserError(f"got {first.size} tasks before, {second.size} after; evaluate both models on the same tasks")
-    return np.round(second - first, 12)  # 0.3 - 0.2 and 0.2 - 0.1 are one change, and one distinct value
+    return np.round(second - first, 12)  # so that 0.3 - 0.2 equals 0.2 - 0.1
 
 
 def _fractions(values: ArrayLike) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""An evaluation's report: the schema of report.json, and its tables for a terminal and a pull request."""
+"""The report of an evaluation: the schema of report.json, and tables for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lora_grpo.tasks import CODE_TASKS
 
 REPORT = "report.json"
 _LISTED = 20
-"""Fixed or regressed tasks that report.md names; report.json has all."""
+"""Maximum number of fixed or regressed tasks listed in report.md. report.json has all of them."""
 
 Table = tuple[list[str], list[tuple[str, ...]]]
 """Headings and rows."""
@@ -30,9 +30,9 @@ class Sampling(Schema):
 
     prompt_style: str
     few_shot: int
-    """Worked examples before each question."""
+    """Number of worked examples before each question."""
     num_samples: int
-    """Sampled completions of each row."""
+    """Number of completions per row."""
     temperature: float
     """Softmax temperature; 0 is greedy."""
     top_p: float
@@ -40,29 +40,29 @@ class Sampling(Schema):
 
 
 class Protocol(Schema):
-    """What two evaluations must have in common for their scores to be compared."""
+    """The settings that two evaluations must share for their scores to be comparable."""
 
     task: str
     rows: int
-    """Rows of the evaluation set."""
+    """Number of rows in the evaluation set."""
     data_sha256: str
-    """SHA-256 over the rows."""
+    """SHA-256 of the rows."""
     data_source: str | None = None
-    """File or Hub dataset of the rows; None is the task's own dataset."""
+    """File or Hub dataset of the rows; None for the task's own dataset."""
     left_out_as_trained_on: int = 0
-    """Rows of the benchmark that were left out because the run trained on them."""
+    """Number of benchmark rows that were left out because the run trained on them."""
     contaminated: list[str]
-    """Labels of the models that were trained on rows of this evaluation."""
+    """Labels of the models that were trained on evaluated rows."""
     sampling: Sampling | None = None
     """None for files of samples."""
     grading: str
-    """What counts as an answer."""
+    """Description of how answers are graded."""
     sandbox: str | None = None
-    """How programs were isolated; None where none ran."""
+    """How programs were isolated; None if no programs were run."""
     seed: int
     """Seed of the rows, the samples and the intervals."""
     version: str = __version__
-    """Version of this kit."""
+    """Version of this package."""
 
 
 class Report(Schema):
@@ -72,7 +72,7 @@ class Report(Schema):
     evaluated: Measurement
     baseline: Measurement | None
     table: list[Comparison]
-    """Baseline against evaluated, a row for each score."""
+    """Comparison of the baseline with the evaluated model, one row per score."""
     fixed: list[TaskChange]
     regressed: list[TaskChange]
 
@@ -83,7 +83,7 @@ class Report(Schema):
 
     @property
     def title(self) -> str:
-        """Task, samples and sampling settings in one line."""
+        """Task, number of samples and sampling settings in one line."""
         protocol, sampling = self.protocol, self.protocol.sampling
         title = f"{protocol.task}: {self.evaluated.samples} samples of {self.evaluated.tasks} tasks"
         if sampling:
@@ -95,7 +95,7 @@ class Report(Schema):
         return title
 
     def scores_table(self) -> Table:
-        """Return the scores with their intervals, and the comparison where there is a baseline."""
+        """Return the scores with their intervals, and the comparison if there is a baseline."""
         if self.baseline:
             headings = ["", self.baseline.label, self.evaluated.label, "difference", "p"]
             return headings, [_comparison_cells(row) for row in self.table]
@@ -106,7 +106,7 @@ class Report(Schema):
         ]
 
     def details_table(self) -> Table:
-        """Return rules, statuses and health, a column for each model."""
+        """Return rules, statuses and health, with one column per model."""
         rows: list[tuple[str, ...]] = []
         for group, suffix in (("rules", " rule"), ("statuses", ""), ("health", "")):
             values = [getattr(model, group) for model in self.models]
@@ -133,7 +133,7 @@ class Report(Schema):
         return sentences
 
     def markdown(self) -> str:
-        """Return the report for a pull request."""
+        """Return the report as Markdown."""
         lines = [self.title, ""]
         for headings, rows in (self.scores_table(), self.details_table()):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
@@ -143,7 +143,7 @@ class Report(Schema):
         return "\n".join([*lines, "", "Protocol: `" + json.dumps(self.protocol.model_dump()) + "`", ""])
 
     def show(self) -> None:
-        """Print the title, the scores and one sentence."""
+        """Print the title, the scores and a one-line summary."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -177,10 +177,10 @@ class Graded:
 
 
 def make_report(protocol: Protocol, ks: Sequence[int], evaluated: Graded, baseline: Graded | None = None) -> Report:
-    """Measure one model, or compare two on the same tasks.
+    """Measure one model, or compare two models on the same tasks.
 
     Raises:
-        UserError: the tasks differ, or a k exceeds the samples of a task.
+        UserError: the tasks differ, or a k exceeds the number of samples of a task.
     """
     seed = protocol.seed
     table: list[Comparison] = []
@@ -200,7 +200,7 @@ def make_report(protocol: Protocol, ks: Sequence[int], evaluated: Graded, baseli
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Write report.json, with the evaluated model's scores at its top, and report.md."""
+    """Write report.json, with the scores of the evaluated model at the top level, and report.md."""
     atomic.write_json(folder / REPORT, {**report.evaluated.scores, **report.model_dump()})
     atomic.write_text(folder / "report.md", report.markdown())
 
@@ -223,7 +223,7 @@ def read_report(folder: Path) -> Report | None:
 
 
 def how_graded(task: str, *, as_program: bool = False) -> str:
-    """Return what counts as an answer to a task; `as_program`: completions are programs, nothing is extracted."""
+    """Return a description of how a task is graded. `as_program`: completions are whole programs."""
     if task not in CODE_TASKS:
         return "one number on the line of the last ####, \\boxed{} or <answer>, compared by value (`robust`)"
     program = "the completion as it is" if as_program else "the last code block that defines the function"
@@ -231,12 +231,12 @@ def how_graded(task: str, *, as_program: bool = False) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape characters that would move a terminal's cursor or cannot be encoded: names come from files."""
+    """Escape control characters and characters that cannot be encoded, because names come from files."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 _LENGTH = "mean_tokens"
-"""The one entry of `health` that is not a count of samples."""
+"""The only entry of `health` that is not a count of samples."""
 
 
 def _temperature(sampling: Sampling) -> str:

@@ -1,4 +1,4 @@
-"""One graded sample, as a line of results.jsonl."""
+"""One graded sample, which is one line of results.jsonl."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 
 Result = dict[str, Any]
-"""`task_id`, `completion` (both as HumanEval's own harness reads them), `passed`, `result` in the harness's words,
-`status` (the verdict's reason), and every rule of the task. A sample of this kit also has `draw` ("greedy" or its
-number), `num_tokens` and `truncated`, and `response`, the model's text, if the completion is a part of it.
+"""`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),
+`status` (the reason for the verdict), and every rule of the task. This package's samples also have `draw` ("greedy" or
+a number), `num_tokens` and `truncated`. They have `response`, the model's text, if `completion` is only a part of it.
 """
 
 GREEDY = "greedy"
-"""The `draw` of a greedily decoded sample that stands beside sampled ones."""
+"""The `draw` of a greedy sample in a file that also has numbered samples."""
 
 
 def outcome(verdict: Verdict) -> Result:
-    """Return the entries that a verdict adds to a sample."""
+    """Return the entries of a result that come from the verdict."""
     if verdict.passed:
         message, status = "passed", "passed"
     else:
@@ -31,14 +31,14 @@ def sampled(task: str, row: Row, draw: str | int, response: str, verdict: Verdic
     """Return a sample with its verdict.
 
     Args:
-        task: the task that graded it.
-        row: the row it answers.
+        task: name of the task.
+        row: the row that the sample answers.
         draw: "greedy" or the number of the sample.
         response: the model's text.
         verdict: the verdict of the task's grader.
     """
     completion = response
-    if task in CODE_TASKS:  # the program that ran, without the prompt that a harness prepends
+    if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
     result: Result = {"task_id": task_id(row), "draw": draw, "completion": completion, **outcome(verdict)}
     if completion != response:
@@ -49,6 +49,6 @@ def sampled(task: str, row: Row, draw: str | int, response: str, verdict: Verdic
 
 
 def task_id(row: Mapping[str, Any]) -> str:
-    """Return a row's id in the spelling of other harnesses: EvalPlus has `Mbpp/11`."""
+    """Return a row's id as other harnesses spell it. For example, EvalPlus uses `Mbpp/11`."""
     name = str(row["id"])
     return f"Mbpp/{name.removeprefix('mbpp/')}" if name.startswith("mbpp/") else name

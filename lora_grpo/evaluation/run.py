@@ -1,4 +1,4 @@
-"""Sample and grade evaluation rows, writing results as they are made so that a killed evaluation continues."""
+"""Sample and grade evaluation rows. Results are written as they are produced, so a killed evaluation resumes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completio
 from lora_grpo.tasks import Row, chat, grade_all
 
 _UNIT = 256
-"""Completions between two writes; a killed evaluation repeats no more."""
+"""Number of completions between two writes. A killed evaluation repeats at most this many."""
 _STREAMED_UNIT = 64
-"""The same for a sampler that returns completions as they finish."""
+"""Number of completions between two writes for a sampler that streams completions."""
 
 
 @dataclass(frozen=True)
 class RowSampling(SamplingParams):
-    """How each row is sampled: one completion if the temperature is 0."""
+    """How each row is sampled. One completion if the temperature is 0."""
 
     name: str = ""
-    """The `draw` of a single sample that shares a file with numbered ones."""
+    """The `draw` of a single sample in a file with numbered samples; empty for numbered samples."""
 
     @property
     def names(self) -> tuple[str | int, ...]:
@@ -40,7 +40,7 @@ class RowSampling(SamplingParams):
 
 @dataclass(frozen=True)
 class _Unit:
-    """Rows that are sampled together and are finished together or not at all."""
+    """Rows that are sampled together. A unit is either complete or repeated."""
 
     sampling: RowSampling
     rows: tuple[Row, ...]
@@ -51,10 +51,10 @@ class _Unit:
 
 
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
-    """Evaluate the run's policy on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
+    """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
     Args:
-        run: the open run; results go to `evaluation/<name>.samples.jsonl`, the rows to `evaluation/rows.jsonl`.
+        run: the open run. Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`.
         sampler: samples from the current policy.
         rows: R evaluation rows with `prompt`.
         name: `base` (without the adapter) or `trained`.
@@ -63,7 +63,7 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         R x (num_samples + 1) samples.
 
     Raises:
-        RunError: the file holds results of other rows.
+        RunError: the file contains results of other rows.
     """
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
@@ -90,28 +90,28 @@ def sample_and_grade(
     *,
     adapter: bool,
 ) -> list[Result]:
-    """Sample and grade every row, appending to a file; samples that are already in it are not repeated.
+    """Sample and grade every row, and append the results to a file. Samples in the file are not repeated.
 
-    A completion's random numbers depend only on the seed, its row's id and its number, so two models answer with the
-    same seeds, and a smaller evaluation has the same samples. A sampler that decodes a batch gets the same rows
-    together after a kill as without one, so that rounding is the same too. Several processes share the work; each
-    writes a file next to `path`, and rank 0 merges them.
+    The seed of a completion depends only on the evaluation seed, the row id and the sample number. Two models therefore
+    use the same seeds, and a smaller evaluation is a subset of a larger one. If the sampler decodes in batches, a
+    resumed evaluation uses the same batches as an uninterrupted one, so rounding is also the same. If there are several
+    processes, each writes its share to a file next to `path`, and rank 0 merges the files.
 
     Args:
-        path: the file of results.
+        path: the results file.
         sampler: samples from the current model.
         rows: R rows with `prompt`.
-        task: the task that grades them.
-        requested: how each row is sampled; each of a row's samples belongs to one of them.
+        task: the task that grades the rows.
+        requested: one or more sampling settings, each of which is applied to every row.
         seed: seed of the evaluation.
-        title: what is evaluated, for the progress line.
-        adapter: False samples from the base model.
+        title: name of the evaluated model, for the progress line.
+        adapter: if False, sample from the base model.
 
     Returns:
-        The results of every row, in the same order whether or not a process was killed.
+        The results of every row, in an order that does not depend on interruptions.
 
     Raises:
-        RunError: the file holds results of other rows.
+        RunError: the file contains results of other rows.
     """
     units = list(_units(rows, requested, sampler.streams))
     kept = distributed.broadcast_from_main(lambda: _kept(path, units))
@@ -122,7 +122,7 @@ def sample_and_grade(
         print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
     finished = {(sample["task_id"], sample["draw"]) for sample in kept}
     todo = [unit for unit in units if unit.keys[0] not in finished][distributed.rank() :: distributed.world_size()]
-    if sampler.streams:  # all at once: the engine schedules them
+    if sampler.streams:  # submit all rows at once; the engine schedules them
         todo = [
             _Unit(sampling, tuple(unit.rows[0] for unit in same))
             for sampling, same in groupby(todo, key=lambda unit: unit.sampling)
@@ -159,7 +159,7 @@ def sample_and_grade(
 
 
 def finished_samples(path: Path, rows: Sequence[Row], requested: Sequence[RowSampling]) -> list[Result] | None:
-    """Return the results of a finished evaluation, or None if any is missing; arguments as in `sample_and_grade`."""
+    """Return the results of a finished evaluation, or None if any are missing. See `sample_and_grade` for arguments."""
     keys = [key for unit in _units(rows, requested, streams=False) for key in unit.keys]
     found = _found(path)
     return [found[key] for key in keys] if found.keys() == set(keys) else None
@@ -168,7 +168,7 @@ def finished_samples(path: Path, rows: Sequence[Row], requested: Sequence[RowSam
 def _sample_parts(
     sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
 ) -> Iterator[list[tuple[Row, list[SampledTokens]]]]:
-    """Yield the unit's rows with their completions, in parts that are written together."""
+    """Yield the rows of a unit with their completions, in parts that are written together."""
     sampling, part = unit.sampling, []
     seeds = [completion_seed(seed, row["id"], name) for row in unit.rows for name in sampling.names]
     for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], sampling, seeds):
@@ -181,7 +181,7 @@ def _sample_parts(
 
 
 def _units(rows: Sequence[Row], requested: Sequence[RowSampling], streams: bool) -> Iterator[_Unit]:
-    """Split the work into units of rows of similar length, so that batches need little padding."""
+    """Split the work into units of rows with similar length, so that batches need little padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
     for sampling in requested:
         size = 1 if streams else max(1, _UNIT // sampling.num_samples)
@@ -190,7 +190,7 @@ def _units(rows: Sequence[Row], requested: Sequence[RowSampling], streams: bool)
 
 
 def _shares(path: Path) -> list[Path]:
-    """Return the files of other ranks; they remain after a kill, and any number of ranks can continue."""
+    """Return the files of all ranks. They remain after a kill, and any number of ranks can resume from them."""
     return sorted(path.parent.glob(f"{path.name}.rank*"))
 
 
@@ -203,7 +203,7 @@ def _found(path: Path) -> dict[tuple[str, str | int], Result]:
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
-    """Return the results of finished units in order, and rewrite the file if it holds anything else."""
+    """Return the results of finished units in order, and remove everything else from the file."""
     shares = _shares(path)
     if not path.exists() and not shares:
         return []

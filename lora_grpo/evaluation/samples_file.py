@@ -1,12 +1,12 @@
 """Grade files of samples in the format of HumanEval's harness: one JSON object per line, `task_id` and `completion`.
 
-What a completion is:
+The meaning of `completion` depends on the task:
 
 - humaneval: the text after the prompt. The program is prompt + completion, then the tests and `check(entry_point)`, as
-  in the harness. Nothing is extracted or cut, so a code fence or prose is a syntax error.
+  in the harness. Nothing is extracted or removed, so a code fence or prose is a syntax error.
 - mbpp, starter-code: the whole program. MBPP's `task_id` is `mbpp/11`, `Mbpp/11` or 11.
-- gsm8k, starter: the model's answer; GSM8K's `task_id` is `gsm8k/test/N`, with N the row's number from 0. A sample
-  passes by the `robust` rule; its result has every rule.
+- gsm8k, starter: the model's answer. GSM8K's `task_id` is `gsm8k/test/N`, where N is the row index, starting at 0. The
+  `robust` rule determines whether a sample passes. The result contains all rules.
 
 Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 """
@@ -30,15 +30,15 @@ from lora_grpo.progress import Progress
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, gsm8k, mbpp
 
 _CHUNK = 256
-"""Samples between two writes; a killed evaluation repeats no more."""
+"""Number of samples between two writes. A killed evaluation repeats at most this many."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of a file of samples."""
+    """One line of a samples file."""
 
     line: Mapping[str, Any]
-    """The whole line; results keep its keys."""
+    """The whole line. Results keep its keys."""
     row: Row
 
     @property
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleFile:
-    """A validated file, and the rows that its samples answer."""
+    """A validated samples file, and the rows that its samples answer."""
 
     task: str
     samples: list[Sample]
@@ -59,27 +59,28 @@ class SampleFile:
 
     @property
     def fewest(self) -> int:
-        """The fewest samples of a task that has any."""
+        """The smallest number of samples of a task that has samples."""
         return min(Counter(sample.row["id"] for sample in self.samples).values())
 
     def results_by_task(self, results: Sequence[Result]) -> list[Result]:
-        """Return the results with one spelling of each task_id."""
+        """Return the results with a normalized task_id."""
         pairs = zip(self.samples, results, strict=True)
         return [{**result, "task_id": harness_id(sample.row)} for sample, result in pairs]
 
 
 def read(path: Path, task: str, data: str | None, style: str | None, limits: sandbox.Settings) -> SampleFile:
-    """Read a file of samples, and the rows of its task.
+    """Read a samples file and the rows of its task.
 
     Args:
         path: JSON Lines, optionally gzipped.
-        task: what the samples answer.
-        data: rows of the task: a file, a Hub dataset, or None for the task's own.
-        style: answer format that GSM8K's strict rule expects; None is `hashes`, the format of the dataset.
+        task: the task that the samples answer.
+        data: rows of the task: a file, a Hub dataset, or None for the task's own data.
+        style: answer format that the strict rule expects. None is `hashes` for GSM8K (the format of the dataset), else
+            `xml`.
         limits: limits of the programs that are run.
 
     Raises:
-        UserError: a file is missing, empty or malformed, a task_id is unknown, or tests cannot decide anything.
+        UserError: a file is missing, empty or malformed, a task_id is unknown, or the tests of a row are invalid.
     """
     style = style or ("hashes" if task == "gsm8k" else "xml")
     rows = _rows(task, data, style)
@@ -101,12 +102,12 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
     """Grade every sample that has no result yet, and return all results.
 
     Args:
-        file: what `read` returned.
-        target: the file of results; a killed evaluation continues after its last whole chunk.
+        file: from `read`.
+        target: the results file. A killed evaluation resumes after the last complete chunk.
 
     Raises:
-        RunError: a row's tests cannot run, or the sandbox cannot.
-        UserError: the file of results does not fit the samples.
+        RunError: the sandbox or the tests of a row cannot be run.
+        UserError: the results file does not match the samples.
     """
     results: list[Result] = json_files.read_finished_lines(target)
     for sample, result in zip(file.samples, results, strict=False):
@@ -131,7 +132,7 @@ def grade(file: SampleFile, target: Path) -> list[Result]:
 
 
 def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
-    """Return the rows by the task_id that samples use."""
+    """Return the rows by the task_id used in samples files."""
     if task == "mbpp":
         return {row["id"]: row for row in mbpp.read(data)}
     loaded = get_task(task).load("eval", data, None, 0)

@@ -1,4 +1,4 @@
-"""Models: what a name refers to, the base model, the trainable policy, and how much memory they take.
+"""Models: resolve names, load the base model and the trainable policy, and estimate memory.
 
 check_model(config)                        # without torch
 policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
@@ -7,11 +7,11 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 step = memory.parts(Shape.of(config_json), memory.Step(...))
 
 target       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-base_model   finds, checks and loads the base model and its tokenizer
-policy       the base model with a new adapter, by PEFT or Unsloth
+base_model   finds, checks and loads the base model and its tokenizer; sets up torch
+policy       loads the base model with a new adapter, using PEFT or Unsloth
 adapter      saves and loads an adapter
-shape        the sizes of a transformer, read from its config.json
-memory       the bytes of a GRPO step by part, from the shape alone
+shape        the dimensions of a transformer, read from its config.json
+memory       estimates the memory of each part of a GRPO step from the shape
 """
 
 from lora_grpo.models import base_model, memory

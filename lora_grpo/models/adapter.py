@@ -1,4 +1,4 @@
-"""Saves and loads the adapter, as a folder that PEFT, vLLM and Unsloth read."""
+"""Save and load an adapter in the folder format of PEFT, which vLLM and Unsloth also read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:
     with atomic.new_folder(path) as folder:
         model.save_pretrained(folder, selected_adapters=["default"])
         tokenizer.save_pretrained(folder)
-        # PEFT's model card is a template with the local path of the base.
+        # PEFT's model card is only a template that contains the local path of the base.
         (folder / "README.md").unlink(missing_ok=True)
         (folder / "adapter_model.safetensors").chmod(0o644)
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        # PEFT writes this set in hash order, which differs between runs.
+        # PEFT writes this set in hash order, which differs between processes.
         if isinstance(settings["target_modules"], list):
             settings["target_modules"].sort()
         atomic.write_json(folder / "adapter_config.json", settings)

@@ -1,4 +1,4 @@
-"""The base model: found in a folder or on the Hub, loaded in 4 or 16 bits, and kept frozen."""
+"""The base model: find it in a folder or on the Hub, load it in 4 or 16 bits, and keep it frozen."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def source(name: str) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a name is a folder's rather than a Hub id such as `owner/name`."""
+    """Return whether a name is a folder rather than a Hub id such as `owner/name`."""
     return name != STARTER and (name.startswith(("/", "./", "../", "~")) or Path(name).exists() or name.count("/") > 1)
 
 
 def check_folder(name: str, flag: str) -> None:
-    """Check that a folder contains a model, without importing torch; a Hub id passes.
+    """Check that a folder contains a model, without importing torch. A Hub id is not checked.
 
     Args:
-        name: of the model.
-        flag: its name in the message.
+        name: folder or Hub id of the model.
+        flag: the flag to name in error messages.
 
     Raises:
         UserError: a file is missing.
@@ -63,27 +63,27 @@ def check_folder(name: str, flag: str) -> None:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Return one SHA-256 of the names and bytes of a folder's safetensors files."""
+    """Return a SHA-256 of the names and contents of the safetensors files in a folder."""
     files = {file.name: _known_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache
 def _known_sha256(path: Path, changed: int) -> str:
-    """Return a file's SHA-256, cached by modification time: a base model has gigabytes."""
+    """Return the SHA-256 of a file, cached by modification time because a base model has gigabytes."""
     return atomic.sha256(path)
 
 
 def wait_without_spinning() -> None:
-    """Make OpenMP threads sleep while they wait; call this before torch is imported.
+    """Make OpenMP threads sleep while they wait. Call this before torch is imported.
 
-    On busy cores spinning is many times slower, and on idle ones it gains next to nothing (docs/benchmarks.md).
+    Spinning is many times slower on busy cores, and hardly faster on idle ones (docs/benchmarks.md).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def prepare_torch(seed: int) -> None:
-    """Import torch, seed it, silence the libraries, and make a CPU bit-exact."""
+    """Import and seed torch, silence the libraries, and make results on a CPU deterministic."""
     wait_without_spinning()
     silence_libraries()
     import torch
@@ -93,17 +93,17 @@ def prepare_torch(seed: int) -> None:
     transformers_logging.disable_progress_bar()
     set_seed(seed)
     if not torch.cuda.is_available():
-        # Threads add in a fixed order, so that two runs agree in every bit.
+        # Reductions run in a fixed order, so that two runs are bitwise equal.
         torch.use_deterministic_algorithms(True)
-        # Filling every new tensor with NaN is a debugging aid that costs time.
+        # Filling new tensors with NaN is a debugging aid that costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def silence_libraries() -> None:
-    """Silence the libraries' messages at import; call this before they are imported."""
+    """Silence the messages that libraries log on import. Call this before they are imported."""
     for name in (
         "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel for inference only
-        "torchao",  # "Failed to load ...": GPU kernels; Unsloth installs it and transformers imports it
+        "torchao",  # "Failed to load ...": GPU kernels. Unsloth installs torchao and transformers imports it
         "torch.utils._pytree",  # "... is deprecated": torchao uses it
     ):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -115,7 +115,7 @@ def compute_dtype() -> Any:
 
     if not torch.cuda.is_available():
         return torch.float32
-    # Older GPUs (T4, RTX 20) emulate bfloat16, slowly.
+    # Older GPUs (T4, RTX 20) emulate bfloat16, which is slow.
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
@@ -123,7 +123,7 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     """Return a model's config.json, without importing torch or transformers.
 
     Raises:
-        UserError: it cannot be found or read.
+        UserError: config.json cannot be found or read.
     """
     folder = Path(source(settings.name))
     try:
@@ -133,10 +133,12 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
 
 
 def _from_hub(settings: ModelConfig) -> Path:
-    """Return the path of a model's config.json in the Hub's cache, downloading it if necessary.
+    """Return the path of a model's config.json in the Hub cache, and download the file if necessary.
+
+    The Hub is checked first, because huggingface_hub (1.33) retries for half a minute if it is unreachable.
 
     Raises:
-        UserError: it is not cached, and the Hub is unreachable; huggingface_hub (1.33) alone retries for half a minute.
+        UserError: the file is not cached, and the Hub is unreachable.
     """
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -155,10 +157,10 @@ def _from_hub(settings: ModelConfig) -> Path:
 
 
 def load_base(settings: ModelConfig) -> Any:
-    """Load the model without an adapter, on the GPU if there is one.
+    """Load the model without an adapter, on the GPU if one is available.
 
     Raises:
-        UserError: it cannot be found or read.
+        UserError: the model cannot be found or read.
     """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -191,10 +193,10 @@ def load_base(settings: ModelConfig) -> Any:
 
 
 def load_tokenizer(settings: ModelConfig) -> Any:
-    """Load the model's tokenizer alone.
+    """Load only the tokenizer of a model.
 
     Raises:
-        UserError: it cannot be found or read.
+        UserError: the tokenizer cannot be found or read.
     """
     silence_libraries()
     from transformers import AutoTokenizer
@@ -205,21 +207,21 @@ def load_tokenizer(settings: ModelConfig) -> Any:
         )
     except Exception as error:  # missing or damaged files raise many types
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
-    if not tokenizer("a")["input_ids"]:  # transformers makes an empty one if the files are missing
+    if not tokenizer("a")["input_ids"]:  # transformers creates an empty tokenizer if the files are missing
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: it has no vocabulary")
     return tokenizer
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
-    """Return every token that ends a completion, and set the tokenizer's padding token if it has none.
+    """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
 
     Args:
-        generation_config: the model's.
-        tokenizer: its tokenizer.
-        name: of the model, for the message.
+        generation_config: generation configuration of the model.
+        tokenizer: tokenizer of the model.
+        name: name of the model, for error messages.
 
     Raises:
-        RunError: there is none, so completions would never end.
+        RunError: there is no end-of-sequence token, so completions would never end.
     """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -234,8 +236,9 @@ def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int
 def keep_frozen(model: Any) -> None:
     """Prevent bitsandbytes (0.50) from repacking 4-bit weights in place.
 
-    On a CPU with AVX512-BF16 its first forward pass in eval mode rounds every block's scale to bfloat16 permanently and
-    switches the layer to a kernel without a backward pass: the base drifts and the adapter stops learning.
+    On a CPU with AVX512-BF16, its first forward pass in eval mode permanently rounds all block scales to bfloat16 and
+    switches the layer to a kernel without a backward pass. The base would change, and the adapter would stop
+    learning.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -1,8 +1,8 @@
-"""The memory of a GRPO step by part, in bytes, from a model's configuration alone: no weights, no torch.
+"""Estimate the memory of each part of a GRPO step in bytes, from the model configuration only (no weights, no torch).
 
-Notation: T tokens of a micro-batch (prompts and completions), Tc its completion tokens, h hidden size, L layers, q and
-kv widths of all query and key heads, i inner size of the feed-forward part, V vocabulary. Activations have 16 bits, on
-a CPU 32. docs/memory.md shows which terms were measured against torch.
+Notation: T tokens of a micro-batch (prompts and completions), Tc completion tokens, h hidden size, L layers, q and kv
+total widths of the query heads and of the key heads, i inner size of the feed-forward block, V vocabulary size.
+Activations have 16 bits on a GPU and 32 on a CPU. docs/memory.md shows which terms were measured against torch.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from lora_grpo.models.shape import Shape
 GIB = 1024**3
 
 CONTEXT = int(0.5 * GIB)
-"""CUDA's own memory for one process. A guess: it differs between GPUs and drivers."""
+"""CUDA context of one process. This is a guess, because it differs between GPUs and drivers."""
 WORKSPACE = int(0.4 * GIB)
-"""cuBLAS workspace and gaps of torch's allocator. A guess."""
+"""cuBLAS workspace and fragmentation of torch's allocator. A guess."""
 VLLM_WORKSPACE = int(0.5 * GIB)
 """CUDA graphs and activations of a vLLM engine. A guess."""
 
 LIBRARIES = int(0.6 * GIB)
-"""Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured, docs/memory.md."""
+"""Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded. Measured in docs/memory.md."""
 
 SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 
 PICK_BYTES = 64
-"""Per sequence and vocabulary entry, of the kit's own sampler: the logits twice, probabilities, their sort with its
-workspace, and two sums in double precision."""
+"""Bytes per sequence and vocabulary entry in this package's sampler: the logits twice, probabilities, their sort with
+its workspace, and two sums in double precision."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
-"""Tokens and vocabulary entries that TRL 1.14's chunked log-probabilities hold at a time."""
+"""Number of tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The settings of a GRPO step that its memory depends on, added the model's shape."""
+    """The settings that determine the memory of a GRPO step, in addition to the model's shape."""
 
     micro_batch_size: int
-    """Completions in one forward and backward pass."""
+    """Number of completions in one forward and backward pass."""
     prompt_tokens: int
-    """Longest prompt."""
+    """Longest prompt, in tokens."""
     completion_tokens: int
-    """Longest completion."""
+    """Longest completion, in tokens."""
     sequences: int
-    """Completions that are decoded at once."""
+    """Number of completions that are decoded at once."""
     sampler: SamplerKind = "transformers"
     """`transformers` (the trained model itself), `vllm` (an engine with its own copy of the base), `shared` (Unsloth's
     engine, which shares the base with the trainer) or `merged` (an unpacked copy, on a CPU)."""
     bits: int = 4
-    """Of the base model: 4 (NF4 with double quantization) or 16."""
+    """Precision of the base model: 4 (NF4 with double quantization) or 16."""
     rank: int = 16
     targets: tuple[str, ...] = ("all-linear",)
     dora: bool = False
     optimizer: str = "adamw_torch"
     """Name of a transformers optimizer."""
     checkpointing: bool = True
-    """Gradient checkpointing: activations are recomputed in the backward pass."""
+    """Gradient checkpointing, which recomputes activations in the backward pass."""
     fused: bool = False
-    """Layers run Unsloth's kernels."""
+    """Layers use Unsloth's kernels."""
     on_cpu: bool = False
-    """Everything but the 4-bit weights is float32, without autocast."""
+    """Everything except the 4-bit weights is float32, without autocast."""
 
     @property
     def tokens(self) -> int:
@@ -73,7 +73,7 @@ class Step:
 def parts(shape: Shape, step: Step) -> dict[str, int]:
     """Return the peak memory of each part of a GRPO step in bytes.
 
-    Not all parts exist at the same time; see `phases`. `context`, `workspace` and `vllm_workspace` are guesses.
+    The parts do not all exist at the same time. See `phases`. `context`, `workspace` and `vllm_workspace` are guesses.
     """
     tensors = shape.adapter_tensors(step.rank, step.targets, dora=step.dora)
     adapter = sum(tensors)
@@ -82,9 +82,9 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     width = 4 if step.on_cpu else 2
     cached_tokens = step.sequences * (step.prompt_tokens + step.completion_tokens)
     return {
-        # vLLM dequantizes the scales at load; Unsloth's trainer shares vLLM's weights.
+        # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
         "weights": weight_bytes(shape, step.bits, double_quantized=step.sampler != "shared", width=width),
-        "adapter": 4 * adapter,  # float32; see training.make_trainer
+        "adapter": 4 * adapter,  # float32, see training.make_trainer
         "gradients": 4 * adapter,
         "optimizer": sum(optimizer_bytes(size, step.optimizer) for size in tensors),
         "activations": activations,
@@ -92,7 +92,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "logits": _logit_bytes(shape, step),
         "kv_cache": cached_tokens * kv_bytes_per_token(shape.layers, shape.keys, width),
         "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
-        # The copy, and the base weights of the layers that have an adapter.
+        # The copy, plus the base weights of layers with an adapter.
         "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(step.targets)),
         "vllm_weights": weight_bytes(shape, step.bits, double_quantized=False) if step.sampler == "vllm" else 0,
         "vllm_adapter": 2 * adapter if engine else 0,
@@ -104,18 +104,19 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
 
 
 def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[str, int]]:
-    """Return the parts that are allocated in each of the three phases of a step that need most memory.
+    """Return the parts that are allocated in each phase of a step.
 
-    `sampling` of completions; the `loss`, which needs the logits; the `backward` pass through the layers.
+    The phases are the three that need the most memory: `sampling` (generating completions), `loss` (which needs the
+    logits), and `backward` (the backward pass through the layers).
 
     Args:
-        sizes: what `parts` returned.
-        sleeps: a vLLM engine sleeps during training: its KV cache is discarded, and its weights and adapter move to
-            host memory (vLLM's level 1; Unsloth's standby mode). Its CUDA graphs stay.
+        sizes: from `parts`.
+        sleeps: whether a vLLM engine sleeps during training. A sleeping engine discards its KV cache and moves its
+            weights and adapter to host memory (level 1 in vLLM, standby mode in Unsloth). Its CUDA graphs remain.
     """
     always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
     vllm = {"kv_cache", "vllm_weights", "vllm_adapter"}
-    # The kit's own sampler frees its cache after sampling.
+    # This package's sampler frees its cache after sampling.
     awake = vllm if sizes["vllm_workspace"] and not sleeps else set()
     training = always | awake | {"gradients", "activations"}
     names_by_phase = {
@@ -130,16 +131,16 @@ def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[s
 
 
 def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, width: int = 2) -> int:
-    """Return the bytes of the base model.
+    """Return the size of the base model in bytes.
 
-    NF4 takes half a byte per parameter and one scale per 64 parameters. Double quantization stores a scale in a byte,
-    with one float32 per 256 scales. Each matrix also has a few tables.
+    NF4 uses half a byte per parameter and one scale per 64 parameters. Double quantization stores each scale in one
+    byte, plus one float32 per 256 scales. Each matrix also has a few tables.
 
     Args:
-        shape: the model's.
+        shape: shape of the model.
         bits: 4 or 16.
-        double_quantized: False for vLLM, which dequantizes the scales to float32 at load.
-        width: bytes of an unquantized parameter.
+        double_quantized: False for vLLM, which dequantizes the scales to float32 on load.
+        width: bytes per unquantized parameter.
     """
     if bits == 16:
         return width * shape.parameters
@@ -152,25 +153,25 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, widt
 
 
 _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
-"""Bytes per 4-bit matrix: its 16 levels; with double quantization also the 256 levels and the offset of its scales."""
+"""Bytes of tables per 4-bit matrix: 16 levels, plus 256 levels and an offset of its scales if double-quantized."""
 
 
 def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
-    """Return the bytes of one token's keys and values over all layers.
+    """Return the size of the keys and values of one token in all layers, in bytes.
 
     Args:
-        layers: of the model.
-        key_width: of all key heads together.
+        layers: number of layers.
+        key_width: total width of all key heads.
         width: bytes per number.
     """
     return 2 * width * layers * key_width
 
 
 def optimizer_bytes(size: int, name: str) -> int:
-    """Return the bytes of the optimizer state of one tensor; an unknown optimizer counts two float32 per parameter.
+    """Return the size of the optimizer state of one tensor, in bytes.
 
-    8-bit optimizers of bitsandbytes keep tensors of fewer than 4096 elements in 32 bits, and otherwise one float32
-    scale per 256 elements.
+    An unknown optimizer is assumed to have two float32 states per parameter. The 8-bit optimizers of bitsandbytes use
+    32-bit states for tensors of fewer than 4096 elements. Larger tensors have one float32 scale per 256 elements.
     """
     if name == "sgd":
         return 0
@@ -181,14 +182,14 @@ def optimizer_bytes(size: int, name: str) -> int:
 
 
 def _kept_by_layer(shape: Shape, step: Step) -> int:
-    """Return the bytes per token that a layer's forward pass saves for its backward pass.
+    """Return the bytes per token that the forward pass of a layer saves for its backward pass.
 
-    In 16 bits an RMS norm saves its input and output in float32, the feed-forward part four T x i matrices, attention
-    its queries, outputs, and keys and values repeated to the width of the queries, and each adapter its intermediate
-    result. In float32 a tensor that is both an output and the next input is saved once.
+    In 16 bits, an RMS norm saves its input and output in float32. The feed-forward block saves four T x i matrices.
+    Attention saves its queries, its outputs, and its keys and values repeated to the width of the queries. Each adapter
+    saves its intermediate result. In float32, a tensor that is both an output and the next input is saved only once.
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    heads = 4 * q // shape.head + 8  # attention's sums and the norms' roots
+    heads = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
     if shape.head_norms:
         heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
     ranks = step.rank * len(shape.linears())
@@ -198,10 +199,11 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
 
 
 def _kept_by_fused_layer(shape: Shape) -> int:
-    """Return the same for Unsloth's layers, as read in its source; not measured.
+    """Return the bytes per token that a layer of Unsloth saves, according to its source code (not measured).
 
-    Norms and the layers after them save their inputs (kernels/rms_layernorm.py), the feed-forward part also its two
-    products (kernels/fast_lora.py), attention the same as above, with contiguous outputs (utils/attention_dispatch.py).
+    Norms and the layers after them save their inputs (kernels/rms_layernorm.py). The feed-forward block also saves its
+    two products (kernels/fast_lora.py). Attention saves the same tensors as `_kept_by_layer`, with contiguous outputs
+    (utils/attention_dispatch.py).
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
     norms = 2 * (q + kv) + 4 * (q + kv) // shape.head if shape.head_norms else 0
@@ -209,17 +211,17 @@ def _kept_by_fused_layer(shape: Shape) -> int:
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
-    """Return the bytes that the forward pass saves, and those that the backward pass of one layer adds.
+    """Return the bytes that the forward pass saves, and the bytes that the backward pass of one layer adds.
 
-    With checkpointing the forward pass saves each layer's input, and one layer at a time is recomputed. Without it,
-    every layer saves everything, and autocast a 16-bit copy of the adapter. The mask of a padded batch exists as
-    booleans and, per layer, as numbers.
+    With checkpointing, the forward pass saves only the input of each layer, and one layer at a time is recomputed.
+    Without checkpointing, every layer saves all activations, and autocast keeps a 16-bit copy of the adapter. The mask
+    of a padded batch is stored as booleans and, for each layer, as numbers.
     """
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
     mask = step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
-    # The backward pass of the feed-forward part or, if its inner width is small, of a norm.
+    # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
     elif step.on_cpu:
@@ -235,11 +237,15 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:
-    """Return the bytes between the last layer and the logprobs, forward and backward.
+    """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in chunks (lora_grpo.training.chunked_logprobs): two tiles of up to 2048 tokens and 8192
-    vocabulary entries, one of them in the activations' dtype; intermediate results of this and the previous tile in
-    float32, or half of them and a part of the head; the gradient of the hidden states; the last norm.
+    Logits are computed in tiles of up to 2048 tokens and 8192 vocabulary entries (training/chunked_logprobs.py). The
+    memory consists of:
+
+    - two tiles, one of them in the dtype of the activations
+    - float32 intermediate results of this and the previous tile, or half of them and a part of the head
+    - the gradient of the hidden states
+    - the last norm
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.completion_tokens

@@ -1,4 +1,4 @@
-"""The policy: a frozen base model and a trainable LoRA adapter. The only module that imports Unsloth."""
+"""The policy: a frozen base model with a trainable LoRA adapter. Only this module imports Unsloth."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Policy:
     """A PEFT model whose adapter is named `default`."""
     tokenizer: Any
     eos_token_ids: list[int]
-    """Every token that ends a completion."""
+    """Ids of all tokens that end a completion."""
     engine: str
     """`peft` or `unsloth`."""
     record: dict[str, Any]
-    """Its entry in run.json: base model, commit or fingerprint, engine, precision, device."""
+    """The entry of the policy in run.json: base model, commit or fingerprint, engine, precision, device."""
 
 
 def check_model(config: RunConfig) -> None:
@@ -119,8 +119,8 @@ def _lora_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _import_unsloth() -> None:
-    # Unsloth patches trl, transformers and peft at import, and only warns if they were imported first.
-    # Standby mode (training uses vLLM's memory between rollouts) is read from the environment at import.
+    # Unsloth patches trl, transformers and peft on import, and only warns if they were imported first. It also reads
+    # standby mode from the environment on import. In standby mode, training uses vLLM's memory between rollouts.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
     # Otherwise standby mode overrides gpu_memory_utilization.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
@@ -137,7 +137,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     options: dict[str, Any] = {}
     if fast:
         options = {"fast_inference": True, "max_lora_rank": config.lora.rank}
-        if config.model.gpu_memory_share is not None:  # derived by the plan
+        if config.model.gpu_memory_share is not None:  # set by the plan
             options["gpu_memory_utilization"] = config.model.gpu_memory_share
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
@@ -147,7 +147,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             dtype=base_model.compute_dtype(),
             revision=config.model.revision,
             trust_remote_code=config.model.trust_remote_code,
-            # Otherwise Unsloth loads its own mirror of a known model and ignores the revision.
+            # Otherwise Unsloth loads its own mirror of known models and ignores the revision.
             use_exact_model_name=True,
             **options,
         )

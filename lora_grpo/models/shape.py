@@ -1,4 +1,4 @@
-"""The sizes of a transformer, from which its parameters and those of an adapter are counted."""
+"""The dimensions of a transformer, used to count its parameters and those of an adapter."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama-like transformer: gated feed-forward part, RMS norms, grouped-query attention."""
+    """The dimensions of a Llama-like transformer: gated feed-forward block, RMS norms, grouped-query attention."""
 
     hidden: int
     layers: int
     queries: int
-    """Width of all query heads together."""
+    """Total width of all query heads."""
     keys: int
-    """Width of all key heads together, and of all value heads."""
+    """Total width of all key heads, which equals that of all value heads."""
     head: int
     """Width of one head."""
     inner: int
     vocabulary: int
     tied: bool
-    """The output head is the embedding."""
+    """Whether the output head shares the weights of the embedding."""
     biases: tuple[str, ...] = ()
-    """Linear layers that have a bias."""
+    """Names of the linear layers that have a bias."""
     head_norms: bool = False
-    """Query and key heads have norms."""
+    """Whether query and key heads have norms."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """Read a configuration.
+        """Read the shape from a model configuration.
 
         Args:
             config: config.json as a dictionary, or a transformers configuration.
@@ -98,12 +98,12 @@ class Shape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the linear layers that are stored in 4 bits: all but the output head."""
+        """Number of weights that are stored in 4 bits: all linear layers except the output head."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears().values())
 
     @property
     def other_parameters(self) -> int:
-        """Embedding, untied head, norms and biases, which are not quantized."""
+        """Number of parameters that are not quantized: embedding, untied head, norms and biases."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
         norms = 2 * self.head if self.head_norms else 0
@@ -120,9 +120,9 @@ class Shape:
         """Return the number of parameters of every tensor of a LoRA adapter.
 
         Args:
-            rank: r of the update B·A.
+            rank: rank r of the update B·A.
             targets: PEFT's `target_modules`: module names or suffixes, or `all-linear`.
-            dora: adds a magnitude per output row.
+            dora: whether DoRA adds a magnitude per output row.
         """
         sizes: list[int] = []
         for inputs, outputs in self._adapted(targets):
@@ -130,7 +130,7 @@ class Shape:
         return tuple(sizes)
 
     def adapted_parameters(self, targets: Sequence[str] = ("all-linear",)) -> int:
-        """Return the number of weights of the modules that get an adapter; `targets` as in `adapter_tensors`."""
+        """Return the number of weights of the modules that get an adapter. See `adapter_tensors` for `targets`."""
         return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
 
     def _adapted(self, targets: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -151,10 +151,10 @@ class Shape:
 
 
 def positive_int(values: Mapping[str, Any], name: str) -> int:
-    """Return a positive integer of a model's configuration.
+    """Return a positive integer from a model's configuration.
 
     Raises:
-        UserError: it is missing or something else.
+        UserError: the value is missing or is not a positive integer.
     """
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

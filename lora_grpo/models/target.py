@@ -1,4 +1,4 @@
-"""Resolves a name to a model spec, without importing torch: a run, an adapter, a model folder or a Hub id."""
+"""Resolve a name to a model spec without importing torch. It can be a run, an adapter, a model or a Hub id."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Flags that replace what a folder says about its model."""
+    """Flags that override the settings saved with a model."""
 
     bits: int | None = None
     base: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
     any_base: bool = False
-    """Accept a base whose weights differ from those that the run was trained on."""
+    """Accept a base with different weights than the one that the run was trained on."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class ModelSpec:
     """A model, with or without an adapter."""
 
     label: str
-    """Its name in tables."""
+    """The model's name in tables."""
     base: ModelConfig
-    """The model, or the base model of the adapter; its `name` is an existing folder."""
+    """The model, or the base model of the adapter. Its `name` is an existing folder."""
     base_name: str
-    """The name that the base was requested by: a Hub id, `starter` or a path."""
+    """The requested name of the base: a Hub id, `starter` or a path."""
     adapter: Path | None
     """Folder of the adapter."""
     tokenizer: Path
     """Folder of the tokenizer."""
     run: Mapping[str, Any] | None = None
-    """run.json of the run that the adapter is from."""
+    """run.json of the run that trained the adapter."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class ModelSpec:
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest prompt and completion together, in tokens; None if the configuration does not say."""
+        """Maximum length of a prompt and its completion in tokens, or None if the configuration does not specify it."""
         config = json_files.read_object(Path(self.base.name) / "config.json")
         longest = config.get("max_position_embeddings")
         longest = longest or (config.get("text_config") or {}).get("max_position_embeddings")
@@ -77,7 +77,7 @@ class ModelSpec:
         """Return the base model with the same tokenizer.
 
         Raises:
-            UserError: there is no adapter.
+            UserError: the model has no adapter.
         """
         if self.adapter is None:
             raise UserError(
@@ -90,7 +90,7 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
     """Resolve a name: `starter`, the folder of a run, an adapter or a model, or a Hub id.
 
     Raises:
-        UserError: it is none of these, is incomplete, or the base is not the one that the run was trained on.
+        UserError: the name is none of these, files are missing, or the run was trained on another base.
     """
     if base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
         raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
@@ -109,12 +109,12 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
 
 
 def adapter_sha256(folder: Path) -> str:
-    """Return one SHA-256 of an adapter's weights and configuration."""
+    """Return a SHA-256 of an adapter's weights and configuration."""
     return _digest(folder, (ADAPTER_WEIGHTS, "adapter_config.json"))
 
 
 def run_of(folder: Path) -> Path | None:
-    """Return the run that a folder is, or belongs to as an adapter or checkpoint."""
+    """Return the folder of the run that a folder is, or that it belongs to as an adapter or a checkpoint."""
     if (folder / "run.json").is_file():
         return folder
     if (folder / "adapter_config.json").is_file():
@@ -160,7 +160,7 @@ def _of_adapter(name: str, folder: Path, overrides: Overrides) -> ModelSpec:
 
 
 def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """Return a model's folder, and its commit if it comes from the Hub."""
+    """Return the folder of a model, and its commit if it comes from the Hub."""
     where = base_model.source(name)
     if name == STARTER or base_model.is_folder_name(where):
         return Path(where), None
@@ -184,7 +184,7 @@ def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, ad
 
 
 def _fetch(name: str, revision: str | None) -> Path:
-    """Download a repository from the Hub and return its folder, which is named by the commit."""
+    """Download a repository from the Hub and return its folder, which is named after the commit."""
     from huggingface_hub import snapshot_download
 
     try:

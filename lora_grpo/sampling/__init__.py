@@ -1,4 +1,4 @@
-"""Sampling: from prompts to completions of the policy, in training, preview, validation and evaluation.
+"""Sampling: generate completions from the policy for training, preview, validation and evaluation.
 
     sampler = build_sampler(policy, config)            # or load_sampler(target, backend, ...)
     params = SamplingParams(num_samples=8, temperature=1.0, top_p=1.0, max_tokens=256)
@@ -6,21 +6,21 @@
     groups = sampler.sample(prompts, params, seeds)    # 8 completions per prompt: SampledTokens
     base = sampler.sample(prompts, params, seeds, adapter=False)
 
-Each completion has its own seed, so a resumed run samples what an uninterrupted one would have. `sample` loads the
-adapter as it is now, fits the batch to the GPU's memory, and releases that memory at the end. To write completions as
-they come, use `with sampler.awake(adapter=True)` and `sampler.stream`.
+Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. `sample` loads
+the current adapter, fits the batch to GPU memory, and releases this memory at the end. To process completions as they
+finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
-    build                 which sampler a policy or a model gets
-    sampler               the interface, and decoding with a key-value cache
-    continuous_batching   waiting completions take the place of finished ones
-    batch_memory          how many completions fit in memory at once
-    merged_copy           an unquantized copy with the adapter merged: faster on a CPU
-    generate              Unsloth: its `generate`, or the vLLM engine that it trains on
-    vllm_sampler          vLLM: the adapter is reloaded at each step, never merged
-    vllm_start            starts vLLM in this process
-    vllm_engine           that engine
-    vllm_server           vLLM behind a URL
-    vllm_adapter          which adapters vLLM can serve
+    build                 chooses and loads the sampler for a policy or a model spec
+    sampler               the Sampler interface, and decoding with a key-value cache
+    continuous_batching   replaces finished completions in the batch with waiting ones
+    batch_memory          computes how many completions fit in memory at once
+    merged_copy           samples from an unquantized copy with the adapter merged (faster on a CPU)
+    generate              for Unsloth: samples with its `generate`, or with the vLLM engine that shares its weights
+    vllm_sampler          samples with vLLM; reloads the adapter at each step and never merges it
+    vllm_start            starts a vLLM engine in this process
+    vllm_engine           wraps the vLLM engine in this process
+    vllm_server           client of a vLLM server, with the same interface
+    vllm_adapter          checks whether vLLM can serve an adapter; writes adapters for it
 """
 
 from lora_grpo.sampling import build

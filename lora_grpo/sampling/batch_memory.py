@@ -1,4 +1,4 @@
-"""How many completions can be decoded at once in the available memory."""
+"""Compute how many completions can be decoded at once in the available memory."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from lora_grpo.models import memory
 from lora_grpo.sampling.continuous_batching import START_SHARE, can_join
 
 MAX_BATCH_SIZE = 256
-"""vLLM's default, and as many completions as one unit of an evaluation has."""
+"""The default of vLLM, and the number of completions per unit of an evaluation."""
 _GPU_SHARE = 0.8
-"""Of the free memory; the rest is for allocator gaps and library workspace."""
+"""Share of free memory to use. The rest is for allocator fragmentation and library workspace."""
 _CPU_SHARE = 0.25
-"""Of the total memory: free memory differs between two runs, and weights and other programs need some too."""
+"""Share of total memory to use. Free memory differs between runs, and weights and other programs also need memory."""
 
 
 def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
-    """Return how many completions the available memory can decode at once, a power of two.
+    """Return how many completions can be decoded at once in the available memory, as a power of two.
 
-    On a CPU it depends on the machine alone, so that a resumed command decodes the same batches.
+    On a CPU, the result depends only on the machine, so that a resumed command decodes the same batches.
 
     Args:
-        model: a transformers model, or a PEFT model around one.
-        longest_prompt: tokens.
+        model: a transformers model, or a PEFT model that wraps one.
+        longest_prompt: longest prompt, in tokens.
         max_tokens: longest completion, in tokens.
     """
     import torch
 
     device = next(model.parameters()).device
     if device.type == "cuda":
-        # The driver does not count memory that torch keeps after freeing it.
+        # The driver counts memory that torch caches after freeing tensors as used.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         available = _GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
     else:
@@ -40,26 +40,26 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
 
 
 def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> int:
-    """Return an upper estimate of the bytes that one completion takes while it is decoded; arguments as above."""
+    """Return an upper bound of the bytes per completion during decoding. See `max_batch_size` for arguments."""
     config = getattr(model.config, "text_config", None) or model.config
     hidden: int = config.hidden_size
     heads: int = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     head_width = getattr(config, "head_dim", None) or hidden // heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    width = model.get_input_embeddings().weight.element_size()  # a 4-bit layer's own weights are bytes
+    width = model.get_input_embeddings().weight.element_size()  # not from a 4-bit layer, whose dtype is uint8
 
-    # Two layers more: the cache is copied layer by layer when it grows.
+    # Two additional layers, because the cache is copied layer by layer when it grows.
     token = memory.kv_bytes_per_token(config.num_hidden_layers + 2, key_heads * head_width, width)
     picking = config.vocab_size * memory.PICK_BYTES
-    # In a layer: the residual, its norm, queries to outputs; the feed-forward part's gate, inner values and product.
+    # Per layer: the residual, its norm, queries to outputs; the feed-forward block's gate, inner values and product.
     prefill = longest_prompt * ((8 * hidden + 6 * inner) * width + 4 * longest_prompt)
     started = START_SHARE if can_join(model.config) else 1
     return int((longest_prompt + max_tokens) * token + max(picking, prefill * started))
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether a step failed for lack of memory; the CPU allocator has no error class of its own."""
+    """Return whether an error means out of memory. The CPU allocator has no error class of its own."""
     import torch
 
     messages = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
@@ -67,6 +67,6 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _total_memory() -> int:
-    """Return the machine's memory in bytes."""
+    """Return the total memory of the machine in bytes."""
     first = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[0]  # MemTotal:  24684092 kB
     return int(first.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Chooses and loads the sampler: for a policy that is trained, or for a model that is evaluated."""
+"""Choose and load the sampler for a policy in training or for a model in evaluation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lora_grpo.tasks import Row, chat
 
 
 def check_server(config: RunConfig) -> None:
-    """Check that a vLLM server answers at `sampling.server_url`, before anything is loaded.
+    """Check that a vLLM server is reachable at `sampling.server_url`, before anything is loaded.
 
     Raises:
-        UserError: nothing answers, it is not a vLLM server, or its context is shorter than the run's.
+        UserError: the server does not respond, is not a vLLM server, or has a shorter context than the run needs.
     """
     if config.sampling.server_url:
         find_base(config.sampling.server_url, config.model.max_sequence_tokens)
@@ -34,11 +34,15 @@ def check_server(config: RunConfig) -> None:
 def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
     """Return the sampler for a policy.
 
-    That is vLLM if requested or if there is a GPU for it; with Unsloth, the engine that shares the model's weights.
-    Otherwise it is an unpacked copy on a CPU, and on a GPU the model itself, with Unsloth through `generate`.
+    The first that applies:
+
+    1. the vLLM engine that shares its weights with Unsloth
+    2. vLLM, if `uses_vllm`
+    3. on a CPU, an unquantized copy with the adapter merged
+    4. the model itself; for Unsloth, its `generate`
 
     Raises:
-        UserError: vLLM is requested and cannot serve this policy.
+        UserError: vLLM is requested but cannot serve this policy.
         RunError: vLLM does not start.
     """
     parts = (policy.model, policy.tokenizer, policy.eos_token_ids)
@@ -69,13 +73,13 @@ def _engine(policy: Policy, config: RunConfig) -> VllmEngine | VllmServer:
 
 
 def choose_backend(requested: str) -> str:
-    """Return `vllm` or `transformers` for the value of `--backend`.
+    """Resolve the value of `--backend` to `vllm` or `transformers`.
 
-    `auto` is vLLM if it is installed and a GPU is available; on a CPU the unpacked copy decodes faster
+    `auto` selects vLLM if it is installed and a GPU is available. On a CPU, the unpacked copy decodes faster
     (docs/benchmarks.md).
 
     Raises:
-        UserError: vLLM is requested and not installed.
+        UserError: vLLM is requested but not installed.
     """
     if requested == "auto":
         return "vllm" if vllm_available() and nvidia_gpus()[0] else "transformers"
@@ -88,10 +92,10 @@ def choose_backend(requested: str) -> str:
 
 
 def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
-    """Return the tokens of the longest prompt together with its completion.
+    """Return the maximum length of a prompt and its completion, in tokens.
 
     Raises:
-        UserError: the model's context is shorter.
+        UserError: the context of the model is shorter.
     """
     prompts = [chat.render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
@@ -110,14 +114,14 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     """Load a model, and its adapter if it has one, and return its sampler.
 
     Args:
-        target: what to load.
+        target: the model spec to load.
         backend: `vllm` or `transformers`.
-        tokenizer: its tokenizer.
-        sequence_tokens: longest prompt and completion together.
-        seed: of the libraries' global random numbers.
+        tokenizer: tokenizer of the model.
+        sequence_tokens: maximum length of a prompt and its completion, in tokens.
+        seed: seed of the libraries' global random generators.
 
     Raises:
-        UserError: the model or the adapter cannot be loaded, or not by this backend.
+        UserError: the model or the adapter cannot be loaded, or the backend does not support it.
         RunError: out of memory.
     """
     base_model.prepare_torch(seed)
@@ -141,7 +145,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
         raise RunError(f"out of GPU memory loading {target.base_name}; {smaller}") from error
     on_cpu = next(base.parameters()).device.type == "cpu"
     if target.adapter is None:
-        # On a CPU a 4-bit layer is unpacked at every token, so a copy that is unpacked once decodes faster.
+        # On a CPU, 4-bit layers are dequantized for every token. A copy that is dequantized once decodes faster.
         model = plain_copy(base) if on_cpu and target.base.bits == 4 else base.eval()
         return Sampler(model, tokenizer, eos_token_ids)
     model = _with_adapter(base, target.adapter)
@@ -149,7 +153,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
 
 
 def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any]:
-    """Return how completions are sampled, for the report."""
+    """Return a description of how completions are sampled, for the report."""
     import torch
 
     served = "merged into a copy" if isinstance(sampler, MergedCopySampler) else "adapter not merged"
@@ -164,10 +168,10 @@ def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any
 
 
 def load_tokenizer(target: ModelSpec) -> Any:
-    """Load the target's tokenizer.
+    """Load the tokenizer of a model spec.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the tokenizer cannot be read.
     """
     settings = ModelConfig(name=str(target.tokenizer), trust_remote_code=target.base.trust_remote_code)
     return base_model.load_tokenizer(settings)

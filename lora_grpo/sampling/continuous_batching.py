@@ -1,4 +1,4 @@
-"""Continuous batching: completions that are decoded together start, advance and make room for others."""
+"""Continuous batching: finished completions leave the batch, and waiting ones take their place."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ if TYPE_CHECKING:
     import torch
 
 START_SHARE = 1 / 4
-"""Share of the batch that is filled at once. Filling reads new prompts and copies the whole cache, which takes as long
-as several decoding steps; waiting for a quarter to be free leaves an eighth of the batch empty on average."""
+"""Share of the batch that is refilled at once. Refilling runs a prefill and copies the whole cache, which takes as long
+as several decoding steps. Waiting until a quarter is free leaves an eighth of the batch empty on average."""
 
 
 @dataclass
 class Batch:
-    """R completions that are decoded together, with all state that their next tokens depend on."""
+    """R completions that are decoded together, with the state that their next tokens depend on."""
 
     indices: torch.Tensor
-    """(R,) index of the completion in the call."""
+    """(R,) index of each completion in the call."""
     steps: torch.Tensor
-    """(R,) tokens sampled so far."""
+    """(R,) number of tokens sampled so far."""
     positions: torch.Tensor
     """(R,) position of the newest token in its own sequence."""
     mask: torch.Tensor
-    """(R, L) 1 where the cache holds a token of the row, 0 to its left."""
+    """(R, L) 1 where the cache contains a token of the row, 0 for padding on the left."""
     cache: Any
     logits: torch.Tensor
-    """(R, V) of the next token."""
+    """(R, V) logits of the next token."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def advance(self, model: Any, tokens: torch.Tensor, running: torch.Tensor) -> None:
-        """Drop the rows that have ended and feed the newest token of the others to the model.
+        """Remove finished rows, and run the model on the newest token of the others.
 
         Args:
             model: a transformers model.
             tokens: (R,) sampled tokens.
-            running: indices of the rows that have not ended, in order.
+            running: indices of the unfinished rows, in order.
         """
         import torch
 
@@ -59,14 +59,14 @@ class Batch:
             ).logits[:, -1]
 
     def trim(self) -> None:
-        """Cut off left columns that no row uses, so that the cache is as wide as its longest row; see `can_join`."""
+        """Remove left columns that no row uses, so that the cache is as long as its longest row. See `can_join`."""
         if unused := int(self.mask.any(dim=0).int().argmax()):
             self.mask = self.mask[:, unused:]
             for layer in self.cache.layers:  # views; the next step copies the cache anyway
                 layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
 
     def joined(self, new: Batch) -> Batch:
-        """Return these rows followed by the new ones, in this cache; see `can_join`."""
+        """Return a batch of these rows followed by the new rows, in the same cache. See `can_join`."""
         import torch
         from torch.nn.functional import pad
 
@@ -77,7 +77,7 @@ class Batch:
             axis, after = (-1, ()) if old.dim() == 2 else (-2, (0, 0))
             return torch.cat([pad(part, (*after, length - part.shape[axis], 0)) for part in (old, new)])
 
-        # Layer by layer, freeing the old one, so that only one layer is held twice.
+        # Copy and free layer by layer, so that only one layer exists twice.
         for layer, other in zip(self.cache.layers, new.cache.layers, strict=True):
             layer.keys, other.keys = both(layer.keys, other.keys), None
             layer.values, other.values = both(layer.values, other.values), None
@@ -92,14 +92,14 @@ class Batch:
 
 
 def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices: range, num_samples: int) -> Batch:
-    """Read the prompts of some completions, each prompt once.
+    """Run the model on the prompts of some completions, once per prompt.
 
     Args:
         model: a transformers model.
-        pad_token_id: fills the left of shorter prompts.
+        pad_token_id: token that pads shorter prompts on the left.
         prompts: token ids of all B prompts of the call.
-        indices: which of the call's B·G completions start.
-        num_samples: G completions of each prompt.
+        indices: indices of the completions to start, out of all B·G in the call.
+        num_samples: number of completions per prompt (G).
     """
     import torch
     from transformers import DynamicCache
@@ -122,15 +122,15 @@ def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices
     ).logits[:, -1]
     rows = torch.arange(indices.start, indices.stop, device=device)
     prompt = rows // num_samples - first
-    cache.reorder_cache(prompt)  # one copy per sample; unlike batch_repeat_interleave, every kind of layer has it
+    cache.reorder_cache(prompt)  # one copy per sample; unlike batch_repeat_interleave, all layer types support it
     return Batch(rows, torch.zeros_like(rows), positions[prompt, -1], mask[prompt], cache, logits[prompt])
 
 
 def can_join(config: Any) -> bool:
-    """Return whether completions of a model may join a running batch: only full attention can be padded on the left.
+    """Return whether completions can join a running batch. Only full attention supports padding on the left.
 
     Args:
-        config: the model's configuration.
+        config: configuration of the model.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
@@ -139,7 +139,10 @@ def can_join(config: Any) -> bool:
 
 
 def num_to_start(batch_size: int, *, running: int, waiting: int, joining: bool) -> int:
-    """Return how many completions start now: a share of the batch if it is free, or all once all have ended."""
+    """Return how many completions to start now: `START_SHARE` of the batch once it is free.
+
+    Without `joining`, a full batch starts once all completions have finished.
+    """
     if not joining:
         return 0 if running else min(batch_size, waiting)
     new = min(max(1, int(batch_size * START_SHARE)), waiting)

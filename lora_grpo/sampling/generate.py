@@ -1,4 +1,4 @@
-"""Samplers for Unsloth, whose trainer generates the training rollouts itself; these serve evaluation."""
+"""Samplers for Unsloth. They are used for evaluation, because Unsloth's trainer generates the rollouts itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lora_grpo.sampling.vllm_engine import token_logprobs
 class GenerateSampler(Sampler):
     """Samples with the model's own `generate`, for an engine that replaces the forward pass.
 
-    `generate` samples from torch's global generator: only the first seed is used, and a completion depends on the rest
-    of its batch. Each batch ends before the next one starts.
+    `generate` uses torch's global generator. Only the first seed is used, and a completion depends on the rest of its
+    batch. A batch starts only after the previous one is finished.
     """
 
     serves_training = False
@@ -54,7 +54,7 @@ class SharedVllmSampler(Sampler):
     serves_training = False
 
     def wake_up(self, *, adapter: bool) -> None:
-        """Save the current adapter and request it, or request none."""
+        """Save and select the current adapter, or select the base model."""
         engine = self.model.vllm_engine
         if engine.llm_engine.is_sleeping():
             engine.wake_up()
@@ -65,7 +65,7 @@ class SharedVllmSampler(Sampler):
             self._request = self.model.load_lora(self._folder.name)
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Do nothing: vLLM fits the batch to its memory."""
+        """Do nothing, because vLLM fits the batch to its memory."""
 
     def _decode(
         self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
@@ -80,7 +80,7 @@ class SharedVllmSampler(Sampler):
                 top_p=params.top_p,
                 seed=seed % 2**31,
                 stop_token_ids=self.eos_token_ids,
-                logprobs=0,  # only of the sampled token
+                logprobs=0,  # only for the sampled token
             )
             for seed in seeds
         ]

@@ -1,4 +1,4 @@
-"""Sampling from a full-precision copy of the policy, for machines where 4-bit layers are slow."""
+"""Sample from a full-precision copy of the policy, for machines where 4-bit layers are slow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lora_grpo.sampling.sampler import Sampler
 class MergedCopySampler(Sampler):
     """Samples from a full-precision copy of the policy with the adapter merged.
 
-    On a CPU a 4-bit layer is unpacked at every token, so a copy that is unpacked once decodes faster. At each `wake_up`
-    the merged weights are computed from the frozen base, so nothing drifts: the copy equals the policy up to float32
-    rounding.
+    On a CPU, 4-bit layers are dequantized for every token. A copy that is dequantized once decodes faster. Each
+    `wake_up` computes the merged weights from the frozen base, so errors do not accumulate. The copy equals the policy
+    up to float32 rounding.
     """
 
     def __init__(self, policy_model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
@@ -26,7 +26,7 @@ class MergedCopySampler(Sampler):
         ]
 
     def wake_up(self, *, adapter: bool) -> None:
-        """Make the copy equal to the current policy, or to its base model."""
+        """Update the copy to the current policy or to its base model."""
         import torch
 
         with torch.no_grad():
@@ -37,7 +37,7 @@ class MergedCopySampler(Sampler):
 
 
 def can_merge(policy_model: Any) -> bool:
-    """Return whether an adapter consists only of updates B·A of linear layers.
+    """Return whether an adapter consists only of low-rank updates B·A of linear layers.
 
     Args:
         policy_model: a PEFT model.
@@ -52,7 +52,7 @@ def plain_copy(model: Any) -> Any:
     """Return a copy of the base model, unquantized and in float32.
 
     Args:
-        model: a 4-bit or 16-bit model, or a PEFT model around one.
+        model: a 4-bit or 16-bit model, or a PEFT model that wraps one.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -72,7 +72,7 @@ def plain_copy(model: Any) -> Any:
 
 
 def _dequantized(tensor: Any) -> Any:
-    """Return a weight in full precision, unpacked if it is a 4-bit weight."""
+    """Return a weight in full precision, dequantized if it has 4 bits."""
     if getattr(tensor, "quant_state", None) is None:
         return tensor
     from bitsandbytes.functional import dequantize_4bit

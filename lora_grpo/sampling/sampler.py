@@ -1,8 +1,11 @@
-"""The sampler: from prompts to completions of the current policy, or of its base model.
+"""The sampler: generates completions from the current policy or its base model.
 
-It differs from `model.generate` in four ways. Each prompt is read once for its whole group. Finished completions leave
-the batch. If `batch_size` is set, waiting completions take their place. And each completion has its own seed, so a
-resumed run samples exactly what an uninterrupted one would have.
+It differs from `model.generate` in four ways:
+
+- Each prompt is prefilled once for its whole group.
+- Finished completions leave the batch.
+- If `batch_size` is set, waiting completions take their place.
+- Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ class SamplingParams:
     """How completions are sampled."""
 
     num_samples: int
-    """Completions of each prompt."""
+    """Number of completions per prompt."""
     temperature: float
     """Softmax temperature; 0 decodes greedily."""
     top_p: float
-    """Nucleus probability; 1 keeps the whole distribution."""
+    """Nucleus probability; 1 disables nucleus sampling."""
     max_tokens: int
     """Longest completion, in tokens."""
 
@@ -43,33 +46,33 @@ class SampledTokens:
     """One completion."""
 
     token_ids: list[int]
-    """Sampled tokens, including the end-of-sequence token if there was one."""
+    """Sampled tokens, including the end-of-sequence token if one was sampled."""
     text: str
     """The decoded completion without special tokens."""
     truncated: bool
-    """True if the completion reached its length limit before it ended."""
+    """Whether the completion reached the length limit before it ended."""
     logprobs: list[float] | None = field(default=None, compare=False)
-    """Log-probability of each token in nats, under the distribution it was sampled from (after temperature and top-p).
-    None for greedy decoding, and for engines that do not return them."""
+    """Logprob of each token in nats, under the distribution it was sampled from (after temperature and top-p). None for
+    greedy decoding and for engines that do not return logprobs."""
 
 
 class Sampler:
     """Samples from a causal language model with a key-value cache.
 
     Args:
-        model: a transformers model, or a PEFT model around one.
-        tokenizer: its tokenizer.
-        eos_token_ids: the tokens that end a completion.
+        model: a transformers model, or a PEFT model that wraps one.
+        tokenizer: tokenizer of the model.
+        eos_token_ids: tokens that end a completion.
     """
 
     serves_training = True
-    """False if the engine's trainer generates its own rollouts and this sampler serves evaluation only."""
+    """False if the engine's trainer generates its own rollouts, so that this sampler is only used for evaluation."""
     is_other_engine = False
-    """True if the policy runs in a second implementation; TRL then applies an importance-sampling correction."""
+    """True if the sampler uses another implementation than the trainer. TRL then corrects with importance sampling."""
     streams = False
-    """True if `stream` yields the completions of a prompt as soon as they have ended."""
+    """True if `stream` yields the completions of a prompt as soon as they are finished."""
     batch_size: int | None = None
-    """Most completions that are decoded at once; None decodes all completions of a call together."""
+    """Maximum number of completions that are decoded at once. None decodes all completions of a call together."""
 
     def __init__(self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
@@ -79,13 +82,13 @@ class Sampler:
     ) -> list[list[SampledTokens]]:
         """Sample completions of each prompt from the current policy, or from its base model.
 
-        On a CPU all completions are decoded together, so that their bits do not depend on free memory.
+        On a CPU, all completions are decoded together, so that rounding does not depend on free memory.
 
         Args:
             prompts: B rendered prompts.
-            params: G completions of each prompt, and how to sample them.
-            seeds: B·G seeds; each determines one completion, whatever else is in the call.
-            adapter: False samples from the base model.
+            params: sampling parameters, with G completions per prompt.
+            seeds: B·G seeds. Each determines one completion, independent of the rest of the call.
+            adapter: if False, sample from the base model.
 
         Returns:
             B lists of G completions.
@@ -105,7 +108,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def awake(self, *, adapter: bool) -> Iterator[None]:
-        """Hold the memory that sampling needs, with the adapter as it is now or without it."""
+        """Keep the sampler awake inside the block, with the current adapter or without an adapter."""
         self.wake_up(adapter=adapter)
         try:
             yield
@@ -114,28 +117,28 @@ class Sampler:
             self.sleep()
 
     def wake_up(self, *, adapter: bool) -> None:
-        """Load the adapter as it is now, or switch it off."""
+        """Load the current adapter, or disable it."""
         if hasattr(self.model, "enable_adapter_layers"):
             (self.model.enable_adapter_layers if adapter else self.model.disable_adapter_layers)()
 
     def sleep(self) -> None:
-        """Release memory that only sampling needs."""
+        """Release the memory that only sampling needs."""
 
     def close(self) -> None:
-        """Release everything; the sampler cannot be used afterwards."""
+        """Release all memory. The sampler cannot be used afterwards."""
         self.model = None
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of rendered prompts; special tokens are added only if there is no chat template."""
+        """Return the token ids of rendered prompts. Special tokens are added only if there is no chat template."""
         plain = not getattr(self.tokenizer, "chat_template", None)
         ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
         return ids
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Set `batch_size` to what the available memory holds; see `max_batch_size`.
+        """Set `batch_size` to the number of completions that fit in memory. See `max_batch_size`.
 
         Args:
-            prompts: rendered; the longest one counts.
+            prompts: rendered prompts. Only the longest one matters.
             max_tokens: longest completion, in tokens.
         """
         self.batch_size = max_batch_size(self.model, max(map(len, self.encode(prompts))), max_tokens)
@@ -143,9 +146,9 @@ class Sampler:
     def stream(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
-        """Yield (index of the prompt, its completions) while the sampler is awake; arguments are those of `sample`.
+        """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments.
 
-        If memory runs out and `batch_size` is set, it is halved and sampling starts over.
+        If memory runs out and `batch_size` is set, halve it and start over.
         """
         check_seeds(seeds, len(prompts) * params.num_samples)
         token_ids, logprobs = self._decode_in_memory(self.encode(prompts), params, seeds)
@@ -164,7 +167,7 @@ class Sampler:
     def _decode_in_memory(
         self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Decode; if memory runs out, start over with half the batch size."""
+        """Decode. If memory runs out, start over with half the batch size."""
         import torch
 
         was_training = self.model.training
@@ -183,7 +186,7 @@ class Sampler:
                             "out of memory with a single completion; pass a smaller --max-completion-tokens or "
                             f"--bits 4 ({' '.join(str(error).split())})"
                         ) from error
-                # The batch is freed only here, after the error and the frames that it held are gone.
+                # The batch is freed only here, after the error and its frames are gone.
                 gc.collect()
                 torch.cuda.empty_cache()
                 self.batch_size = tried // 2
@@ -194,7 +197,7 @@ class Sampler:
     def _decode(
         self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Return the token ids and the logprobs of R = B·G completions, each list as long as its completion."""
+        """Return the token ids and the logprobs of R = B·G completions, one list per completion."""
         import torch
 
         device = next(self.model.parameters()).device
@@ -215,7 +218,7 @@ class Sampler:
                 more = prefill(self.model, pad, prompts, range(started, started + new), params.num_samples)
                 batch, started = batch.joined(more) if batch else more, started + new
                 running = len(batch)
-            assert batch  # if none was running, some have started
+            assert batch  # at least one completion has started
             numbers = uniform[batch.indices, batch.steps]
             tokens, each = pick(batch.logits.float(), params.temperature, params.top_p, numbers)
             sampled[batch.indices, batch.steps] = tokens
@@ -234,19 +237,19 @@ class Sampler:
 
 
 def completion_seed(seed: int, name: str, number: str | int) -> int:
-    """Return the seed of one completion, below 2**31.
+    """Return the seed of one completion, which is below 2**31.
 
     Args:
-        seed: the run's.
+        seed: seed of the run.
         name: id of the row, or the training step.
-        number: of the completion among those of this name.
+        number: number of the completion within this row or step.
     """
     digest = hashlib.sha256(json.dumps([seed, name, number]).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 def uniform_numbers(seeds: Sequence[int], max_tokens: int, device: Any) -> torch.Tensor:
-    """Return (R, max_tokens) numbers in [0, 1), one for each completion and step."""
+    """Return (R, max_tokens) uniform random numbers in [0, 1), one for each completion and token."""
     import torch
 
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -256,16 +259,16 @@ def uniform_numbers(seeds: Sequence[int], max_tokens: int, device: Any) -> torch
 def pick(
     logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row by inverting the cumulative distribution at a given uniform number.
+    """Sample one token per row with inverse transform sampling.
 
     Args:
-        logits: (R, V).
-        temperature: 0 takes the most likely token.
-        top_p: keeps the smallest set of most likely tokens with at least this probability.
-        uniform: (R,) numbers in [0, 1).
+        logits: (R, V) logits.
+        temperature: softmax temperature; 0 selects the most likely token.
+        top_p: keep the smallest set of most likely tokens with at least this total probability.
+        uniform: (R,) random numbers in [0, 1).
 
     Returns:
-        (R,) token ids, and (R,) their log-probabilities.
+        (R,) token ids, and (R,) logprobs of these tokens.
     """
     import torch
 
@@ -283,6 +286,6 @@ def pick(
 
 
 def check_seeds(seeds: Sequence[int], total: int) -> None:
-    """Raise unless there is one seed for each completion."""
+    """Check that there is one seed per completion."""
     if len(seeds) != total:
         raise ValueError(f"got {len(seeds)} seeds for {total} completions; pass one for each")

@@ -1,4 +1,4 @@
-"""The adapters that vLLM can serve, and how a policy's adapter is written for it."""
+"""Check which adapters vLLM can serve, and write the adapter of a policy for vLLM."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from lora_grpo.errors import UserError, first_line
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM (0.27) reserves memory for; an adapter takes the next one."""
+"""The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
 _NOT_SERVED = (
     *("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "rank_pattern", "alpha_pattern"),
     *("layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora"),
     *("use_qalora", "kasa_config", "monteclora_config", "velora_config"),
 )
-"""Fields of adapter_config.json that change the model and that vLLM rejects or, worse, silently ignores."""
+"""Fields of adapter_config.json that change the model but that vLLM rejects or silently ignores."""
 
 
 def served_rank(adapter: Path) -> int:
-    """Return `reserved_rank` of a saved adapter, from adapter_config.json alone.
+    """Return `reserved_rank` for a saved adapter, using only adapter_config.json.
 
     Args:
         adapter: folder of a PEFT adapter.
@@ -46,11 +46,11 @@ def served_rank(adapter: Path) -> int:
 
 
 def reserved_rank(rank: int, flag: str) -> int:
-    """Return the rank that vLLM reserves memory for, for an adapter of this rank.
+    """Return the rank that vLLM must reserve memory for to serve an adapter of this rank.
 
     Args:
-        rank: of the adapter.
-        flag: the flag that chooses between vLLM and transformers, for the message.
+        rank: rank of the adapter.
+        flag: the flag that selects vLLM or transformers, for error messages.
 
     Raises:
         UserError: vLLM does not serve this rank.
@@ -65,9 +65,9 @@ def write_adapter(model: Any, folder: Path) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    # Without save_embedding_layers=False PEFT queries the Hub whether the vocabulary was resized.
+    # Otherwise PEFT queries the Hub to find out whether the vocabulary was resized.
     state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
     weights = folder / "adapter_model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights)
-    weights.chmod(0o644)  # safetensors makes it private, and a server may run as another user
+    weights.chmod(0o644)  # safetensors makes the file private, but a server may run as another user
     model.peft_config["default"].save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process: the frozen base model, and one adapter that requests may use."""
+"""A vLLM engine in this process, with the frozen base model and at most one adapter."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lora_grpo.sampling.sampler import SamplingParams
 
 
 class VllmEngine:
-    """A base model in vLLM, with room for one adapter. Nothing is ever merged.
+    """A base model in vLLM, with memory for one adapter. The adapter is never merged.
 
     Args:
-        engine: vLLM's `LLMEngine`; see `start_engine`.
-        max_sequence_tokens: longest prompt and completion together.
-        flag: the flag that chooses between vLLM and transformers, for messages.
+        engine: vLLM's `LLMEngine`. See `start_engine`.
+        max_sequence_tokens: maximum length of a prompt and its completion, in tokens.
+        flag: the flag that selects vLLM or transformers, for error messages.
         sleeps: whether the engine supports sleep mode.
     """
 
@@ -31,13 +31,13 @@ class VllmEngine:
     def load_adapter(self, adapter: Path) -> Any:
         """Load an adapter in place of the previous one, and return its LoRARequest.
 
-        Each gets its own number and name, because vLLM caches prompts by adapter name.
+        Each adapter gets a new number and name, because vLLM caches prompts by adapter name.
 
         Args:
-            adapter: folder of a PEFT adapter, read before this returns.
+            adapter: folder of a PEFT adapter. It is read before this method returns.
 
         Raises:
-            UserError: vLLM cannot serve it.
+            UserError: vLLM cannot serve the adapter.
         """
         from vllm.lora.request import LoRARequest
 
@@ -64,17 +64,17 @@ class VllmEngine:
         *,
         logprobs: bool,
     ) -> Iterator[tuple[int, list[int], list[float] | None]]:
-        """Yield (index, token ids, their logprobs) of each completion as it ends.
+        """Yield (index, token ids, logprobs) of each completion when it is finished.
 
-        The engine gets all requests at once. Closing the generator early aborts those that have not ended.
+        All requests are submitted at once. If the generator is closed early, unfinished requests are aborted.
 
         Args:
-            prompts: R lists of token ids, one for each completion.
-            params: how to sample.
-            seeds: R, one for each completion.
-            eos_token_ids: the tokens that end a completion.
-            request: what `load_adapter` returned, or None for the base model.
-            logprobs: False yields None in their place.
+            prompts: R lists of token ids, one per completion.
+            params: sampling parameters.
+            seeds: R seeds, one per completion.
+            eos_token_ids: tokens that end a completion.
+            request: from `load_adapter`, or None for the base model.
+            logprobs: if False, yield None instead of logprobs.
 
         Raises:
             RunError: the engine aborted a completion.
@@ -95,7 +95,7 @@ class VllmEngine:
                     seed=seeds[index] % 2**63,
                     stop_token_ids=eos_token_ids,
                     detokenize=False,
-                    logprobs=0 if logprobs else None,  # only of the sampled token
+                    logprobs=0 if logprobs else None,  # only for the sampled token
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 )
                 self._engine.add_request(name, {"prompt_token_ids": prompts[index]}, options, lora_request=request)
@@ -117,11 +117,11 @@ class VllmEngine:
                 self._engine.abort_request(list(pending))
 
     def prompt_logprobs(self, ids: list[int], request: Any) -> list[float]:
-        """Return the logprobs of a prompt's tokens after the first, and of the most likely next token.
+        """Return the logprobs of all prompt tokens except the first, and of the most likely next token.
 
         Args:
-            ids: the prompt's token ids.
-            request: what `load_adapter` returned, or None for the base model.
+            ids: token ids of the prompt.
+            request: from `load_adapter`, or None for the base model.
         """
         from vllm import SamplingParams
 
@@ -140,16 +140,16 @@ class VllmEngine:
             self._engine.sleep(level=1)
 
     def wake_up(self) -> None:
-        """Take back what `sleep` released."""
+        """Restore the weights and the cache that `sleep` released."""
         if self._sleeps and self._engine.is_sleeping():
             import torch
 
             gc.collect()
-            torch.cuda.empty_cache()  # vLLM does not allocate through torch
+            torch.cuda.empty_cache()  # vLLM does not allocate this memory through torch
             self._engine.wake_up()
 
     def close(self) -> None:
-        """Shut the engine down and free its memory, so that another model can be loaded."""
+        """Shut down the engine and free its memory, so that another model can be loaded."""
         import torch
 
         if self._engine is not None:
@@ -167,7 +167,7 @@ def token_logprobs(completion: Any) -> list[float]:
 
 
 def reason(error: Exception) -> str:
-    """Return the cause in one sentence; pydantic's errors have it on their second line."""
+    """Return the cause of an error in one sentence. pydantic's errors have it on a later line."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     cause = next((line.removeprefix("Value error, ") for line in lines if line.startswith("Value error, ")), None)
     return (cause or first_line(error)).split(" [type=")[0].split(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Sampling with vLLM: the base model is loaded once, and only the adapter is ever replaced."""
+"""Sample with vLLM. The base model is loaded once, and only the adapter is replaced."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from lora_grpo.sampling.vllm_server import VllmServer
 
 
 class VllmSampler(Sampler):
-    """Samples with a vLLM engine or server, for training from a policy, for evaluation from a saved adapter.
+    """Samples with a vLLM engine or server, from a policy in training or from a saved adapter in evaluation.
 
-    TRL's own vLLM mode merges the adapter into the base and out of it again at every step, which rounds a 4-bit base
-    each time. Here the base is never written: at each `wake_up` a few megabytes of adapter are loaded under a new name.
-    A completion's random numbers depend on its seed alone, its logits, within rounding, also on the rest of its batch.
+    TRL's own vLLM mode merges the adapter into the base and unmerges it at every step, which rounds a 4-bit base each
+    time. This class never changes the base. Each `wake_up` loads a few megabytes of adapter weights under a new name.
+    The random numbers of a completion depend only on its seed. Its logits may differ by rounding, depending on the rest
+    of the batch.
 
     Args:
-        engine: holds the base model.
-        tokenizer: its tokenizer.
-        eos_token_ids: the tokens that end a completion.
-        policy: the PEFT model that is trained; its adapter is loaded at each `wake_up`.
-        adapter: folder of a saved adapter, loaded once.
+        engine: engine or server with the base model.
+        tokenizer: tokenizer of the model.
+        eos_token_ids: tokens that end a completion.
+        policy: the PEFT model in training. Its adapter is loaded at each `wake_up`.
+        adapter: folder of a saved adapter, which is loaded once.
 
     Raises:
         UserError: vLLM cannot serve this adapter.
@@ -76,7 +77,7 @@ class VllmSampler(Sampler):
         return request
 
     def wake_up(self, *, adapter: bool) -> None:
-        """Load the policy's adapter as it is now, or select the saved one; without an adapter, the base model."""
+        """Load the current adapter of the policy, or select the saved adapter or the base model."""
         self.engine.wake_up()
         self._request = self._saved if adapter else None
         if adapter and self.model is not None:
@@ -85,18 +86,18 @@ class VllmSampler(Sampler):
                 self._request = self.engine.load_adapter(Path(folder))
 
     def sleep(self) -> None:
-        """Release the GPU memory until the next `wake_up`."""
+        """Release GPU memory until the next `wake_up`."""
         self.engine.sleep()
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Do nothing: vLLM fits the batch to its memory."""
+        """Do nothing, because vLLM fits the batch to its memory."""
 
     def stream(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
-        """Yield (index of the prompt, its completions) as soon as all of them have ended.
+        """Yield (index of the prompt, its completions) when all completions of a prompt are finished.
 
-        The engine gets all requests at once. Closing the generator early aborts those that have not ended.
+        All requests are submitted at once. If the generator is closed early, unfinished requests are aborted.
 
         Raises:
             RunError: the engine aborted a completion.
@@ -104,7 +105,7 @@ class VllmSampler(Sampler):
         group = params.num_samples
         check_seeds(seeds, len(prompts) * group)
         requests = [ids for ids in self.encode(prompts) for _ in range(group)]
-        wants_logprobs = self.serves_training and params.temperature > 0  # greedy decoding has none
+        wants_logprobs = self.serves_training and params.temperature > 0  # none for greedy decoding
         ended: list[dict[int, tuple[list[int], list[float] | None]]] = [{} for _ in prompts]
         for index, token_ids, logprobs in self.engine.stream(
             requests, params, seeds, self.eos_token_ids, self._request, logprobs=wants_logprobs
@@ -117,5 +118,5 @@ class VllmSampler(Sampler):
                 yield index // group, self._to_samples([ids for ids, _ in in_order], each_logprobs)
 
     def close(self) -> None:
-        """Shut the engine down; the sampler cannot be used afterwards."""
+        """Shut down the engine. The sampler cannot be used afterwards."""
         self.engine.close()

@@ -1,4 +1,4 @@
-"""A vLLM server, on this or another machine, in place of an engine in this process."""
+"""Client of a vLLM server on this or another machine, used instead of an engine in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.sampling.sampler import SamplingParams
 
 _MAX_REQUESTS = 256
-"""Concurrent requests; the server batches them as its memory allows."""
+"""Maximum number of concurrent requests. The server batches them to fit its memory."""
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank RANK --max-loras 1 "
     "--logprobs-mode processed_logprobs (and --quantization bitsandbytes for a base in 4 bits)"
@@ -25,19 +25,19 @@ _START = (
 
 
 class VllmServer:
-    """Has the interface of `VllmEngine`, over HTTP.
+    """Implements the interface of `VllmEngine` over HTTP.
 
-    The adapter is passed as a folder that both machines see. The base model is the one that the server has loaded; the
-    logprob check finds out if it is the wrong one.
+    The adapter is passed in a folder that both machines can read. The base model is the one that the server has loaded.
+    The logprob check detects a wrong base model.
 
     Args:
-        url: such as `http://gpu2:8000`.
-        folder: shared by both machines under this path, for each step's adapter; None uses a temporary folder, for a
+        url: URL of the server, such as `http://gpu2:8000`.
+        folder: folder for adapters, shared by both machines under the same path. None uses a temporary folder, for a
             server on this machine.
-        max_sequence_tokens: longest prompt and completion together.
+        max_sequence_tokens: maximum length of a prompt and its completion, in tokens.
 
     Raises:
-        UserError: nothing answers at the URL, or it is not a suitable server.
+        UserError: the server does not respond or is not suitable, or the folder cannot be written.
     """
 
     def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
@@ -62,9 +62,9 @@ class VllmServer:
         atexit.register(self.close)
 
     def load_adapter(self, adapter: Path) -> str:
-        """Have the server load an adapter in place of the previous one, and return its name there.
+        """Make the server load an adapter in place of the previous one, and return its name on the server.
 
-        All processes have equal adapters; the one of the main process is served.
+        All processes have equal adapters. The server loads the adapter of the main process.
 
         Args:
             adapter: folder of a PEFT adapter.
@@ -103,12 +103,12 @@ class VllmServer:
         *,
         logprobs: bool,
     ) -> Iterator[tuple[int, list[int], list[float] | None]]:
-        """Yield what `VllmEngine.stream` does.
+        """Yield completions. See `VllmEngine.stream`.
 
         Raises:
             RunError: the server failed.
         """
-        # Everything that vLLM would otherwise take from the model's generation_config.json is set.
+        # Set everything that vLLM would otherwise read from the model's generation_config.json.
         shared = {
             "model": request or self._base,
             "max_tokens": params.max_tokens,
@@ -142,12 +142,12 @@ class VllmServer:
                     each.cancel()
 
     def sleep(self) -> None:
-        """Do nothing: the server's memory is its own."""
+        """Do nothing, because the server manages its own memory."""
 
     wake_up = sleep
 
     def close(self) -> None:
-        """Have the server unload this run's adapter."""
+        """Make the server unload the adapter of this run."""
         with contextlib.suppress(RunError):  # the server may be gone
             self._unload()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -173,14 +173,14 @@ class VllmServer:
 
 
 def find_base(url: str, max_sequence_tokens: int) -> str:
-    """Return the server's name for its base model, without loading anything.
+    """Return the name of the server's base model, without loading anything.
 
     Args:
-        url: such as `http://gpu2:8000`.
-        max_sequence_tokens: longest prompt and completion together.
+        url: URL of the server, such as `http://gpu2:8000`.
+        max_sequence_tokens: maximum length of a prompt and its completion, in tokens.
 
     Raises:
-        UserError: nothing answers, it is not a vLLM server, or its context is too short.
+        UserError: the server does not respond, is not a vLLM server, or has too short a context.
     """
     import httpx
 
@@ -202,7 +202,7 @@ def find_base(url: str, max_sequence_tokens: int) -> str:
 
 
 def _address(url: str) -> str:
-    """Return the root of the server's paths; OpenAI clients are configured with `/v1`."""
+    """Return the root URL of the server. URLs for OpenAI clients end in `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
 
 

@@ -1,4 +1,4 @@
-"""Starts a vLLM engine in this process."""
+"""Start a vLLM engine in this process."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from lora_grpo.sampling.vllm_engine import VllmEngine, reason
 
 _CPU_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    # Otherwise the first logprobs wait up to half a minute for a C++ compiler.
+    # Otherwise the first logprobs wait for a C++ compiler for up to half a minute.
     "TORCHDYNAMO_DISABLE": "1",
 }
 _SETTINGS = {
-    # Run the engine in this process, so that it ends with it; on a CPU it then uses torch's own, unpinned threads.
+    # Run the engine in this process, so that they end together. On a CPU it then uses torch's unpinned threads.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",  # otherwise determined by connecting to the internet
+    "VLLM_HOST_IP": "127.0.0.1",  # otherwise vLLM connects to the internet to find it
 }
 _CPU_ENGINE = {
     "enforce_eager": True,
-    # Each chunk of a prompt samples a token that is discarded, and a CPU's random generator cannot step back.
+    # Each prompt chunk samples and discards a token, and random generators on a CPU cannot be rewound.
     "enable_chunked_prefill": False,
-    # Samples share the full blocks of their prompt; few prompts fill the default of 128 tokens.
+    # Samples share only the full blocks of their prompt, and few prompts fill the default block of 128 tokens.
     "block_size": 32,
     "max_num_seqs": 128,
 }
 _CPU_BATCH_TOKENS = 512
-"""Tokens per prefill batch; the adapter's matrices are copied for each of them."""
+"""Tokens per prefill batch. vLLM copies the adapter's matrices for each token."""
 _GPU_BATCH_TOKENS = 4096
-"""The same on a GPU, which a few prompts at once fill."""
+"""Tokens per prefill batch on a GPU. A few prompts are enough to saturate it."""
 _WORKER_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS")
-"""Environment variables that vLLM sets for worker processes; graded programs would inherit them."""
+"""Environment variables that vLLM sets for worker processes. Programs run by the grader would inherit them."""
 
 
 def can_quantize() -> bool:
-    """Return whether this vLLM serves NF4 itself, on a GPU; version 0.28 moved that to a separate package."""
+    """Return whether this vLLM version can serve NF4 on a GPU. Version 0.28 moved this to a separate package."""
     try:
         loader = importlib.util.find_spec("vllm.model_executor.model_loader.bitsandbytes_loader")
     except ModuleNotFoundError:
@@ -68,20 +68,20 @@ def start_engine(
     max_batch_size: int | None = None,
     sleeps: bool = False,
 ) -> VllmEngine:
-    """Load a base model into vLLM, with room for one adapter.
+    """Load a base model into vLLM, with memory for one adapter.
 
-    If vLLM cannot hold a 4-bit base (on a CPU), it gets a copy of the unpacked weights.
+    If vLLM does not support a 4-bit base (on a CPU, for example), it loads a dequantized copy.
 
     Args:
-        settings: the base model and its bits.
-        rank: rank to reserve memory for (`served_rank`); None serves no adapter.
-        max_sequence_tokens: longest prompt and completion together.
-        gpu_memory_share: share of the GPU's memory for weights and cache, 0 to 1.
-        seed: of vLLM's global random numbers; completions have their own seeds.
-        flag: the flag that chooses between vLLM and transformers, for messages.
-        model: the base model if it is already in memory, to be unpacked from there.
-        max_batch_size: completions decoded together; None takes vLLM's default.
-        sleeps: allow `VllmEngine.sleep` to release memory, on a GPU.
+        settings: the base model and its precision.
+        rank: rank to reserve memory for (see `served_rank`). None disables adapters.
+        max_sequence_tokens: maximum length of a prompt and its completion, in tokens.
+        gpu_memory_share: share of GPU memory for weights and cache, 0 to 1.
+        seed: seed of vLLM's global random generators. Completions have their own seeds.
+        flag: the flag that selects vLLM or transformers, for error messages.
+        model: the base model if it is already in memory, to copy it from there.
+        max_batch_size: maximum number of completions decoded together. None uses vLLM's default.
+        sleeps: on a GPU, allow `VllmEngine.sleep` to release memory.
 
     Raises:
         UserError: vLLM is not installed.
@@ -95,7 +95,7 @@ def start_engine(
     options: dict[str, Any] = {
         "gpu_memory_utilization": gpu_memory_share,
         "enable_sleep_mode": sleeps,
-        # vLLM profiles this batch at startup and subtracts its memory from the cache; its default is 8192 or more.
+        # vLLM profiles this batch at startup and subtracts its memory from the cache. The default is 8192 or more.
         "max_num_batched_tokens": max(_GPU_BATCH_TOKENS, max_sequence_tokens),
     }
     if on_cpu:
@@ -103,7 +103,7 @@ def start_engine(
     if max_batch_size:
         options["max_num_seqs"] = min(max_batch_size, options.get("max_num_seqs", max_batch_size))
     if distributed.world_size() > 1:
-        # One engine per process, in the process group that they have joined.
+        # One engine per process, in the existing process group.
         options["distributed_executor_backend"] = "external_launcher"
     if rank:
         options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
@@ -120,7 +120,7 @@ def start_engine(
         if settings.bits == 4 and not on_cpu and can_quantize():
             options["quantization"] = "bitsandbytes"
         elif settings.bits == 4:
-            # One copy for all processes; transformers (5.17) writes on the main one only.
+            # One copy for all processes, because transformers (5.17) only writes on the main process.
             name, revision = distributed.broadcast_from_main(unpack), None
         with _quiet_start():
             vllm = require("vllm.entrypoints.llm", extra="gpu", feature=f"{flag} vllm")
@@ -132,9 +132,9 @@ def start_engine(
                     dtype=str(base_model.compute_dtype()).removeprefix("torch."),
                     max_model_len=max_sequence_tokens,
                     enable_prefix_caching=True,
-                    # Of the distribution that is sampled from: after temperature and top-p.
+                    # Logprobs of the sampled distribution, after temperature and top-p.
                     logprobs_mode="processed_logprobs",
-                    # Requests hold token ids and stop tokens: vLLM needs neither the tokenizer nor the model's own
+                    # Requests contain token ids and stop tokens, so vLLM needs neither the tokenizer nor the model's
                     # sampling defaults.
                     skip_tokenizer_init=True,
                     generation_config="vllm",
@@ -152,14 +152,14 @@ def start_engine(
 
 @contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Let vLLM start quietly, and restore what it changes in this process."""
+    """Silence vLLM while it starts, and restore the settings that it changes in this process."""
     import torch
 
-    # vLLM creates a process group of one, which transformers warns about as a misconfigured launch.
+    # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
     logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.getMessage())
     environment = {name: os.environ.get(name) for name in _WORKER_VARIABLES}
     set_num_threads, disabled = torch.set_num_threads, logging.root.manager.disable
-    # This hides other packages' warnings too; they are about parts that are not used here.
+    # This also hides warnings of other packages, which are about parts that are not used here.
     logging.disable(max(disabled, logging.WARNING))
     sys.stderr.flush()
     terminal = os.dup(2)
