@@ -1,11 +1,12 @@
-"""Check whether this GPU runs the kit: the real recipe with every installed engine and backend, within minutes.
+"""Check whether this GPU can run the kit: the real recipe with every installed engine and backend, within minutes.
 
-    python scripts/check_gpu.py                    # at most 8 minutes, no network
+    python scripts/check_gpu.py                    # at most 8 minutes, no network access
     python scripts/check_gpu.py --minutes 20
 
-Models have the shapes of Qwen2.5-0.5B, 1.5B and 3B and random weights. Each row of the table reports the time of a
-step by phase, its share of what the GPU can do at most (measured first), and the planned and the measured memory.
-outputs/check_gpu/results.md always holds the table so far. The exit code is 1 if a row failed, 2 without a GPU.
+The models have the shapes of Qwen2.5-0.5B, 1.5B and 3B, with random weights. Each row of the table reports the time of
+a step by phase, its share of the GPU's limits (which are measured first), and the planned and measured memory.
+outputs/check_gpu/results.md always contains the results so far. The exit code is 1 if a row failed, and 2 without a
+GPU.
 """
 
 import sys

@@ -1,12 +1,12 @@
-"""Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or generated problems; or grade a file of samples.
+"""Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or generated problems, or grade a file of samples.
 
     python scripts/evaluate.py outputs/gsm8k_lora --compare base
     python scripts/evaluate.py Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
     python scripts/evaluate.py samples.jsonl --task humaneval
 
-Reports pass@k with 95 % intervals and, for two models, a paired test. After a kill the same command continues; once
-finished it answers at once. A file of samples has one JSON object per line with `task_id` and `completion`, the format
-of HumanEval's harness.
+Reports pass@k with 95 % intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
+command to continue; a finished evaluation prints its stored results. A file of samples has one JSON object per line
+with `task_id` and `completion`, the format of HumanEval's harness.
 """
 
 import sys

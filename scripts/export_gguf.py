@@ -1,9 +1,9 @@
-"""Write a run or a merged model as one GGUF file, for llama.cpp, Ollama and LM Studio.
+"""Export a run or a merged model as one GGUF file for llama.cpp, Ollama and LM Studio.
 
     python scripts/export_gguf.py outputs/gsm8k_lora --modelfile
     python scripts/export_gguf.py merged/ --type q4_k_m
 
-The second needs llama.cpp's llama-quantize on the PATH.
+K-quants such as q4_k_m need llama.cpp's llama-quantize on the PATH.
 """
 
 import sys

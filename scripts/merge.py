@@ -1,4 +1,4 @@
-"""Merge an adapter into its base: one model in the Hub's layout, with a report of what rounding cost.
+"""Merge an adapter into its base model, in the Hub's layout, and report the loss from rounding.
 
     python scripts/merge.py outputs/gsm8k_lora                      # to outputs/gsm8k_lora/merged
     python scripts/merge.py my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --output merged --dtype bf16

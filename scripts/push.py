@@ -1,11 +1,12 @@
-"""Push a run to the Hugging Face Hub, with a model card that states what was measured.
+"""Push a run to the Hugging Face Hub, with a model card that reports the measured results.
 
-    python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-lora --dry-run       # every file and the card; sends nothing
+    python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-lora --dry-run       # print files and card; upload nothing
     python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-lora
     python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-merged --what merged
 
 The repository is private unless --public is passed. The token comes from `hf auth login` or HF_TOKEN, never from an
-argument. All files become visible in one commit; after an interruption the same command sends only what is missing.
+argument. All files become visible in one commit. If the upload is interrupted, run the same command to upload the
+missing files.
 """
 
 import sys

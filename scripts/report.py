@@ -1,10 +1,10 @@
-"""Show a run as one page: what it learned, why it did not, and everything the model wrote.
+"""Write a report of a run: results, diagnostics, and every completion on one page.
 
     python scripts/report.py outputs/gsm8k_lora
     python scripts/report.py outputs/gsm8k_lora outputs/another --open      # two runs side by side
 
-The page is one self-contained file that works offline. Every run writes it when it ends; for a run that is still going,
-this script shows the progress so far.
+The report is one self-contained HTML file that works offline. Every run writes it at the end; for an unfinished run,
+this script reports the progress so far.
 """
 
 import sys

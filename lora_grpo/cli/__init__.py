@@ -1,15 +1,15 @@
-"""The command line: arguments to a checked configuration, errors to one line and an exit code.
+"""The command line: parses arguments into a checked configuration, and turns errors into one line and an exit code.
 
     def main():
         config, invocation = parse(sys.argv[1:], recipe="mine", description=__doc__, presets=PRESETS)   # a recipe
         options = read_flags(Options, sys.argv[1:], prog="merge.py", description=__doc__)              # a script
 
-    sys.exit(run_command(main))      # 0, 2 for a mistake, 1 for a failed run, 128 + signal if interrupted
+    sys.exit(run_command(main))      # 0; 2 for a user error, 1 for a failed run, 128 + signal if interrupted
 
-arguments.py   a recipe's command line: preset, then settings file, then flags
-flags.py       a dataclass from arguments by tyro, with every mistake in one line
-validate.py    checks of a configuration that need more than its own fields
-main.py        exit codes, and the end of an unfinished run
+arguments.py   parses a recipe's command line: preset, then settings file, then flags
+flags.py       parses arguments into a dataclass with tyro; every error is one line
+validate.py    checks a configuration across fields, and against packages and the environment
+main.py        runs a command, sets the exit code, and closes an unfinished run
 """
 
 from lora_grpo.cli.arguments import parse

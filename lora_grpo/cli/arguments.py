@@ -1,4 +1,4 @@
-"""The command line of a recipe: preset, then `--config` file, then flags, each overriding the one before."""
+"""The command line of a recipe: preset, then `--config` file, then flags; later ones override earlier ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
     *("train.max_steps", "train.learning_rate", "sampling.num_generations", "sampling.max_completion_tokens"),
 )
-"""The settings that `--help` lists; `--help-all` lists every one."""
+"""The settings that `--help` lists; `--help-all` lists all settings."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _EarlyArguments:
-    """The flags that decide about the defaults of all others."""
+    """The flags that determine the defaults of all other flags."""
 
     config: str | None = None
     preset: str | None = None
@@ -60,7 +60,7 @@ def parse(
         presets: changes to the defaults of `RunConfig`, by preset.
 
     Raises:
-        UserError: a mistake in the arguments or in a settings file.
+        UserError: an error in the arguments or in a settings file.
         SystemExit: after `--help`.
     """
     base = RunConfig(output_dir=f"outputs/{recipe}")
@@ -96,7 +96,7 @@ def parse(
 def _show_help(
     config: RunConfig, recipe: str, description: str, presets: Mapping[str, Overrides], *, everything: bool
 ) -> None:
-    """Print the help, with a configuration's values as defaults, and exit."""
+    """Print the help, with the values of a configuration as defaults, and exit."""
     settings = config if everything else _with_main_flags(config)()
     hint = "" if everything else " --help-all lists every setting."
     about = f"{description}\nPresets: auto, {', '.join(presets)}. The defaults are those of `starter`.{hint}\n"
@@ -106,7 +106,7 @@ def _show_help(
 
 
 def _with_main_flags(config: Any, prefix: str = "") -> type:
-    """Return a subclass of a configuration's class with its values as defaults, of which tyro shows the main flags."""
+    """Return a subclass of a configuration's class with its values as defaults; tyro shows only the main flags."""
     fields: list[tuple[str, Any, Any]] = []
     for name, kind in get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
@@ -131,7 +131,7 @@ def _check_invocation(invocation: Invocation) -> None:
 
 
 def _settle_task(config: RunConfig) -> RunConfig:
-    """Read files as GSM8K rows (`question`, `answer`) if the task is `starter`, which generates its problems."""
+    """Set the task to `gsm8k` (rows with `question` and `answer`) if files are given for `starter`, which uses none."""
     given = [name for name in ("train", "eval") if getattr(config.data, name)]
     if config.data.task == "starter-code" and given:
         raise UserError(
@@ -148,7 +148,7 @@ def _settle_task(config: RunConfig) -> RunConfig:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML or JSON file; of a run.json, without those that were planned for its GPU."""
+    """Return the settings in a YAML or JSON file. For a run.json, omit the settings that were planned for its GPU."""
     import yaml
 
     try:
@@ -168,7 +168,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
-    """Refuse a flag with several values that is given twice: the second would silently replace the first."""
+    """Reject a repeated flag that takes several values, because the second would silently replace the first."""
     given = Counter(argument.partition("=")[0].replace("_", "-") for argument in arguments)
     for name, value in _leaves(RunConfig().to_dict()):
         if isinstance(value, tuple) and given[flag(name)] > 1:

@@ -1,4 +1,4 @@
-"""Flags: tyro parses a dataclass from the command line, and every mistake becomes one line."""
+"""Parses command-line flags into a dataclass with tyro, and turns every error into one line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Flags = TypeVar("Flags")
 
 
 def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str = "", **options: Any) -> Flags:
-    """Return an instance of a dataclass, read from command-line arguments.
+    """Parse command-line arguments into an instance of a dataclass.
 
     Args:
-        flags: the dataclass; its docstrings are the help.
+        flags: the dataclass; its docstrings are the help text.
         arguments: the arguments after the program's name.
-        description: text above the help.
+        description: text above the flags in `--help`.
         options: further arguments of `tyro.cli`, such as `prog` and `default`.
 
     Raises:
@@ -30,7 +30,7 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
     """
     stderr = io.StringIO()
     if {"-h", "--help"} & set(arguments):
-        print(description)  # not by tyro, which would join its lines
+        print(description)  # tyro would join its lines
     try:
         with contextlib.redirect_stderr(stderr):  # help goes to stdout
             return tyro.cli(flags, args=list(arguments), description="", **options)
@@ -41,7 +41,7 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
 
 
 def _one_line(box: str) -> str:
-    """Return the message in tyro's box on one line, with the nearest flag that it suggests."""
+    """Return the message in tyro's box as one line, with the flag that it suggests."""
     lines = [line.strip("│|╭╮╰╯─+ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     message = re.split("Perhaps you meant|Argument helptext|For full helptext", text)[0].strip(" .")

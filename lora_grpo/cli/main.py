@@ -1,4 +1,4 @@
-"""Runs a recipe or script: errors become one line and an exit code, and an unfinished run is closed."""
+"""Runs a recipe or script, turns errors into one line and an exit code, and closes an unfinished run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lora_grpo.runs import Run, begun_run, close_run
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a recipe or script, and print a mistake or a failure as one line.
+    """Run a recipe or script, and print an error as one line.
 
     Returns:
-        0, 2 for a user's mistake, 1 for a failed run, 128 + signal for an interrupted one.
+        0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
 
     Raises:
         Exception: a bug in this kit, with its traceback.
@@ -32,7 +32,7 @@ def run_command(main: Callable[[], None]) -> int:
             finally:
                 sys.stdout.flush()
     except BaseException as error:
-        # If one process failed, the launcher sends SIGTERM to the others, which are ending already.
+        # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
         _on_sigterm(signal.SIG_IGN)
         code = _end(error)
         if code is None:
@@ -45,7 +45,7 @@ def run_command(main: Callable[[], None]) -> int:
 
 
 def _end(error: BaseException) -> int | None:
-    """Record in run.json how the command ended, print it, and return the exit code; None for a bug of the kit."""
+    """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
     run = begun_run()
     if isinstance(error, BrokenPipeError) and run is None:  # `... --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -57,7 +57,7 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    first_failure = distributed.reported_error()  # then this error is only a broken connection
+    first_failure = distributed.reported_error()  # if set, this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         command = close_run("failed" if first_failure else "interrupted", first_failure)
         _report(run)

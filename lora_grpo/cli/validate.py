@@ -1,4 +1,4 @@
-"""Checks of a configuration that need more than one field: other sections, packages, processes, the environment."""
+"""Checks a configuration across fields, and against installed packages, processes and environment variables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, chat, get_task, runs_pro
 
 
 def check(config: RunConfig) -> None:
-    """Refuse every configuration that cannot run, before anything heavy is imported.
+    """Reject every configuration that cannot run, before heavy packages are imported.
 
     Args:
         config: a configuration whose fields have passed `check_fields`.
 
     Raises:
-        UserError: names the flag, its value, the expected value and the fix.
+        UserError: the configuration cannot run; names the flag, its value, the expected value and the fix.
     """
     batch_shape(config)
     check_settings(config.sandbox)
@@ -32,7 +32,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_tasks(config: RunConfig) -> None:
-    """Check tasks, prompt style and rewards against each other."""
+    """Check that tasks, prompt style and rewards are compatible."""
     task, style = config.data.task, config.data.prompt_style
     get_task(task)
     get_task(config.data.evaluation_task)
@@ -75,7 +75,7 @@ def _check_sampling(config: RunConfig) -> None:
 
 
 def _check_lengths(config: RunConfig) -> None:
-    """Check numbers that limit each other."""
+    """Check numbers that depend on each other."""
     if config.sampling.max_completion_tokens >= config.model.max_sequence_tokens:
         raise UserError(
             f"--sampling.max-completion-tokens {config.sampling.max_completion_tokens} leaves no room for a prompt in "
@@ -102,7 +102,7 @@ def _check_lengths(config: RunConfig) -> None:
 
 
 def _check_training(config: RunConfig) -> None:
-    """Check names that transformers, TRL and trackers know, and steps against TRL's iterations."""
+    """Check the scheduler, optimizer and trackers, and that steps are multiples of TRL's `num_iterations`."""
     check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
     check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")
     for tracker in config.train.report_to:
@@ -121,7 +121,7 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_processes(config: RunConfig) -> None:
-    """Refuse several processes unless each holds the whole model, from which it samples."""
+    """Reject several processes unless each holds the whole model, which it needs for sampling."""
     if distributed.world_size() > 1 and config.model.engine == "unsloth":
         raise UserError(
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "

@@ -1,16 +1,16 @@
-"""The settings of a run, and what follows from them without a model.
+"""The settings of a run, and the values that can be derived from them without a model.
 
     config = replace(RunConfig(), gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", train={"max_steps": 100}))
-    check_fields(config)                 # types and ranges; exit 2 names the flag
+    check_fields(config)                 # checks types and ranges; the error names the flag
     batch_shape(config)                  # completions per step, accumulation steps, micro-batch size
     choose_engine(config)                # "unsloth" or "peft", from the packages and the GPU
 
 schema.py       RunConfig and its sections: every setting with its default, unit and range
 presets.py      defaults that the recipes' presets share
-batch.py        how an optimizer step is split into micro-batches
-hardware.py     this machine's GPU and memory, and the preset for it
-engines.py      which training engine and sampling backend `auto` means here
-trl_fields.py   `--grpo KEY=VALUE`, checked against TRL's source without importing it
+batch.py        splits an optimizer step into micro-batches
+hardware.py     detects this machine's GPU and memory, and chooses the preset
+engines.py      resolves `auto` to a training engine and a sampling backend
+trl_fields.py   parses `--grpo KEY=VALUE` and checks it against TRL's source without importing TRL
 """
 
 from lora_grpo.config import hardware

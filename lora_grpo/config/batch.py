@@ -9,7 +9,7 @@ from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import UserError
 
 _CPU_MICRO_BATCH = 8
-"""Largest default micro-batch, in completions, where no GPU memory decides."""
+"""Largest default micro-batch size on a CPU, in completions."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
         world_size: number of training processes; None reads `WORLD_SIZE`, which launchers set.
 
     Raises:
-        UserError: processes or micro-batches do not divide the completions of a step.
+        UserError: the completions of a step are not divisible by the number of processes or by the micro-batch size.
     """
     world_size = distributed.world_size() if world_size is None else world_size
     sizes = micro_batches(config, world_size)
@@ -48,7 +48,7 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
 
 
 def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]:
-    """Return every micro-batch size that divides a step, largest first; arguments as in `batch_shape`.
+    """Return every micro-batch size that divides a step, largest first. The arguments are those of `batch_shape`.
 
     Raises:
         UserError: the processes cannot share a step equally.

@@ -1,4 +1,4 @@
-"""Resolves `auto`: the training engine and the sampling backend, from the settings, the packages and the GPU."""
+"""Resolves `auto` to a training engine and a sampling backend, from the settings, the packages and the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def vllm_available() -> bool:
 
 
 def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
-    """Return the training engine. `auto` is Unsloth if it is installed and one process trains on a GPU."""
+    """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
     if config.model.engine != "auto":
         return config.model.engine
     can_use = _supports_unsloth(config) and nvidia_gpus()[0] and importlib.util.find_spec("unsloth")
@@ -24,7 +24,7 @@ def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
 
 
 def uses_vllm(config: RunConfig) -> bool:
-    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, with a GPU and without DoRA."""
+    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, there is a GPU, and DoRA is off."""
     if config.sampling.server_url:
         return True
     if config.sampling.backend != "auto":
@@ -33,7 +33,7 @@ def uses_vllm(config: RunConfig) -> bool:
 
 
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
-    """Return the sampler that uses this machine's memory; `shared` is Unsloth's vLLM on the trained weights."""
+    """Return the sampler that runs on this machine; `shared` is Unsloth's vLLM, which shares the trained weights."""
     if config.sampling.server_url or not uses_vllm(config):
         return "transformers"
     return "shared" if choose_engine(config) == "unsloth" else "vllm"

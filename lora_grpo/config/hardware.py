@@ -16,27 +16,27 @@ from lora_grpo.errors import UserError
 
 STARTER_PRESET = "starter"
 _USABLE_SHARE = 0.9
-"""A "16 GB" GPU reports 15 to 16 GiB; a preset fits a GPU with at least this share of the size in its name."""
+"""A preset fits a GPU with at least this share of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that CUDA sees."""
+    """A GPU that is visible to CUDA."""
 
     name: str
     memory_gib: float
     free_gib: float
-    """Memory that no other program uses, in GiB."""
+    """Memory that is not used by any program, in GiB."""
 
 
 def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
-    """Return the GPUs that a CUDA program sees, as `nvidia-smi` reports them.
+    """Return the GPUs that are visible to a CUDA program, as reported by `nvidia-smi`.
 
     Args:
-        refresh: run nvidia-smi again; otherwise a process runs it once, because each call can take a second.
+        refresh: run nvidia-smi again. By default, its output is cached, because each call can take a second.
 
     Returns:
-        The GPUs, and the reason if there is none.
+        The GPUs, and the reason if there are none.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     if visible in ("", "-1"):
@@ -58,7 +58,7 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
             listed.append((parts[0], parts[1], Gpu(", ".join(parts[2:-2]), total, free)))
     if not listed:
         return [], "nvidia-smi lists no GPU"
-    if visible == "all" or "MIG-" in visible:  # nvidia-smi lists a MIG slice under its GPU only
+    if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
         return [gpu for *_, gpu in listed], ""
     gpus = []
     for name in map(str.strip, visible.split(",")):
@@ -84,16 +84,16 @@ def _query(tool: str) -> tuple[str, str]:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Return the machine's memory and the part that is available without swapping, in bytes."""
+    """Return the machine's total memory and the memory available without swapping, in bytes."""
     memory = psutil.virtual_memory()
     return memory.total, memory.available
 
 
 def use_one_gpu() -> None:
-    """Make only the first visible GPU available to CUDA; call it before torch is imported.
+    """Make only the first visible GPU available to CUDA. Call this before importing torch.
 
     Transformers' Trainer would otherwise use every visible GPU in one process and multiply the batch. With several
-    processes (`WORLD_SIZE`) each uses its own GPU; see `distributed.join`.
+    processes (`WORLD_SIZE`), each uses its own GPU; see `distributed.join`.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if "WORLD_SIZE" not in os.environ:
@@ -112,10 +112,10 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     Args:
         requested: a preset's name, or `auto`.
         presets: the recipe's presets: `starter`, and sizes such as `16gb`.
-        planning: nothing will run; without a GPU, plan for one with the memory that the preset is named after.
+        planning: the run is only planned; without a GPU, assume one with the memory that the preset is named after.
 
     Returns:
-        The preset, and one line that gives the reason.
+        The preset, and the reason in one line.
 
     Raises:
         UserError: the preset does not exist, or this machine cannot run it.

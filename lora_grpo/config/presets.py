@@ -1,4 +1,4 @@
-"""The defaults that the presets of all recipes share."""
+"""Defaults shared by the presets of all recipes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STARTER: Overrides = {
         "max_grad_norm": 1.0,
     },
 }
-"""The embedded model on a CPU: 128 short completions per step, and a learning rate for 2 million parameters."""
+"""The embedded model on a CPU: 128 short completions per step, and a learning rate for a 2-million-parameter model."""
 
 
 def gpu_preset(name: str, /, **changes: Any) -> Overrides:

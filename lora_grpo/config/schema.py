@@ -1,4 +1,4 @@
-"""The settings of a run: nested frozen dataclasses, with a unit and a range beside each field.
+"""The settings of a run: nested frozen dataclasses with a unit and a range for each field.
 
 Flags, `--config` files and `run.json` use the same names: `train.max_steps` is `--train.max-steps` on the command line
 and `{"train": {"max_steps": ...}}` in a file.
@@ -25,7 +25,7 @@ Overrides = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
 
 STARTER = "starter"
-"""The name of the embedded model; nothing is downloaded for it."""
+"""Name of the embedded model, which needs no download."""
 
 MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
@@ -35,7 +35,7 @@ Temperature = Annotated[float, Field(gt=0, le=10)]
 
 
 def _as_pairs(value: Any) -> Any:
-    """Return a file's mapping, such as `{correct_answer: 2.0}`, as the NAME=VALUE strings of the command line."""
+    """Convert a mapping in a file, such as `{correct_answer: 2.0}`, to NAME=VALUE strings as on the command line."""
     pairs: list[Any] = []
     for entry in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(entry, Mapping):
@@ -53,19 +53,19 @@ class ModelConfig:
     name: str = STARTER
     """Base model: `starter` (embedded), a folder, or a Hub id."""
     revision: str | None = None
-    """Hub commit, branch or tag of the base model. None uses the newest commit and records it."""
+    """Hub commit, branch or tag of the base model. None uses the latest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
     is unsloth if it is installed and a GPU is available, else peft."""
     bits: Literal[4, 16] = 4
     """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16."""
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
-    """Maximum length of prompt plus completion, in tokens. Rows with a longer prompt are dropped and counted."""
+    """Maximum length of prompt plus completion, in tokens. Rows with longer prompts are dropped and counted."""
     gpu_memory_share: Share | None = None
-    """Share of GPU memory for vLLM's weights and KV cache during training, above 0 and at most 1. None plans it from
+    """Share of GPU memory for vLLM's weights and KV cache during training, above 0 and at most 1. None computes it from
     the free memory."""
     trust_remote_code: bool = False
-    """Run Python code from the model's repository."""
+    """Allow running Python code from the model's repository."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LoraSettings:
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout probability on the adapter's input during training."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all-linear",)
-    """Names of the modules that get an adapter, or `all-linear`."""
+    """Names of the modules to adapt, or `all-linear`."""
     rslora: bool = False
     """Use rank-stabilized scaling, alpha / sqrt(rank)."""
     dora: bool = False
@@ -92,9 +92,9 @@ class DataConfig:
     train: str | None = None
     """Training set: a .jsonl file or a Hub dataset id. None uses the task's own dataset."""
     eval: str | None = None
-    """Evaluation set, given like `train`."""
+    """Evaluation set, in the same format as `train`."""
     train_limit: PositiveInt | None = None
-    """Number of training rows to sample, with the run's seed. None uses all."""
+    """Number of training rows, sampled with the run's seed. None uses all."""
     eval_limit: PositiveInt | None = None
     """Number of evaluation rows. None uses all."""
     prompt_style: str = "xml"
@@ -102,10 +102,10 @@ class DataConfig:
     eval_task: str | None = None
     """Task of the evaluation rows if it differs, e.g. train on `mbpp` and evaluate on `humaneval`."""
     few_shot: NonNegativeInt = 0
-    """Number of worked examples in the prompt. They are taken from the training rows, which are then not trained on."""
+    """Number of worked examples in the prompt. They are taken from the training rows and excluded from training."""
     filter_by_difficulty: bool = False
-    """Train only on problems that the base model solves sometimes (0 < pass rate < 1). Before training, it answers each
-    row num_generations times, until there are enough rows for max_steps."""
+    """Train only on problems that the base model solves sometimes (0 < pass rate < 1). Before training, the base model
+    answers each row num_generations times, until there are enough rows for max_steps."""
 
     @property
     def evaluation_task(self) -> str:
@@ -116,9 +116,9 @@ class DataConfig:
 @dataclass(frozen=True)
 class SamplingConfig:
     num_generations: Annotated[int, Field(ge=2)] = 8
-    """Group size G: completions per prompt, whose rewards GRPO compares with each other."""
+    """Group size G: number of completions per prompt. GRPO compares their rewards with each other."""
     max_completion_tokens: PositiveInt = 256
-    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the share of truncated ones."""
+    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the share of truncated completions."""
     temperature: Temperature = 1.0
     """Sampling temperature of the training rollouts."""
     top_p: Share = 1.0
@@ -130,7 +130,7 @@ class SamplingConfig:
     """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/several-gpus.md."""
     server_folder: str | None = None
     """Folder for each step's adapter, with the same path on this machine and on the server. None uses a temporary
-    folder, for a server on this machine."""
+    folder, which requires the server to run on this machine."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class TrainConfig:
     prompts_per_step: PositiveInt = 8
     """Prompts per step; a step trains on prompts_per_step x num_generations completions."""
     micro_batch_size: PositiveInt | None = None
-    """Completions per forward and backward pass and device; it changes rounding only. None uses the largest that fits
-    into GPU memory, and at most 8 on a CPU."""
+    """Completions per forward and backward pass and device; affects rounding only. None uses the largest size that fits
+    in GPU memory, and at most 8 on a CPU."""
     learning_rate: Share = 2e-5
     """Peak learning rate."""
     lr_scheduler: str = "constant_with_warmup"
@@ -149,21 +149,21 @@ class TrainConfig:
     warmup_steps: NonNegativeInt = 5
     """Number of linear warmup steps."""
     beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Weight of the KL penalty against the base model. 0 turns it off, and `kl` is not logged."""
+    """Weight of the KL penalty against the base model. With 0 there is no penalty, and `kl` is not logged."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.2
     """Maximum gradient norm; larger gradients are scaled down."""
     optimizer: str = "adamw_torch"
     """Name of a transformers optimizer, e.g. adamw_torch or adamw_8bit."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: uses less memory and takes about a third longer."""
     checkpoint_steps: PositiveInt = 20
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 2
-    """Number of newest checkpoints to keep."""
+    """Number of most recent checkpoints to keep."""
     completions_steps: PositiveInt = 10
-    """Steps between samples of completions and rewards in `completions/`."""
+    """Save the completions and rewards of every Nth step in `completions/`."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers that receive the metrics in addition to metrics.jsonl."""
+    """Trackers to log metrics to, in addition to metrics.jsonl."""
 
 
 AlarmName = Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking"]
@@ -174,12 +174,13 @@ class MonitorConfig:
     stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "collapse")
     """Alarms that end the run; the others print a warning. lora_grpo/training/alarms.py defines each."""
     rows: NonNegativeInt = 64
-    """Size of the validation set, taken from the training rows: at least 16, at most a tenth of them; 0 turns
-    validation off."""
+    """Size of the validation set, which is split from the training rows: at least 16, and at most a tenth of the rows.
+    0 disables validation."""
     every_steps: PositiveInt = 20
-    """Steps between validations."""
+    """Steps between validation passes."""
     early_stopping: NonNegativeInt = 0
-    """Stop after this many validations without a higher reward, and keep the best adapter. 0 trains to the end."""
+    """Stop after this many validation passes without a higher reward, and keep the best adapter. 0 never stops
+    early."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class EvalConfig:
     k: tuple[PositiveInt, ...] = (1, 4)
     """Values of k in pass@k, each at most num_samples."""
     temperature: Temperature = 1.0
-    """Sampling temperature. Greedy decoding is always evaluated too."""
+    """Sampling temperature. Greedy decoding is always evaluated as well."""
     top_p: Share = 1.0
     """Nucleus sampling probability."""
 
@@ -197,11 +198,11 @@ class EvalConfig:
 @dataclass(frozen=True)
 class RunConfig:
     preset: str = "auto"
-    """Defaults for a GPU size, or `starter` for a machine without one. `auto` detects the hardware."""
+    """Defaults for a GPU size, or `starter` for a machine without a GPU. `auto` detects the hardware."""
     output_dir: str = ""
     """Folder of the run; default outputs/<recipe>."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the adapter, the order of prompts, the rollouts and the evaluation samples."""
+    """Seed of the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)
@@ -209,7 +210,8 @@ class RunConfig:
     rewards: Pairs = ("correct_answer",)
     """Rewards as NAME or NAME=WEIGHT; their weighted sum is the reward. Built in: correct_answer, passes_tests,
     share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
-    pattern:REGEX, longer_is_better, near_length:200. TRL's are trl:NAME, yours my_file.py:function."""
+    pattern:REGEX, longer_is_better, near_length:200. Use trl:NAME for TRL's rewards and my_file.py:function for your
+    own."""
     train: TrainConfig = field(default_factory=TrainConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -223,25 +225,25 @@ class RunConfig:
         return Path(self.output_dir)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain values, which `--config` accepts as JSON or YAML."""
+        """Return the configuration as plain values that `--config` accepts as JSON or YAML."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """What this command does with the run; not part of its settings."""
+    """What this command does with the run; not part of the run's settings."""
 
     dry_run: bool = False
     """Print the resolved settings, one rendered prompt and the rewards of its reference answer; train nothing."""
     plan: bool = False
-    """Print the plan: memory by part, the largest settings that fit, steps, tokens and estimated time. Loads neither
-    weights nor data."""
+    """Print the plan: memory by part, the largest settings that fit, steps, tokens and estimated time. Does not load
+    weights or data."""
     preview: bool = False
     """Print the base model's answers to 8 prompts, their rewards, and whether GRPO can learn; train nothing."""
     resume: bool = False
     """Resume the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False
-    """Delete the run in the output folder first."""
+    """Delete the existing run in the output folder first."""
 
 
 def flag(name: str) -> str:
@@ -250,7 +252,7 @@ def flag(name: str) -> str:
 
 
 def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
-    """Return a nested frozen dataclass with nested changes applied; values are not checked.
+    """Return a copy of a nested frozen dataclass with nested changes applied. Values are not checked.
 
     Raises:
         UserError: an unknown key, or a section that is not a mapping.
@@ -279,7 +281,7 @@ def check_fields(config: RunConfig) -> RunConfig:
     """Return the configuration with every value converted to its field's type and checked against its range.
 
     Raises:
-        UserError: names the first wrong field, its value and the expected one.
+        UserError: a value is invalid; names the first such field, its value and the expected value.
     """
     try:
         return _schema().validate_python(config.to_dict())

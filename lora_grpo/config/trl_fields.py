@@ -1,7 +1,7 @@
-"""`--grpo KEY=VALUE`: every field of TRL's GRPOConfig, checked against the installed source without importing it.
+"""Parses `--grpo KEY=VALUE` for any field of TRL's GRPOConfig, checked against the installed source without import.
 
-Importing TRL takes seconds and loads torch, so field names and annotations are parsed from three source files.
-Unsloth's patched GRPOConfig only warns about unknown keys and drops them, so they are checked here.
+Importing TRL takes seconds and loads torch, so field names and annotations are parsed from three source files. Unknown
+keys are rejected here, because Unsloth's patched GRPOConfig only warns about them and drops them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ OWNED_FIELDS: dict[str, str] = {
     "hub_always_push": _PUSH,
     "hub_revision": _PUSH,
 }
-"""GRPOConfig field -> the flag that sets it. A second way to set it could contradict the first."""
+"""GRPOConfig field -> the flag that sets it. `--grpo` rejects these fields, so that each has only one source."""
 
 _SOURCES = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -85,16 +85,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
 }
-"""Fields whose values TRL 1.14 checks only after it has sampled the first step."""
+"""Allowed values of fields that TRL 1.14 checks only after sampling the first step."""
 
 UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
 UNREAD_FIELDS |= {"chat_template_kwargs", "use_transformers_continuous_batching"}
-"""Fields that TRL's generation reads and the kit's samplers ignore."""
+"""Fields that TRL's generation uses and the kit's samplers ignore."""
 
 
 @functools.cache
 def grpo_fields() -> dict[str, str]:
-    """Return every field of the installed GRPOConfig with its annotation as text.
+    """Return every field of the installed GRPOConfig, with its annotation as text.
 
     Raises:
         UserError: trl or transformers is not installed.
@@ -108,16 +108,16 @@ def grpo_fields() -> dict[str, str]:
 
 
 def check_name(flag: str, name: str, relative: str, class_name: str) -> None:
-    """Refuse a name that is not in an enumeration of the installed transformers.
+    """Check that a name is in an enumeration of the installed transformers.
 
     Args:
-        flag: the flag with the name.
+        flag: the flag that sets the name.
         name: the name, e.g. `cosine`.
         relative: the source file within transformers, e.g. `trainer_utils.py`.
         class_name: the enumeration, e.g. `SchedulerType`.
 
     Raises:
-        UserError: an unknown name; suggests the nearest.
+        UserError: the name is unknown; suggests the closest match.
     """
     known = [
         str(statement.value.value)
@@ -144,13 +144,13 @@ def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Turn `["loss_type=dr_grpo", "epsilon_high=0.28"]` into keyword arguments of GRPOConfig.
+    """Convert `["loss_type=dr_grpo", "epsilon_high=0.28"]` to keyword arguments of GRPOConfig.
 
     Args:
         items: KEY=VALUE strings; the value is YAML (number, true/false, null, list, mapping or text).
 
     Raises:
-        UserError: no `=`, an unknown key, a key that another flag sets, a repeated key, or a wrong value.
+        UserError: a missing `=`, an unknown key, a key that another flag sets, a repeated key, or an invalid value.
     """
     overrides: dict[str, Any] = {}
     for item in items:
@@ -172,7 +172,7 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: str, text: str, annotation: str) -> Any:
-    """Read one value, and check its type if the field's annotation consists of plain types."""
+    """Parse one value, and check its type if the field's annotation consists of plain types."""
     import yaml
 
     types = {name.strip(" \"'") for name in annotation.split("|")}
@@ -184,7 +184,7 @@ def _value(key: str, text: str, annotation: str) -> Any:
         value = text.strip()  # run_name=2026-11-21 is a name, not a date
     if isinstance(value, str) and types & {"float", "int"}:
         with contextlib.suppress(ValueError):
-            value = float(value)  # YAML 1.1 reads 1e-5 as text
+            value = float(value)  # YAML 1.1 parses 1e-5 as a string
     is_plain = types <= {"int", "float", "bool", "str", "None"}
     accepted = types | ({"int"} if "float" in types else set()) | ({"NoneType"} if "None" in types else set())
     if is_plain and type(value).__name__ not in accepted:

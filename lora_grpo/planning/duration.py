@@ -1,4 +1,4 @@
-"""The work of a run and its duration: from measured steps of the same run, else from its GPU's published rates."""
+"""The work of a run, and its duration estimated from measured steps or from the GPU's published rates."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from lora_grpo.planning.roofline import StepWork, published_limits
 from lora_grpo.runs import read_metrics
 
 _MEASURED_STEPS = 3
-"""Steps of a run that are enough for an estimate; the first is a warm-up and does not count."""
+"""Minimum number of steps for an estimate. The first is a warm-up and does not count."""
 TRAINING_SHARE = (0.15, 0.5)
-"""Lowest and highest share of the published matrix rate that training reaches. A guess: no GPU was measured."""
+"""Lowest and highest share of the published matrix rate that training reaches. Guesses: no GPU was measured."""
 SAMPLING_SHARES = {"vllm": (0.15, 0.6), "shared": (0.15, 0.6), "transformers": (0.01, 0.1)}
-"""Lowest and highest share of the decoding bound that a sampler reaches. Guesses as well."""
+"""Lowest and highest share of the decoding bound that a sampler reaches. Also guesses."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run has to do, with every prompt and completion at its maximum length."""
+    """The work of a run, with every prompt and completion at its maximum length."""
 
     steps: int
     """Remaining steps."""
     completions_per_step: int
     prompt_tokens: int
-    """Longest prompt that fits the context."""
+    """Longest prompt that fits in the context."""
     completion_tokens: int
     evaluated: int | None
-    """Completions of the evaluations before and after; None if the number of evaluation rows is not known yet."""
+    """Completions of the evaluations before and after training; None if the number of rows is not known yet."""
 
     @classmethod
     def of(cls, config: RunConfig, done: int = 0) -> Work:
-        """Return the work of a run after `done` steps."""
+        """Return the remaining work of a run after `done` steps."""
         rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
-        evaluated = None if rows is None else 2 * rows * (config.eval.num_samples + 1)  # 1 is the greedy one
+        evaluated = None if rows is None else 2 * rows * (config.eval.num_samples + 1)  # 1 for greedy decoding
         return cls(
             steps=max(0, config.train.max_steps - done),
             completions_per_step=config.train.prompts_per_step * config.sampling.num_generations,
@@ -56,20 +56,20 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Upper bound of the tokens of all remaining steps, prompts included."""
+        """Upper bound of the tokens of all remaining steps, including prompts."""
         return self.completions * (self.prompt_tokens + self.completion_tokens)
 
 
 @dataclass(frozen=True)
 class Duration:
-    """An estimate, lowest and highest, in seconds."""
+    """Lowest and highest estimate of a run's duration, in seconds."""
 
     training: tuple[float, float] | None
     """All steps; None without an estimate."""
     evaluation: tuple[float, float] | None
-    """The evaluations before and after; None if unknown."""
+    """The evaluations before and after training; None if unknown."""
     source: str
-    """Where the estimate comes from, or what would give one."""
+    """The source of the estimate, or how to get one."""
 
     def text(self) -> str:
         """Return the estimate as one line."""
@@ -98,9 +98,9 @@ def estimate(
 
     Args:
         config: the resolved configuration.
-        work: what there is to do.
+        work: the remaining work.
         shape: the model's shape; None if unknown.
-        fit: how the run uses its memory; None if that was not planned.
+        fit: the memory plan; None if the memory is not planned.
         derived: settings that the plan resolved.
     """
     if measured := _measured_step(config, derived):
@@ -142,7 +142,7 @@ def estimate(
 
 
 def _range(seconds: tuple[float, float]) -> str:
-    """Return a range of seconds to two digits: 12 to 40 min."""
+    """Format a range of seconds with two significant digits: 12 to 40 min."""
     units = ((86400, "days", 2 * 86400), (3600, "h", 3600), (60, "min", 60), (1, "s", 0))
     size, unit = next((size, unit) for size, unit, least in units if seconds[1] >= least)
     low, high = (f"{float(f'{each / size:.2g}'):,.10g}" for each in seconds)
@@ -150,15 +150,15 @@ def _range(seconds: tuple[float, float]) -> str:
 
 
 def _at_shares(seconds: float, shares: tuple[float, float]) -> tuple[float, float]:
-    """Return the time at the highest and at the lowest share of the limit."""
+    """Return the time at the highest and the lowest share of the limit."""
     return seconds / shares[1], seconds / shares[0]
 
 
 def _measured_step(config: RunConfig, derived: Collection[str]) -> tuple[float, int] | None:
-    """Return the median seconds of a step in the output folder and the number of steps; None for another run."""
+    """Return the median step time in the output folder and the number of steps; None if the settings differ."""
     try:
         record = json.loads((config.folder / "run.json").read_text(encoding="utf-8"))
-        # Settings planned both times depend on the free memory and hardly change the duration.
+        # Settings that were planned in both runs depend on the free memory and hardly affect the duration.
         ignored = {*derived} & {*(record.get("memory") or {}).get("derived", ())} | {"model.gpu_memory_share"}
         now = json.loads(json.dumps(config.to_dict()))
         if _speed_settings(record["config"], ignored) != _speed_settings(now, ignored):
@@ -171,7 +171,7 @@ def _measured_step(config: RunConfig, derived: Collection[str]) -> tuple[float, 
 
 
 def _speed_settings(settings: dict[str, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """Return the settings that decide how long a step takes, by dotted name."""
+    """Return the settings that affect the duration of a step, by dotted name."""
     names = [f"{section}.{name}" for section in ("model", "lora", "sampling") for name in settings[section]]
     names += ["train.prompts_per_step", "train.micro_batch_size", "train.gradient_checkpointing", "train.optimizer"]
     pairs = [(name, *name.split(".")) for name in names if name not in ignored]

@@ -1,4 +1,4 @@
-"""How a run uses a device's memory: micro-batch size, completions sampled in parallel, vLLM's memory share."""
+"""Plans how a run uses a device's memory: micro-batch size, parallel completions, and vLLM's memory share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
-"""Share of the free memory that a plan may use; the rest is a margin for error. A guess, not measured on a GPU."""
+"""Share of the free memory that a plan may use; the rest is a safety margin. A guess, not measured on a GPU."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The memory of a GPU in bytes, before this process uses any; without a GPU, the machine's own."""
+    """The memory of a GPU in bytes, before this process uses any. Without a GPU, the memory of the machine."""
 
     name: str
     total: int
@@ -36,13 +36,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a run uses a device."""
+    """How a run uses the memory of a device."""
 
     micro_batch_size: int
     """Completions per forward and backward pass."""
     gpu_memory_share: float | None
-    """vLLM's `gpu_memory_utilization`: a share of the GPU's memory, or for Unsloth of the free memory; None without
-    vLLM."""
+    """vLLM's `gpu_memory_utilization`: a share of the GPU's total memory, or of the free memory with Unsloth. None
+    without vLLM."""
     max_model_len: int
     """Maximum length of prompt plus completion, in tokens."""
     max_num_seqs: int
@@ -60,17 +60,17 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes of the phase that needs most."""
+        """Memory of the phase that needs most, in bytes."""
         return max(self.sampling, self.training)
 
     @property
     def sampling(self) -> int:
-        """Bytes during sampling."""
+        """Memory during sampling, in bytes."""
         return sum(self.phases["sampling"].values())
 
     @property
     def training(self) -> int:
-        """Bytes of the larger of the two training phases, loss and backward."""
+        """Memory of the larger of the two training phases (loss and backward), in bytes."""
         return max(sum(phase.values()) for name, phase in self.phases.items() if name != "sampling")
 
     @property
@@ -78,7 +78,7 @@ class Fit:
         return self.needed <= self.device.usable
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for run.json, memory in GiB."""
+        """Return the fields for run.json, with memory in GiB."""
         names = ("micro_batch_size", "gpu_memory_share", "max_model_len", "max_num_seqs", "sampler", "sleeps")
         return {
             "gpu": self.device.name,
@@ -98,14 +98,14 @@ class Planner:
     device: Device
     sampler: memory.SamplerKind
     fused: bool = False
-    """Unsloth's kernels run the layers."""
+    """Whether Unsloth's kernels run the layers."""
     sleeps: bool = True
     """vLLM sleeps during training."""
     world_size: int | None = None
     """Number of training processes; None reads `WORLD_SIZE`."""
 
     def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
-        """Return the plan for a micro-batch size and a number of parallel completions, whether it fits or not."""
+        """Return the plan for a micro-batch size and a number of parallel completions, even if it does not fit."""
         sampler, completion = self._sampler(config), config.sampling.max_completion_tokens
         step = memory.Step(
             micro_batch_size=micro,
@@ -131,13 +131,13 @@ class Planner:
         return dataclasses.replace(plan, gpu_memory_share=min(1.0, share))
 
     def candidates(self, config: RunConfig) -> list[Fit]:
-        """Return the plans to choose from, the one that needs least last.
+        """Return the plans to choose from; the last one needs the least memory.
 
         Raises:
             UserError: the requested share leaves vLLM no room for one completion.
         """
         most = self._completions(config)
-        if self.device.on_cpu:  # a whole step is sampled in parallel, and memory does not decide the micro-batch
+        if self.device.on_cpu:  # samples a whole step in parallel; the micro-batch size does not depend on the memory
             return [self.at(config, batch_shape(config, self.world_size).micro_batch_size, most)]
         if self._has_share(config):
             return [self._with_share(config, micro) for micro in self._sizes(config)]
@@ -149,7 +149,7 @@ class Planner:
 
         Args:
             config: the run. `train.micro_batch_size` and `model.gpu_memory_share` are planned if they are None, else
-                used as requested: also a micro-batch that is too large, if a smaller one fits.
+                used as requested. A requested micro-batch that is too large is used if a smaller one would fit.
 
         Raises:
             UserError: the requested share leaves vLLM no room for one completion.
@@ -158,7 +158,7 @@ class Planner:
         fitting = [plan for plan in candidates if plan.fits]
         if not fitting and config.train.micro_batch_size is not None and self.fits(config, 1, 1):
             fitting = [plan for plan in candidates if plan.sampling <= plan.device.usable] or candidates[-1:]
-        # If vLLM sleeps, both numbers are at their maximum; if not, sampling and training share the memory.
+        # If vLLM sleeps, both sizes can be at their maximum; otherwise sampling and training share the memory.
 
         def sizes(plan: Fit) -> tuple[int, int]:
             return plan.micro_batch_size * plan.max_num_seqs, plan.max_num_seqs
@@ -183,7 +183,7 @@ class Planner:
         return plan.fits and plan.max_num_seqs >= sequences
 
     def accepts(self, config: RunConfig) -> bool:
-        """Return whether any plan fits."""
+        """Return whether at least one plan fits."""
         try:
             return self.least(config).fits
         except UserError:  # the share is too small
@@ -221,19 +221,20 @@ class Planner:
         return dataclasses.replace(one, gpu_memory_share=share, max_num_seqs=sequences, parts=sizes)
 
     def _sampler(self, config: RunConfig) -> memory.SamplerKind:
-        """Return the sampler, which a suggestion may have changed."""
+        """Return the sampler; a suggestion may have changed it."""
         is_engine = self.sampler in ("vllm", "shared")
         return "transformers" if is_engine and config.sampling.backend == "transformers" else self.sampler
 
 
 def _engine_bytes(plan: Fit) -> int:
-    """Return the bytes of vLLM's part without its KV cache."""
+    """Return vLLM's memory without its KV cache, in bytes."""
     size = sum(plan.parts[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
     return size + (plan.parts["weights"] if plan.sampler == "shared" else 0)
 
 
 def _share_base(plan: Fit) -> int:
-    """Return the bytes that vLLM's share is a share of: for Unsloth the free memory, else the GPU's total.
+    """Return the memory that vLLM's share refers to, in bytes: the free memory for Unsloth, else the GPU's total
+    memory.
 
     Source: unsloth_zoo.vllm_utils.approximate_vllm_memory_usage.
     """

@@ -1,4 +1,4 @@
-"""The plan of a run, made from the model's config.json before any weight is loaded."""
+"""Plans a run from the model's config.json, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Largest:
     """The largest values that still fit, with all other settings unchanged."""
 
     micro_batch_size: int
-    """With the planned number of parallel completions; it need not divide a step."""
+    """With the planned number of parallel completions. It may not divide a step."""
     context: int
     """Prompt plus completion in tokens, with the planned micro-batch and parallel completions; 0 if none fits."""
     smallest_batch_context: int
-    """The same with a micro-batch of one and one completion at a time: more is refused."""
+    """The same with a micro-batch of one and one completion at a time; longer contexts are rejected."""
     declared: int | None
-    """The context that the model declares, `max_position_embeddings`."""
+    """The model's `max_position_embeddings`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it begins."""
+    """The plan of a run."""
 
     model: str
     engine: str
@@ -59,15 +59,15 @@ class Plan:
     fit: Fit | None
     largest: Largest | None
     too_large: str | None
-    """The error for requested settings that do not fit, and what to change; None if they fit."""
+    """The error message for requested settings that do not fit, with suggestions; None if they fit."""
     instead: str | None
-    """What to change; None if it fits."""
+    """The suggestions alone; None if the settings fit."""
     derived: tuple[str, ...]
-    """Settings that the plan resolved."""
+    """Names of the settings that the plan resolved."""
     assumptions: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for run.json, memory in GiB: `memory`, for a GPU only, and `plan`."""
+        """Return the fields for run.json: `memory` (GPU only) and `plan`, with memory in GiB."""
         memory = self.fit.record() if self.fit else None
         on_gpu = self.fit is not None and not self.fit.device.on_cpu
         plan = {
@@ -80,7 +80,7 @@ class Plan:
         return {"memory": {"derived": list(self.derived), **memory} if memory and on_gpu else None, "plan": plan}
 
     def lines(self) -> list[str]:
-        """Return the plan in the few lines that a run starts with."""
+        """Return the short form of the plan that a run prints at the start."""
         lines = [f"memory: not planned: {self.not_planned}"] if self.not_planned else []
         if self.fit and self.largest:
             fit, device = self.fit, self.fit.device
@@ -102,7 +102,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
 
     Args:
         config: the checked configuration.
-        invocation: `plan` allows a GPU that is not present; `resume` subtracts finished steps.
+        invocation: with `plan`, the GPU need not be present; with `resume`, finished steps are subtracted.
 
     Returns:
         The resolved configuration, and the plan.
@@ -153,10 +153,10 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
 def _read_shape(
     config: RunConfig, device: Device, derived: Sequence[str]
 ) -> tuple[Shape | None, dict[str, Any], str | None]:
-    """Return the model's shape and config.json; without a shape, why the memory cannot be planned.
+    """Return the model's shape, its config.json, and the reason if the memory cannot be planned.
 
     Raises:
-        UserError: the memory cannot be planned, but must be, to resolve the derived settings.
+        UserError: the memory cannot be planned, but the derived settings require it.
     """
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return None, {}, "vLLM's memory on a CPU is unknown"
@@ -179,7 +179,7 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
     gpus, _ = hardware.nvidia_gpus()
     if gpus:
         device = Device.of(gpus[0])
-        # Processes that start at different times see different free memory, but must come to the same plan.
+        # Processes that start at different times see different free memory but must compute the same plan.
         return (dataclasses.replace(device, free=device.total) if distributed.world_size() > 1 else device), True
     if planning and (gigabytes := hardware.preset_gigabytes(config.preset)):
         return Device(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), False
@@ -187,7 +187,7 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
 
 
 def _sampler(config: RunConfig, device: Device) -> memory.SamplerKind:
-    """Return the sampler; on a CPU the kit's own uses an unpacked copy of the model, except with DoRA."""
+    """Return the sampler. On a CPU, the kit's own sampler uses a dequantized copy of the model, except with DoRA."""
     return "merged" if device.on_cpu and not config.lora.dora else local_sampler(config)
 
 
@@ -207,7 +207,7 @@ def _find_largest(planner: Planner, config: RunConfig, fit: Fit, declared: int |
 
 
 def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
-    """Return the largest number for which a condition holds, 0 for none; it holds for all numbers down to `above`."""
+    """Return the largest number above `above` for which a monotonic condition holds, or 0 if there is none."""
     low, high = above, above + 1
     while high < _MOST and holds(high):
         low, high = high, 2 * high
@@ -218,7 +218,7 @@ def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
 
 
 def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_present: bool) -> Iterator[str]:
-    """Yield every assumption of the plan."""
+    """Yield the assumptions of the plan."""
     if not is_present:
         yield f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
         yield "engine and sampling backend are those of the `gpu` extra, unless the settings name them"
@@ -251,7 +251,7 @@ def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_prese
 
 
 def count(number: float) -> str:
-    """Return a count to three digits: 16.4 million."""
+    """Format a count with three significant digits: 16.4 million."""
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if number >= unit:
             return f"{number / unit:.3g} {word}"

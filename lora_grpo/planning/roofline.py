@@ -1,4 +1,4 @@
-"""The limits of a GPU, its memory bandwidth and matrix rate, and what they mean for a step of GRPO."""
+"""The limits of a GPU (memory bandwidth and matrix rate), and the resulting bounds for a GRPO step."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Rates of one GPU."""
+    """Memory bandwidth and matrix rate of one GPU."""
 
     copy_gb_per_second: float
     """Bytes read and written by a device-to-device copy, in 1e9 per second."""
     matmul_tflops: float
-    """Operations of a large matrix product in training precision, in 1e12 per second."""
+    """Operations of a large matrix product in the training precision, in 1e12 per second."""
 
 
 _PUBLISHED = {
-    # Pattern for the name that nvidia-smi reports: GB/s, TFLOPS. The first match counts.
+    # Pattern for the name reported by nvidia-smi: GB/s, TFLOPS. The first match is used.
     r"\bH200 NVL": (4800, 835),
     r"\bH200": (4800, 989),
     r"H100 NVL": (3900, 835),
@@ -62,16 +62,16 @@ Turing, Ampere GA102, Ada and RTX Blackwell. GeForce matrix rates are twice the 
 
 
 def published_limits(gpu: str) -> Limits | None:
-    """Return the published rates of a GPU by the name that nvidia-smi reports; None if it is not in the table."""
+    """Return the published rates of a GPU by its name in nvidia-smi; None if it is not in the table."""
     return next((Limits(*rates) for pattern, rates in _PUBLISHED.items() if re.search(pattern, gpu)), None)
 
 
 def measure(size: int | None = None) -> dict[str, Any]:
-    """Measure the rates of this machine's GPU, or of its CPU if it has none.
+    """Measure the rates of this machine's GPU, or of its CPU if there is no GPU.
 
     Args:
-        size: side of the square matrices; None is 8192 on a GPU and 512 on a CPU. The copied block has sixteen times
-            their bytes, at most a third of the free memory.
+        size: side of the square matrices; None uses 8192 on a GPU and 512 on a CPU. The copied block is sixteen times
+            as large as a matrix, and at most a third of the free GPU memory.
 
     Returns:
         The fields of `Limits`, with the device's name and precision and the CUDA version.
@@ -107,7 +107,7 @@ def measure(size: int | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What an optimizer step computes, as far as the model's shape tells."""
+    """The computation of an optimizer step, estimated from the model's shape."""
 
     shape: Shape
     completions: int
@@ -121,13 +121,13 @@ class StepWork:
     rank: int
     """LoRA rank, on all linear layers."""
     recomputes: bool
-    """Gradient checkpointing: the backward pass repeats the forward pass."""
+    """Whether the backward pass repeats the forward pass (gradient checkpointing)."""
 
     def decoding_bound(self, limits: Limits) -> float:
         """Return the upper bound of the sampling speed, in tokens per second.
 
-        Each token of all completions reads the weights once and the KV cache so far; with many completions the matrix
-        products take longer than the reads.
+        Each decoding step reads the weights once and the KV caches of all completions. With many completions, the
+        matrix products take longer than these reads.
         """
         shape, context = self.shape, self.prompt_tokens + self.completion_tokens / 2
         read: float = memory.weight_bytes(shape, self.bits) + 2 * self._adapter
@@ -143,7 +143,7 @@ class StepWork:
     def training_operations(self) -> float:
         """Return the operations of the forward and backward passes over all prompts and completions.
 
-        The base model is frozen, so its layers compute the gradient of their input only.
+        The base model is frozen, so its layers compute gradients only for their inputs.
         """
         shape, length = self.shape, self.prompt_tokens + self.completion_tokens
         passes = 2 + self.recomputes
@@ -154,7 +154,7 @@ class StepWork:
         return self.completions * (base + adapter + attention + head)
 
     def training_share(self, seconds: float, limits: Limits) -> float:
-        """Return the share of the matrix rate that training reached in so many seconds."""
+        """Return the share of the matrix rate that training reaches if a step takes this many seconds."""
         return self.training_operations() / seconds / (limits.matmul_tflops * 1e12)
 
     @property

@@ -1,4 +1,4 @@
-"""Suggestions for a run that does not fit: what it needs by part, and the three cheapest settings to change."""
+"""Suggestions for a run that does not fit: its memory by part, and the three cheapest settings to change."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Suggestion = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
 
 _COUNT = 3
-"""Settings named in an error."""
+"""Number of settings to suggest in an error."""
 _LEAST_TOKENS, _LEAST_RANK = 32, 4
-"""Below these a run learns next to nothing; a smaller model is the better choice."""
+"""Lowest suggested values. Below them a run learns very little, and a smaller model is a better choice."""
 
 
 def choose_fit(planner: Planner, config: RunConfig) -> Fit:
-    """Return how a run uses its device; see `Planner.choose`.
+    """Return the plan for a run; see `Planner.choose`.
 
     Raises:
-        UserError: nothing fits; gives the memory by part and three settings to change.
+        UserError: no plan fits; the error lists the memory by part and three settings to change.
     """
     if fit := planner.choose(config):
         return fit
@@ -32,13 +32,14 @@ def choose_fit(planner: Planner, config: RunConfig) -> Fit:
 
 
 def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[list[Suggestion]]:
-    """Return settings that need less memory, each with increasingly small values, the best ones first.
+    """Return settings that need less memory, the least harmful first, each with decreasing values.
 
-    First come those that only cost time, then those that hardly change the result, then those that limit learning.
+    The order is: settings that only cost time, settings that hardly change the result, settings that limit learning.
 
     Args:
         config: the run.
-        with_engine: vLLM samples the completions; the kit's own sampler needs no weights of its own.
+        with_engine: whether vLLM samples the completions. Unlike vLLM, the kit's own sampler needs no extra copy of the
+            weights.
     """
     micro, longest = config.train.micro_batch_size, config.model.max_sequence_tokens
     completion = config.sampling.max_completion_tokens
@@ -84,7 +85,7 @@ def changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
 
 
 def refusal(planner: Planner, config: RunConfig) -> str:
-    """Return the error for a run that does not fit: the memory of the smallest plan by part, and what to change."""
+    """Return the error message for a run that does not fit: the smallest plan's memory by part, and what to change."""
     least, device = planner.least(config), planner.device
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
@@ -96,8 +97,8 @@ def refusal(planner: Planner, config: RunConfig) -> str:
 
 
 def advice(planner: Planner, config: RunConfig) -> str:
-    """Return three settings to change: single ones that are enough, else a combination, else the closest one."""
-    if planner.device.on_cpu:  # where the default micro-batch does not depend on the memory
+    """Return three settings to change: single settings that are enough, else a combination, else the closest one."""
+    if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
         config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
     ladders = cheaper_settings(config, with_engine=planner.sampler in ("vllm", "shared"))
 
@@ -131,7 +132,7 @@ def advice(planner: Planner, config: RunConfig) -> str:
 
 
 def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> list[tuple[Suggestion, ...]]:
-    """Return combinations of two and three suggestions: mild values first, then few settings, then cheap ones."""
+    """Return combinations of two and three suggestions, ordered by mildest values, fewest settings, lowest cost."""
     combinations = []
     for depth in range(max(map(len, ladders), default=0)):
         values = [ladder[min(depth, len(ladder) - 1)] for ladder in ladders]
@@ -143,5 +144,5 @@ def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> list[tuple[Suggest
 
 
 def _halves(value: int, least: int) -> list[int]:
-    """Return a value's half, quarter, and so on, down to the least."""
+    """Return half of a value, a quarter, and so on, down to a minimum."""
     return [half for halvings in range(1, value.bit_length()) if (half := value >> halvings) >= least]

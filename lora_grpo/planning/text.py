@@ -1,4 +1,4 @@
-"""`--plan`: the plan of a run as text."""
+"""Prints the plan of a run for `--plan`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _model(plan: Plan) -> str:
 
 
 def _memory(fit: Fit) -> Iterator[str]:
-    """Yield the table of memory by part and phase, in GiB."""
+    """Yield a table of memory by part and phase, in GiB."""
     device, phases = fit.device, fit.phases
     names = [name for name in fit.parts if any(phase.get(name) for phase in phases.values())]
     width = max(map(len, names)) + 2
@@ -71,7 +71,7 @@ def _memory(fit: Fit) -> Iterator[str]:
 
 
 def _settings(plan: Plan, fit: Fit, largest: Largest) -> Iterator[str]:
-    """Yield the planned settings, with the largest that would fit."""
+    """Yield the planned settings and the largest values that fit."""
     yield _line("engine", plan.engine + (f", {plan.processes} processes" if plan.processes > 1 else ""))
     yield _line("micro-batch", f"{fit.micro_batch_size} completions; largest that fits: {largest.micro_batch_size}")
     share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
