@@ -29,10 +29,10 @@ from lora_grpo.starter import problems
 
 _REQUIRED = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 _LEAST_SECONDS = 20
-"""A row is skipped if less time than this is left: it would not reach its first step."""
+"""A row is skipped if less time than this is left, because it would not finish its first step."""
 _OUT_OF_TIME = {"status": "skipped", "reason": "no time left"}
 _QUESTION_TOKENS = 440
-"""With system prompt and chat template, close to the 512 tokens that the presets leave for a prompt."""
+"""Length of a question. With system prompt and chat template, it is close to the 512 prompt tokens of the presets."""
 _MEASURE_SECONDS = 120
 _MEASURE = "import json; from lora_grpo.planning.roofline import measure; print(json.dumps(measure()))"
 
@@ -42,13 +42,13 @@ class Options:
     """Options of `check_gpu`."""
 
     minutes: float = 8.0
-    """Time limit of the whole check, in minutes; rows that do not start in time are listed."""
+    """Time limit of the whole check, in minutes. Rows that do not start in time are reported as skipped."""
     output: Path = Path("outputs/check_gpu")
-    """Folder of the table (results.md), the measurements (results.json) and the log of every row."""
+    """Folder for the table (results.md), the measurements (results.json) and the log of every row."""
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
-    """Measure the GPU, run every row, then write and print the table.
+    """Measure the GPU, run every row, and write and print the table.
 
     Args:
         options: the options.
@@ -56,7 +56,7 @@ def check_gpu(options: Options, recipe: Path) -> None:
 
     Raises:
         UserError: no GPU, a missing package, or an invalid option.
-        RunError: a row failed, or none ran.
+        RunError: a row failed, or no row ran.
     """
     started = time.monotonic()
     gpus, why_none = nvidia_gpus()
@@ -73,7 +73,7 @@ def check_gpu(options: Options, recipe: Path) -> None:
         raise UserError(f"--output {options.output} is a file; expected a folder")
     if missing := [name for name in _REQUIRED if importlib.util.find_spec(name) is None]:
         raise UserError(f"training needs {', '.join(missing)}, not installed; run `pip install -e .[gpu]`")
-    use_one_gpu()  # also in the processes started below
+    use_one_gpu()  # also applies to the processes started below
     measured = _measure_limits()
     if measured["device"] == "cpu":
         raise UserError(
@@ -100,14 +100,14 @@ def check_gpu(options: Options, recipe: Path) -> None:
 
 
 def all_rows() -> list[Row]:
-    """Return every combination, the most informative first: the smallest model, then vLLM, then the rest."""
+    """Return all combinations, the most informative first: the smallest model, then vLLM, then the rest."""
     rows = [Row(*model, engine, backend) for model in QWEN.items() for engine in ENGINES for backend in BACKENDS]
     smallest = next(iter(QWEN))
     return sorted(rows, key=lambda row: 0 if row.model == smallest else 1 + BACKENDS.index(row.backend))
 
 
 def run_rows(rows: Sequence[Row], settings: CheckSettings) -> list[dict[str, Any]]:
-    """Run the rows one after another; the files in the output folder always hold the results so far.
+    """Run the rows one after another. The files in the output folder always contain the results so far.
 
     Args:
         rows: the rows; a model is built before its first row and deleted after its last.
@@ -144,7 +144,7 @@ def run_rows(rows: Sequence[Row], settings: CheckSettings) -> list[dict[str, Any
 
 
 def _build(row: Row, model: Path, deadline: float) -> dict[str, dict[str, str]]:
-    """Build the row's model; return the result of its rows if that fails."""
+    """Build the row's model. If this fails, return the result for all rows of the model."""
     log = model.parent / "build.log"
     done = measured_command.run(build_command(model, row.config), log, deadline - time.monotonic())
     if done.exit_code == 0:
@@ -154,7 +154,7 @@ def _build(row: Row, model: Path, deadline: float) -> dict[str, dict[str, str]]:
 
 
 def _measure_limits() -> dict[str, Any]:
-    """Measure the GPU's rates in a separate process, which frees its GPU memory when it ends."""
+    """Measure the GPU's rates in a separate process, which frees its GPU memory when it exits."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=False, timeout=_MEASURE_SECONDS

@@ -1,4 +1,4 @@
-"""A command with a time limit, a log, and the peak of the GPU memory that it took."""
+"""Runs a command with a time limit and a log, and measures its peak GPU memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from lora_grpo.config import nvidia_gpus
 
 _POLL_SECONDS = 0.25
-"""Time between two readings of nvidia-smi; a shorter peak is missed."""
+"""Time between two readings of nvidia-smi; shorter peaks can be missed."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Outcome:
     exit_code: int | None
     """None if the command was killed at its time limit."""
     message: str
-    """The error that the log ends with, else its last line."""
+    """The error at the end of the log, else its last line."""
     seconds: float
     gpu_peak_gib: float | None
-    """Highest GPU memory in use above the value at the start, as nvidia-smi reports it: with the CUDA context and
+    """Highest increase of used GPU memory since the start, as reported by nvidia-smi. Includes the CUDA context and
     everything outside torch's allocator. None without nvidia-smi."""
 
 
 def run(command: list[str], log: Path, seconds: float) -> Outcome:
-    """Run a command, and kill it and its children when the time limit is reached.
+    """Run a command, and kill it and its child processes at the time limit.
 
     Args:
-        command: program and arguments; runs without network access to the Hub.
+        command: program and arguments. It runs with `HF_HUB_OFFLINE=1`.
         log: file for standard output and standard error.
         seconds: time limit, at least one second.
     """

@@ -1,7 +1,7 @@
 """Random models with Qwen2.5's published shapes, built on this machine instead of downloaded.
 
-A random model almost never ends a completion, because all tokens are about equally likely. Every rollout is as long as
-the settings allow: the worst case for memory and time.
+A random model almost never ends a completion, because all tokens are about equally likely. Almost every completion has
+the maximum length: the worst case for memory and time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lora_grpo import starter
 from lora_grpo.files import atomic
 
 _GPU_BUILD_BYTES = 7 * 2**30
-"""With less free GPU memory than this, weights are initialized on the CPU: 3B parameters take 6 GiB in bfloat16."""
+"""With less free GPU memory than this, weights are initialized on the CPU. 3B parameters take 6 GiB in bfloat16."""
 _BUILD = """
 import json, sys
 from pathlib import Path
@@ -53,17 +53,18 @@ QWEN = {
 
 
 def build_command(folder: Path, config: dict[str, Any]) -> list[str]:
-    """Return the command that runs `build` in its own process, which frees its GPU memory when it ends."""
+    """Return the command that runs `build` in its own process, which frees its GPU memory when it exits."""
     return [sys.executable, "-c", _BUILD, str(folder), json.dumps(config)]
 
 
 def build(folder: Path, config: dict[str, Any], seed: int = 0) -> None:
-    """Write a model that transformers, vLLM and Unsloth load: bfloat16 weights and a tokenizer with a chat template.
+    """Write a model that transformers, vLLM and Unsloth can load: bfloat16 weights and a tokenizer with a chat
+    template.
 
     Args:
-        folder: new folder.
-        config: config.json; its vocabulary is at least as large as the embedded tokenizer's.
-        seed: seed of the weights. A GPU and a CPU generate different weights from the same seed.
+        folder: the folder to create.
+        config: content of config.json. The vocabulary must be at least as large as that of the embedded tokenizer.
+        seed: seed of the weights. A GPU and a CPU generate different weights with the same seed.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -77,9 +78,9 @@ def build(folder: Path, config: dict[str, Any], seed: int = 0) -> None:
 
 
 def _write_tokenizer(folder: Path, vocabulary_size: int) -> None:
-    """Write the embedded tokenizer with a token for every id, so that any completion decodes.
+    """Write the embedded tokenizer with a token for every id, so that any completion can be decoded.
 
-    No merge produces the added tokens, so texts are encoded as before.
+    No merge produces the added tokens, so the encoding of texts does not change.
     """
     source = starter.model_path()
     shutil.copy(source / "chat_template.jinja", folder)

@@ -1,4 +1,4 @@
-"""One row of a GPU check: the recipe run as a command, with one model, engine and sampling backend."""
+"""One row of a GPU check: runs the recipe as a command, with one model, engine and sampling backend."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lora_grpo.runs import read_metrics
 
 ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")
 _STEPS = {"vllm": 3, "transformers": 2}
-"""Steps of a row. The first is a warm-up; it counts only if it is the only one."""
+"""Steps of a row. The first step is a warm-up; it is measured only if there is no other step."""
 _ROW_SHARE = 1 / 3
-"""Share of the check's time that one row may take."""
+"""Maximum share of the check's time for one row."""
 _REWARDS = ("correct_answer=2.0", "soft_xml_format=0.5")
 _COIN_REWARD = "pattern:x77[01][0-9][0-9]=1.0"
-"""Random tokens earn no other reward, and equal rewards have no gradient. About half of the completions of 512
-tokens contain one of these 200 of 151,936 tokens."""
+"""Random tokens earn none of the other rewards, and equal rewards have no gradient. About half of the completions with
+512 tokens contain one of these 200 (of 151,936) tokens."""
 
 
 @dataclass(frozen=True)
@@ -48,38 +48,38 @@ class Row:
 
     @property
     def missing_packages(self) -> list[str]:
-        """Packages that this row needs and that are not installed."""
+        """Packages that this row needs but that are not installed."""
         needed = [name for name in ("unsloth", "vllm") if name in (self.engine, self.backend)]
         return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """What all rows of a check have in common."""
+    """The settings shared by all rows of a check."""
 
     recipe: Path
     """The recipe's script."""
     output: Path
-    """Folder of the results."""
+    """Folder for the results."""
     seconds: float
-    """Time for the whole check."""
+    """Time limit of the whole check."""
     arguments: tuple[str, ...] = ()
-    """Further arguments of the recipe, given last."""
+    """Additional arguments of the recipe, passed last."""
     coin_reward: str = _COIN_REWARD
-    """A reward that about half of the random completions earn."""
+    """A reward earned by about half of the random completions."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """What the results report about the machine."""
+    """Description of the machine for the results."""
     limits: Limits | None = None
     """Measured rates of the GPU."""
 
 
 def run_row(row: Row, settings: CheckSettings, folder: Path, model: Path, deadline: float) -> dict[str, Any]:
-    """Run the recipe for one row.
+    """Run the recipe for one row and return the result.
 
     Args:
         row: the combination.
         settings: settings of the check.
-        folder: holds the problems; the run's own folder is created in it and deleted.
+        folder: folder with the problems. The run folder is created in it and deleted afterwards.
         model: folder of the row's model.
         deadline: end of the check, in `time.monotonic` seconds.
 
@@ -97,9 +97,9 @@ def run_row(row: Row, settings: CheckSettings, folder: Path, model: Path, deadli
     if done.exit_code is None and found["steps"]:
         return found | {"status": "ran", "reason": f"stopped after {done.seconds:.0f} s"}
     if done.exit_code is None:
-        status = "failed" if seconds == most else "skipped"  # a row cut short by the deadline has not failed
+        status = "failed" if seconds == most else "skipped"  # a row that was stopped by the deadline has not failed
         return found | {"status": status, "reason": f"no step within {done.seconds:.0f} s; last: {done.message}"}
-    if done.exit_code == UserError.exit_code and " does not fit on " in done.message:  # refused by the memory plan
+    if done.exit_code == UserError.exit_code and " does not fit on " in done.message:  # rejected by the memory plan
         return found | {"status": "skipped", "reason": done.message.removeprefix("error: ").partition(";")[0]}
     problem = done.message if done.exit_code else _gradient_problem(found)
     if problem:
@@ -121,7 +121,7 @@ def _recipe_command(row: Row, settings: CheckSettings, folder: Path, model: Path
 
 
 def _measurements(run: Path, row: Row, settings: CheckSettings) -> dict[str, Any]:
-    """Read the measurements of a run, finished or not."""
+    """Read the measurements of a finished or unfinished run."""
     record: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError):
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def _measurements(run: Path, row: Row, settings: CheckSettings) -> dict[str, Any
 
 
 def _gradient_problem(found: dict[str, Any]) -> str | None:
-    """Return what is wrong with the gradients of a run that exited with 0."""
+    """Return the problem with the gradients of a run that exited with 0; None if there is none."""
     norms = found.get("grad_norm", [])
     if any(isinstance(norm, str) for norm in norms):
         return f"a gradient is not finite: the norms are {norms}"

@@ -1,4 +1,4 @@
-"""The results of a GPU check: results.json with every measurement, results.md with a Markdown table."""
+"""Writes the results of a GPU check: results.json with all measurements, and results.md with a Markdown table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = (
     ("torch peak", "torch_peak_gib", "{:.2f}"),
     ("GPU peak", "gpu_peak_gib", "{:.2f}"),
 )
-"""Heading, key of a result, format."""
+"""Column heading, key in a result, and format."""
 
 
 def write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:
@@ -33,14 +33,14 @@ def write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, Any
     Args:
         folder: output folder.
         machine: GPU, versions and measured limits; empty if nothing was measured.
-        results: one result per row, see `check.run_rows`.
+        results: one result per row; see `check.run_rows`.
     """
     atomic.write_json(folder / "results.json", {**machine, "rows": list(results)})
     atomic.write_text(folder / "results.md", markdown(machine, results))
 
 
 def markdown(machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
-    """Return a table of the rows that ran, and one line for each row that did not or that was cut short."""
+    """Return a table of the rows that ran, and one line for each row that did not run or was stopped early."""
     lines = [_describe(machine), ""] if machine else []
     if ran := [result for result in results if result["status"] == "ran"]:
         lines += [f"| {' | '.join(heading for heading, *_ in _COLUMNS)} |", "|---" * 4 + "|---:" * 10 + "|"]

@@ -1,4 +1,4 @@
-"""Whether GRPO can learn from sampled groups, and what to change: each suggestion follows from a measurement."""
+"""Decides whether GRPO can learn from sampled groups, and what to change, based on their summary."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RIGHT_REWARDS = (
 """Rewards for a correct answer."""
 
 _MOST_FLAT = 0.8
-"""From this share of groups with equal rewards, or of truncated completions, hardly any signal is left."""
+"""Share of groups with equal rewards, or of truncated completions, from which on there is hardly any signal."""
 _WORTH_SAYING = 0.2
-"""Share of truncated or unparsed completions that counts as a finding."""
+"""Minimum share of truncated or unparsed completions to report as a finding."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that keeps GRPO from learning."""
+    """A problem that prevents GRPO from learning."""
 
     found: str
     advice: str
@@ -40,7 +40,7 @@ class Prediction:
 
 
 def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
-    """Return whether GRPO can learn from such groups, and what to change.
+    """Decide whether GRPO can learn from these groups, and what to change.
 
     With `data.filter_by_difficulty`, only the groups that the filter keeps count.
     """
@@ -71,7 +71,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
 
 
 def _findings(groups: Sequence[Group], found: Summary, config: RunConfig) -> list[Finding]:
-    """Return causes before their consequences: truncated or unparsed completions explain why none is correct."""
+    """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
     sampling, size = config.sampling, len(groups[0].answers)
     rights = [name for name in groups[0].weights if name in RIGHT_REWARDS]
     findings, explained = [], False
@@ -102,7 +102,7 @@ def _findings(groups: Sequence[Group], found: Summary, config: RunConfig) -> lis
 
 
 def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
-    """Return the finding for problems that are too hard, too easy, or both."""
+    """Return a finding if the problems are too hard, too easy, or a mix of both."""
     assert found.solved is not None and found.difficulty is not None
     always, mixed, never = found.difficulty
     keep = (
@@ -143,7 +143,7 @@ def _constant(name: str, groups: Sequence[Group]) -> str:
 
 
 def _longer(config: RunConfig, times: int) -> str:
-    """Return the flags for longer completions, with room for the prompts."""
+    """Return the flags for longer completions that leave enough context for the prompts."""
     limit, context = config.sampling.max_completion_tokens, config.model.max_sequence_tokens
     flags = f"--sampling.max-completion-tokens {times * limit}"
     if context - times * limit < (context - limit) / 2:

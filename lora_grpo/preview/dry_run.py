@@ -1,4 +1,4 @@
-"""`--dry-run`: the settings, one prompt and its rewards, without the model's weights."""
+"""`--dry-run`: prints the settings, one prompt and the rewards of its reference answer, without model weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
     import yaml
 
-    settings = json.loads(json.dumps(config.to_dict()))  # tuples as lists, for YAML
+    settings = json.loads(json.dumps(config.to_dict()))  # YAML needs lists instead of tuples
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     tokenizer = base_model.load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")

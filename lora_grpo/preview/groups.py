@@ -10,7 +10,7 @@ from lora_grpo.evaluation import UNPARSED, Interval, bootstrap_interval, wilson_
 from lora_grpo.tasks import Row, Verdict
 
 _EQUAL = 1e-6
-"""Rewards closer than this are equal: sums of the same numbers differ by rounding."""
+"""Rewards that differ by less than this are equal, because sums of the same numbers can differ by rounding."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Answer:
     num_tokens: int
     truncated: bool
     rewards: dict[str, float | None]
-    """Value of each reward, before its weight; None if it could not grade the completion."""
+    """Value of each reward before weighting; None if the reward could not grade the completion."""
     verdict: Verdict | None
     """The grader's verdict; None for a task without correct answers."""
 
@@ -31,13 +31,13 @@ class Answer:
 
     @property
     def is_unparsed(self) -> bool:
-        """Whether no answer could be parsed from it."""
+        """Whether no answer could be parsed from the completion."""
         return self.verdict is not None and self.verdict.reason in UNPARSED
 
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one prompt, whose rewards GRPO compares with each other."""
+    """The completions of one prompt. GRPO compares their rewards with each other."""
 
     row: Row
     weights: dict[str, float]
@@ -45,7 +45,7 @@ class Group:
     answers: tuple[Answer, ...]
 
     def weighted(self, name: str, answer: Answer) -> float | None:
-        """Return a reward times its weight; None if it could not grade the completion."""
+        """Return a reward times its weight; None if the reward could not grade the completion."""
         value = answer.rewards[name]
         return None if value is None else self.weights[name] * value
 
@@ -66,7 +66,7 @@ class Group:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some completions are correct and some are not."""
+        """Whether some completions are correct and others are not."""
         return 0 < self.solved < len(self.answers)
 
 
@@ -94,11 +94,11 @@ class Summary:
     flat: Share
     """Share of groups whose completions all have the same total reward."""
     solved: Share | None
-    """Share of correct completions; None for a task without correct answers, as the next two."""
+    """Share of correct completions. This and the next two fields are None for a task without correct answers."""
     difficulty: tuple[int, int, int] | None
-    """Number of problems that all, some and no completions solve."""
+    """Number of problems solved by all, some and none of their completions."""
     unparsed: Share | None
-    """Share of completions that ended without an answer that can be parsed."""
+    """Share of completions that ended without a parsable answer."""
     truncated: Share
     distinct: float
     """Mean number of distinct completions in a group."""
@@ -113,9 +113,9 @@ def differs(values: Sequence[float | None]) -> bool:
 
 
 def measure(groups: Sequence[Group]) -> Summary:
-    """Return the summary of groups of one size.
+    """Return the summary of groups of equal size.
 
-    Intervals of shares of completions are bootstrapped over groups; those of shares of groups are Wilson intervals.
+    Shares of completions have intervals that are bootstrapped over groups; shares of groups have Wilson intervals.
     """
     names = list(groups[0].weights)
     answers = [answer for group in groups for answer in group.answers]

@@ -1,4 +1,4 @@
-"""The preview as text: the first groups, the summary of all groups, and the verdict."""
+"""Prints the preview: the first groups, the summary of all groups, and the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8
 """Number of distinct completions shown per group."""
 _PLAIN_WIDTH = 100
-"""Columns if the output is not a terminal."""
+"""Line width in columns if the output is not a terminal."""
 _LEAST_WIDTH = 40
 
 
@@ -39,7 +39,7 @@ def show(config: RunConfig, groups: Sequence[Group]) -> None:
 
 
 def _answers(group: Group, width: int) -> list[str]:
-    """Return each distinct completion of a group below its rewards, the highest reward first."""
+    """Return each distinct completion of a group with its rewards above it, highest reward first."""
     often = Counter(answer.text for answer in group.answers)
     ranked = sorted(
         zip(group.answers, group.sums, strict=True), key=lambda pair: (-(pair[1] or 0.0), -often[pair[0].text])
@@ -51,7 +51,7 @@ def _answers(group: Group, width: int) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return "  ".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True)).rstrip()
 
-    # One word of a reward's name per line, aligned at the bottom, so that many columns fit.
+    # Print one word of a reward's name per line, aligned at the bottom, so that many columns fit.
     height = max(map(len, names))
     padded = [[""] * (height - len(words)) + words for words in names]
     lines = [line(cells) for cells in zip(*padded, strict=True)]
@@ -70,7 +70,7 @@ def _verdict(answer: Answer) -> str:
 
 
 def _summary(groups: Sequence[Group]) -> list[str]:
-    """Return the summary of all groups, one line per figure."""
+    """Return the summary of all groups, one line per statistic."""
     found = measure(groups)
     lines = []
     for name, moments in found.rewards.items():
@@ -99,7 +99,7 @@ def _number(value: float | None) -> str:
 
 
 def _cut(text: str, width: int) -> list[str]:
-    """Return a text on at most two lines: its beginning, and its end, where the answer is."""
+    """Return at most two lines of a text: its beginning, and its end, which usually has the answer."""
     text = printable(text)
     if len(text) <= 2 * width:
         return [text[:width], *([text[width:]] if text[width:] else [])]

@@ -1,4 +1,4 @@
-"""`--preview`: samples a few groups from the base model and prints their rewards and a verdict."""
+"""`--preview`: samples a few groups from the base model, and prints their rewards and a verdict."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PROMPTS = 8
 
 
 def preview(config: RunConfig, data: Data) -> None:
-    """Sample the first training prompts from the base model and print the result; nothing is written.
+    """Sample completions of the first training prompts from the base model and print the result. Writes no files.
 
     Raises:
-        UserError: the model cannot be loaded, or too few rows fit its context.
+        UserError: the model cannot be loaded, or too few rows fit in its context.
         RewardError: a reward function failed.
     """
     policy = load_policy(config)
@@ -42,10 +42,10 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
         rows: training rows with `prompt`.
 
     Returns:
-        At most PROMPTS groups, of different rows. Those of the first step equal the ones that training samples.
+        At most PROMPTS groups, each from a different row. Groups of the first step equal those sampled in training.
     """
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
-    # Columns come from all rows, because a reward may read one that these few lack.
+    # Collect columns from all rows, because a reward may use a column that these few rows lack.
     columns = trl_rows(sampler.tokenizer, rows)
     chosen, size = [columns[index] for index in order], config.sampling.num_generations
     prompts = [chat.render_row(sampler.tokenizer, rows[index]) for index in order]
