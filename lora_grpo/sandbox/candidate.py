@@ -1,4 +1,4 @@
-"""The candidate's process: run the source, then answer requests from the tests."""
+"""The candidate's process: run the source, then serve requests from the tests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "text": str,
     "repr": repr,
 }
-"""Operations on the candidate's objects that tests may request. None reveals an expected value: no `==`, no `in`."""
+"""Operations that tests may request on the candidate's objects. `==` and `in` would reveal expected values."""
 
 
 class _Objects:
-    """Objects to which the tests have handles."""
+    """Objects for which the tests have handles."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -36,14 +36,14 @@ class _Objects:
         self._numbers: dict[int, int] = {}
 
     def handle(self, value: Any) -> list[Any]:
-        """Return the object's handle; the object is kept alive so that its number stays unique."""
+        """Return the object's handle. The object is kept alive so that its number stays unique."""
         number = self._numbers.setdefault(id(value), len(self._kept))
         if number == len(self._kept):
             self._kept.append(value)
         return ["handle", number, type(value).__name__]
 
     def find(self, key: int | str, *_: Any) -> Any:
-        """Return the object with a number, or the candidate's global with a name."""
+        """Return the object with this number, or the candidate's global variable with this name."""
         if isinstance(key, int):
             return self._kept[key]
         if key not in self._namespace:
@@ -52,10 +52,10 @@ class _Objects:
 
 
 def run(source: bytes, link: int) -> None:
-    """Execute the source and serve calls until the other end closes.
+    """Execute the source and serve calls until the other end closes the socket.
 
     Args:
-        source: the candidate's program, UTF-8 that may hold surrogates.
+        source: the candidate's program, in UTF-8 that may include surrogates.
         link: file descriptor of the socket to the tests.
     """
     module = types.ModuleType("candidate")
@@ -84,7 +84,7 @@ def run(source: bytes, link: int) -> None:
 
 
 def _answer(request: Any, objects: _Objects) -> list[Any]:
-    """Carry out a request: `[operation, [argument, ...], [[keyword, argument], ...]]`."""
+    """Execute a request of the form `[operation, [argument, ...], [[keyword, argument], ...]]`."""
     operation, encoded_args, encoded_kwargs = request
     changes: list[Any] = []
     decoder = Decoder(objects.find)
@@ -114,7 +114,7 @@ def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]
 
 
 def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list[Any]:
-    """Encode an exception: its builtin classes, nearest first, its text and its arguments."""
+    """Encode an exception: its builtin classes (nearest first), text, and arguments."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind]
     try:
         args = Encoder(objects.handle).encode(tuple(error.args))

@@ -1,15 +1,15 @@
-"""Values between a candidate and its tests: plain data as JSON, any other object as a handle.
+"""Encode values sent between a candidate and its tests: plain data as JSON, any other object as a handle.
 
-Nothing that arrives can run code. Numbers, text, bytes and the standard containers are rebuilt from JSON, so an
-instance of a subclass with its own `__eq__` becomes the plain value, and any other object becomes a handle that equals
-nothing. Containers passed to a call keep their identity: if the callee changes one in place or returns it, the caller's
-own object changes or is returned.
+Decoding never runs code from the other end. Numbers, text, bytes, and the standard containers are rebuilt from JSON, so
+an instance of a subclass with a custom `__eq__` becomes a plain value. Any other object becomes a handle that is equal
+only to itself. Containers passed to a call keep their identity: if the callee modifies or returns one, the caller's
+object is modified or returned.
 
-A frame is four bytes of length, little-endian, and JSON. A container is written as `[tag, ...]`:
+A frame is the length in four bytes (little-endian), followed by JSON. A container is encoded as `[tag, ...]`:
 
     ["list", [...]]  ["dict", [[key, value], ...]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, "generator"]
 
-Mutable containers are numbered in the order in which they are written; `again` refers to such a number.
+Mutable containers are numbered in the order in which they are encoded. `again` refers to such a number.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Encoder:
         self._items = 0
 
     def encode(self, value: Any, depth: int = 0) -> Any:
-        """Return the value as JSON; a container that is too deep or too large becomes a handle."""
+        """Return the value as JSON. A container that is too deep or too large becomes a handle."""
         kind = type(value)
         if value is None or kind in _PLAIN:
             return value
@@ -126,7 +126,7 @@ class Encoder:
         return [tag, self.contents(value, depth)]
 
     def contents(self, value: Any, depth: int = 0) -> Any:
-        """Return the encoded contents of a container, without the container itself."""
+        """Return only the encoded contents of a container."""
         if isinstance(value, bytearray):
             return value.hex()
         if isinstance(value, dict):
@@ -140,7 +140,7 @@ class Decoder:
     """Decode the values of one message.
 
     Args:
-        handle: returns the object for a handle's arguments.
+        handle: returns the object for the arguments of a handle.
         nodes: the mutable containers that both ends already have, by number.
     """
 
@@ -152,7 +152,7 @@ class Decoder:
         """Return the value.
 
         Raises:
-            Malformed: the data does not follow this module's grammar.
+            Malformed: the data does not follow the format of this module.
         """
         try:
             return self._decode(data)
@@ -160,7 +160,7 @@ class Decoder:
             raise Malformed(f"no value: {type(error).__name__}: {error}") from None
 
     def replace(self, node: Any, data: Any) -> None:
-        """Replace the contents of an existing container by those encoded in `data`."""
+        """Replace the contents of an existing container with those encoded in `data`."""
         try:
             self._fill(node, data, clear=True)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
@@ -195,7 +195,7 @@ class Decoder:
         if isinstance(node, bytearray):
             node[:] = bytes.fromhex(data)
             return
-        # Decode the items first: a node may be part of its own items, and is cleared only afterwards.
+        # Decode the items before clearing the node, because a node may contain itself.
         if isinstance(node, dict):
             pairs = [(self._decode(key), self._decode(item)) for key, item in data]
             if clear:
@@ -230,7 +230,7 @@ def _natural(number: Any) -> int:
 
 
 def _tag(value: Any) -> str | None:
-    """Return the tag of the value's plain type or base type; None if it has none."""
+    """Return the tag of the value's plain type or base type, or None if there is no tag."""
     name = _EXACT.get(type(value)) or _LATE.get((type(value).__module__, type(value).__qualname__))
     if name is None and isinstance(value, type):
         return "type" if getattr(builtins, value.__name__, None) is value else None
@@ -254,7 +254,7 @@ _EXACT: dict[type, str] = {
     complex: "complex",
     slice: "slice",
 }
-# By name, to avoid importing these modules in programs that do not use them.
+# Listed by name, so that programs that do not use these modules do not import them.
 _LATE = {
     ("decimal", "Decimal"): "Decimal",
     ("fractions", "Fraction"): "Fraction",

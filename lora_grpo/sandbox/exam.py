@@ -21,9 +21,9 @@ _BUILTINS = frozenset(dir(builtins))
 def _compiled(
     prelude: str, test: str, functions: tuple[str, ...], count_tests: bool
 ) -> tuple[CodeType, CodeType, set[str], int]:
-    """Return the code of prelude and test, the undefined names, and the number of counted asserts."""
+    """Return the code of the prelude and the test, the undefined names, and the number of counted asserts."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as "assertion is always true"
+        warnings.simplefilter("ignore")  # for example "assertion is always true"
         counted = _Counted()
         tree: Any = ast.parse(test)
         if count_tests:
@@ -33,7 +33,7 @@ def _compiled(
         used, defined = _names(test)
         unknown = used - defined - _names(prelude)[1] - _BUILTINS - set(functions)
         if "import *" in prelude + test:
-            unknown = set()  # checked when it runs
+            unknown = set()  # checked at run time
         return (
             compile(prelude, "<prelude>", "exec", dont_inherit=True),
             compile(tree, "<test>", "exec", dont_inherit=True),
@@ -43,11 +43,11 @@ def _compiled(
 
 
 def prepare(program: Program) -> bytes:
-    """Return the compiled tests of a program, for the process that runs them.
+    """Compile the tests of a program for the process that runs them.
 
     Raises:
-        BrokenTest: prelude or test is not Python, or the tests use an undefined name. If the candidate could define it,
-            it could answer an `np.allclose(result, expected)` whose import is missing.
+        BrokenTest: the prelude or the test is not Python, or the tests use an undefined name. A candidate could define
+            such a name. For example, it could define `np` if the import for `np.allclose(result, expected)` is missing.
     """
     try:
         prelude, test, unknown, number = _compiled(
@@ -60,17 +60,17 @@ def prepare(program: Program) -> bytes:
             f"the tests of {program.name} cannot run: they use {', '.join(sorted(unknown))}, which they do not define; "
             f"the candidate defines {', '.join(program.functions) or 'nothing'}"
         )
-    # marshal is fast and requires the same interpreter, which the zygotes use.
+    # marshal is fast. It requires the same interpreter, which the zygotes use.
     return marshal.dumps((prelude, test, list(program.functions), program.test, number))
 
 
 def _asserts(node: ast.AST) -> bool:
-    """Return whether code can fail a test: assert, raise, or a method such as unittest's assertEqual."""
+    """Return whether code can fail a test: an assert, a raise, or a method such as unittest's assertEqual."""
     return isinstance(node, (ast.Assert, ast.Raise)) or (isinstance(node, ast.Attribute) and node.attr[:6] == "assert")
 
 
 def _names(source: str) -> tuple[set[str], set[str]]:
-    """Return the global names that a program uses, and those that it defines."""
+    """Return the global names that a program uses and those that it defines."""
     used: set[str] = set()
     defined: set[str] = set()
     tables = [symtable.symtable(source, "<test>", "exec")]
@@ -88,10 +88,10 @@ def _names(source: str) -> tuple[set[str], set[str]]:
 
 
 class _Counted(ast.NodeTransformer):
-    """Number the asserts and make each run even if earlier ones failed.
+    """Number the asserts, and run each one even if earlier asserts failed.
 
-    An assert in a loop counts once; the functions named by `HELD` and `FAILED` are called each time it runs. An assert
-    in a `try` or `with` is unchanged, because they may expect its exception.
+    An assert in a loop counts once. The functions named by `HELD` and `FAILED` are called each time it runs. An assert
+    in a `try` or `with` statement is unchanged, because the statement may expect its exception.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Counted(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Return the assert in a try statement; one without a name, such as `assert True`, is unchanged."""
+        """Wrap the assert in a try statement. An assert without a name, such as `assert True`, is unchanged."""
         if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
             return node
         number, self.number = self.number, self.number + 1

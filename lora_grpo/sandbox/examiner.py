@@ -1,4 +1,4 @@
-"""The tests' process: run the tests, with the candidate's functions in another process."""
+"""The tests' process: run the tests against the candidate's functions, which run in another process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, Remote
 
 HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
-"""Functions that counted asserts call; `exam` inserts the calls."""
+"""Names of the functions that counted asserts call. `exam` inserts the calls."""
 
 Report = dict[str, Any]
-"""`status`, `message`, `passed_tests`, `num_tests`; the status `broken` means that the tests are at fault."""
+"""`status`, `message`, `passed_tests`, and `num_tests`. The status `broken` means that the tests are at fault."""
 
 
 def examine(exam: bytes, descriptor: int) -> Report:
-    """Run the tests and report.
+    """Run the tests and return the report.
 
     Args:
-        exam: the tests, from `exam.prepare`.
+        exam: the tests, compiled by `exam.prepare`.
         descriptor: file descriptor of the socket to the candidate.
     """
     prelude, code, functions, test, num_tests = marshal.loads(exam)
@@ -34,7 +34,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
     try:
         link.open()
         exec(code, namespace)
-        if link.gone:  # a test that catches everything, BaseException too
+        if link.gone:  # the test caught all exceptions, including BaseException
             raise link.gone
         if count.first:
             raise count.first
@@ -48,7 +48,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
 
 
 def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
-    """Return the status and message for an exception that ended the tests."""
+    """Return the status and message for the exception that ended the tests."""
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(FROM_CANDIDATE)]
     theirs, detail = bool(notes), _text(error)
     text = str(notes[0]).removeprefix(FROM_CANDIDATE) if theirs else f"{type(error).__name__}: {detail}"
@@ -69,7 +69,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
 
 
 def _text(error: BaseException) -> str:
-    """Return the exception's text, which may include the candidate's values and so may raise."""
+    """Return the exception's text. It may include the candidate's values, so formatting it may raise."""
     try:
         return str(error)
     except BaseException as second:  # noqa: BLE001 - reported instead
@@ -77,15 +77,15 @@ def _text(error: BaseException) -> str:
 
 
 def _report(status: str, message: str, count: _Count) -> Report:
-    # A candidate's text may contain terminal control characters.
+    # The candidate's text may contain terminal control characters.
     message = "".join(letter if letter.isprintable() else " " for letter in message[:500])
     return {"status": status, "message": message, "passed_tests": count.passed, "num_tests": count.number}
 
 
 class _Count:
-    """Count the asserts that hold.
+    """Count the asserts that pass.
 
-    An assert that runs several times must hold every time; one that never runs does not hold.
+    An assert that runs several times must pass every time. An assert that never runs does not pass.
     """
 
     def __init__(self, number: int) -> None:

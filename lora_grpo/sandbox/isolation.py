@@ -1,4 +1,4 @@
-"""Which isolation works on this machine, determined by trying to break out of it."""
+"""Find an isolation that works on this machine by trying to escape from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIERS = ("landlock", "bubblewrap")
 
 
 def missing(tier: str) -> str | None:
-    """Return why a tier is unavailable; None if nothing prevents it."""
+    """Return why a tier is unavailable, or None if it may work."""
     if not lockdown.has_seccomp():
         return "no seccomp for this system"
     if tier == "landlock" and not lockdown.landlock_version():
@@ -28,7 +28,7 @@ def missing(tier: str) -> str | None:
 
 
 def describe(tier: str, workers: int, settings: Settings) -> str:
-    """Return the line that `start` prints and every report includes."""
+    """Return the line that describes the isolation in the terminal and in every report."""
     how = {
         "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
         "bubblewrap": "bubblewrap + seccomp",
@@ -38,7 +38,7 @@ def describe(tier: str, workers: int, settings: Settings) -> str:
 
 
 def refuse(reasons: dict[str, str]) -> UserError:
-    """Return the error for a machine without a safe isolation."""
+    """Return the error for a machine on which no safe isolation works."""
     tried = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
     return UserError(
         f"no safe way to run model-written programs here ({tried}); install bubblewrap, use Linux 5.13 or newer, or "
@@ -53,7 +53,7 @@ def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
         run: runs programs in the tier under test.
 
     Returns:
-        What escaped or failed; None if the isolation works.
+        A description of what escaped or failed, or None if the isolation works.
     """
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder, "secret")

@@ -1,4 +1,4 @@
-"""Start the sandbox's interpreters, bare or in bubblewrap, without access to the project's files."""
+"""Start the sandbox's interpreters, directly or in bubblewrap, without access to the project's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = ("codec", "syscalls", "lockdown", "candidate", "link", "examiner", "zy
 
 _USERS_OF_LIBRARIES = ["bz2", "ctypes", "datetime", "decimal", "hashlib", "lzma", "math", "random", "uuid", "zlib"]
 
-# The modules arrive as text through a descriptor, so no folder of the project needs to be readable.
+# The modules are sent as text through a descriptor, so the process does not need to read any project folder.
 _BOOTSTRAP = """
 import json, os, sys, types
 role, control, sources, isolation = sys.argv[1:]
@@ -38,23 +38,23 @@ module.main(role, int(control), isolation, readable, limits)
 
 
 def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a zygote; it sends `!` on the returned control socket when it is ready.
+    """Start a zygote. It sends `!` on the returned control socket when it is ready.
 
     Args:
         role: `candidate` or `examiner`.
-        isolation: `landlock`, `bubblewrap` or `none`.
-        limits: address space of a child in bytes, and its CPU time in seconds.
+        isolation: `landlock`, `bubblewrap`, or `none`.
+        limits: address space of a child in bytes and CPU time in seconds.
     """
     ours, theirs = socket.socketpair()
     folder = Path(__file__).parent
     modules = [(name, (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
     readable = [str(path) for path in (*_standard_library(), *_libraries())] if isolation == "landlock" else []
     sources = memory_file(json.dumps([modules, readable, limits]).encode())
-    # Not -I: it ignores the hash seed, so the order of sets would vary between runs.
+    # Not -I, because it ignores the hash seed, and the order of sets would vary between runs.
     python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOTSTRAP]
     command = [*python, role, str(theirs.fileno()), str(sources), isolation]
     environment = {"PYTHONHASHSEED": "0"}
-    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters need it to find their own library
+    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters need it to find libpython
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     if isolation == "bubblewrap":
         command = [*_bubblewrap(environment), *command]
@@ -67,7 +67,7 @@ def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subproc
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=(theirs.fileno(), sources),
-            start_new_session=True,  # Ctrl-C reaches only the parent
+            start_new_session=True,  # Ctrl-C must reach only the parent
         )
     except OSError:
         ours.close()
@@ -79,7 +79,7 @@ def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subproc
 
 
 def memory_file(content: bytes) -> int:
-    """Return a descriptor of an anonymous file with this content, positioned at its start."""
+    """Return the descriptor of an anonymous file with this content, positioned at the start."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("program", os.MFD_CLOEXEC)
     else:
@@ -93,17 +93,17 @@ def memory_file(content: bytes) -> int:
 
 
 def _interpreter() -> str:
-    """Return the path of the interpreter itself, not of a virtual environment's link to it."""
+    """Return the path of the interpreter itself, not of the link in a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def _bubblewrap(environment: dict[str, str]) -> list[str]:
-    """Return the bubblewrap command for a root with only the interpreter, its libraries and the standard library."""
+    """Return the bubblewrap command for a root with only the interpreter, its libraries, and the standard library."""
     executable = shutil.which("bwrap")
     if executable is None:
         raise OSError("bubblewrap (bwrap) is not installed")
-    # Not --die-with-parent, which refers to the starting thread: a closed control socket ends a zygote.
-    # Not --dev, which includes a writable /dev/shm: only /dev/null is needed.
+    # Not --die-with-parent, because it refers to the starting thread. A zygote exits when its control socket closes.
+    # Not --dev, because it includes a writable /dev/shm. Only /dev/null is needed.
     command = [executable, "--unshare-all", "--cap-drop", "ALL", "--clearenv", "--dev-bind", *["/dev/null"] * 2]
     for name, value in environment.items():
         command += ["--setenv", name, value]
@@ -121,7 +121,7 @@ def _standard_library() -> list[Path]:
 
 @functools.cache
 def _libraries() -> tuple[Path, ...]:
-    """Return the shared libraries that the interpreter and its extensions load, by every name that the loader uses."""
+    """Return the shared libraries of the interpreter and its extensions, under all names that the loader uses."""
     show = f"import importlib\nfor name in {_USERS_OF_LIBRARIES}:\n try: importlib.import_module(name)\n"
     show += " except ImportError: pass\nprint(open('/proc/self/maps').read())"
     maps = subprocess.run([_interpreter(), "-I", "-S", "-c", show], capture_output=True, text=True, check=True).stdout
@@ -129,7 +129,7 @@ def _libraries() -> tuple[Path, ...]:
     libraries = {path for path in mapped if ".so" in path.name and path.is_absolute()}
     names = set()
     for folder in {path.parent for path in libraries} | {Path("/lib64"), Path("/lib")}:
-        # The loader uses a library's soname, which links to the mapped file.
+        # The loader uses the library's soname, which is a link to the mapped file.
         if folder.is_dir():
             names |= {link for link in folder.iterdir() if ".so" in link.name and link.resolve() in libraries}
     aliases = {Path(alias, *path.parts[3:]) for path in names | libraries for alias in _merged_folders(path)}
@@ -137,7 +137,7 @@ def _libraries() -> tuple[Path, ...]:
 
 
 def _merged_folders(path: Path) -> list[Path]:
-    """Return `/lib` for a path in `/usr/lib` if the one links to the other, as on most current systems."""
+    """Return `/lib` for a path in `/usr/lib` if `/lib` is a link to it, as on most current systems."""
     if len(path.parts) < 4 or path.parts[1] != "usr":
         return []
     short = Path("/", path.parts[2])

@@ -1,4 +1,4 @@
-"""The tests' end of the socket: send requests to the candidate's process, and proxy its objects."""
+"""The tests' end of the socket: send requests to the candidate's process and proxy its objects."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from lora_grpo.sandbox.codec import MAX_ITEMS, Decoder, Encoder, Malformed, receive, send
 
 FROM_CANDIDATE = "raised by the candidate: "
-"""Prefix of the note on exceptions that the candidate raised."""
+"""Prefix of the note that is added to exceptions raised by the candidate."""
 _REPLIES: dict[str, list[list[type]]] = {
     "ready": [[]],
     "invalid": [[str]],
     "returned": [[list, kind] for kind in (type(None), bool, int, float, str, list)],
     "raised": [[list, list, str, list]],
 }
-"""The types of each reply's parts."""
+"""The types of the parts of each reply."""
 
 
 class Gone(BaseException):
-    """The candidate ended or misbehaved. Not an `Exception`, so tests do not catch it.
+    """The candidate exited or misbehaved. Not a subclass of `Exception`, so that tests do not catch it.
 
     Args:
         status: status of the verdict.
@@ -35,7 +35,7 @@ class Gone(BaseException):
 
 
 class NotPlain(Exception):
-    """The tests pass the candidate a value that cannot be encoded, such as a function."""
+    """The tests passed the candidate a value that cannot be encoded, such as a function."""
 
 
 class Link:
@@ -54,8 +54,8 @@ class Link:
         """Wait until the candidate's source has run.
 
         Raises:
-            Gone: the source is not a program, or its process died.
-            Exception: what its top level raised.
+            Gone: the source is not a valid program, or its process died.
+            Exception: the top level of the source raised an exception.
         """
         reply = self._receive("ready", "invalid", "raised")
         if reply[0] == "invalid":
@@ -64,18 +64,20 @@ class Link:
             self._raise(reply, Decoder(self._remote))
 
     def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation in the candidate's process; arguments changed in place change here too.
+        """Run an operation in the candidate's process and return its result.
+
+        In-place changes to arguments are applied to the caller's objects.
 
         Args:
             operation: one of `candidate.OPERATIONS`.
             remote: the object to operate on.
-            *args: its arguments.
-            **kwargs: its keyword arguments.
+            *args: positional arguments of the operation.
+            **kwargs: keyword arguments of the operation.
 
         Raises:
-            Gone: the process ended or sent an invalid reply.
+            Gone: the process exited or sent an invalid reply.
             NotPlain: an argument of a call by name cannot be encoded.
-            Exception: what the operation raised, as the nearest builtin exception.
+            Exception: the operation raised an exception, which is converted to the nearest builtin class.
         """
         if self.gone:
             raise self.gone
@@ -90,7 +92,7 @@ class Link:
         except NotPlain as error:
             if isinstance(object.__getattribute__(remote, "_key"), str):
                 raise
-            # A method of the candidate's own object: plain data in its place would accept any argument.
+            # A method of the candidate's own object. A builtin object in its place would accept any argument.
             raise self._lose("failed", str(error)) from None
         try:
             send(self._descriptor, request)
@@ -110,7 +112,7 @@ class Link:
         return self._raise(reply, decoder, may_stop=operation == "next")
 
     def _receive(self, *expected: str) -> list[Any]:
-        """Return a reply of an expected kind, with all its parts."""
+        """Receive a reply and check that it is of an expected kind and complete."""
         try:
             reply = receive(self._descriptor)
         except (EOFError, OSError):
@@ -123,11 +125,11 @@ class Link:
         return reply
 
     def _raise(self, reply: list[Any], decoder: Decoder, may_stop: bool = False) -> None:
-        """Raise what the candidate raised, as its nearest builtin class."""
+        """Raise the candidate's exception as its nearest builtin class."""
         _, _, kinds, text, encoded = reply
         known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
         nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
-        # Only `next` may end an iteration: `all(map(...))` in a test would treat StopIteration as the end of the cases.
+        # Only `next` may end an iteration. `all(map(...))` in a test would treat StopIteration as the end of the cases.
         if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
             raise self._lose("failed", text)
         try:
@@ -139,7 +141,7 @@ class Link:
             try:
                 error = kind(*args)
                 break
-            except (TypeError, ValueError):  # it takes other arguments, as the candidate's subclass does
+            except (TypeError, ValueError):  # the class requires other arguments
                 continue
         error.add_note(FROM_CANDIDATE + text)
         raise error
@@ -150,7 +152,7 @@ class Link:
         if isinstance(value, Iterator):
             return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
         if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-            # This may be the candidate's own earlier result, so it is not an error in the dataset.
+            # The value may be an earlier result of the candidate, so this is not an error in the dataset.
             raise self._lose("failed", f"a {type(value).__name__} too deep or too large to be passed on")
         raise NotPlain(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
 
@@ -165,9 +167,10 @@ class Link:
 
 
 class Remote:
-    """An object or a global name of the candidate.
+    """An object or global name of the candidate.
 
-    It equals only itself, and `in` compares its items here: the candidate never sees an expected value.
+    It is equal only to itself. `in` compares its items in the tests' process, so the candidate never receives an
+    expected value.
     """
 
     __slots__ = ("_key", "_link")

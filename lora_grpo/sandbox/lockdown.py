@@ -1,8 +1,8 @@
-"""Permanently drop files, system calls, capabilities and resources in a sandboxed process.
+"""Permanently drop access to files, system calls, capabilities, and resources in a sandboxed process.
 
-Nothing here needs privileges. Landlock removes the file system except for the standard library; seccomp restricts
-system calls to those of `syscalls`; limits bound memory, CPU time and descriptors. On other systems and old kernels the
-functions raise OSError before they change anything.
+No privileges are required. Landlock blocks access to the file system except for the standard library. seccomp allows
+only the system calls listed in `syscalls`. Resource limits bound memory, CPU time, and descriptors. On other systems
+and old kernels, the functions raise OSError before they change anything.
 
 Source: linux/landlock.h, linux/capability.h, prctl(2), seccomp(2).
 """
@@ -34,21 +34,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def landlock_version() -> int:
-    """Return the kernel's Landlock ABI version; 0 if it has none."""
+    """Return the kernel's Landlock ABI version, or 0 if Landlock is not available."""
     if sys.platform != "linux":
         return 0
     return max(0, _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION))
 
 
 def has_seccomp() -> bool:
-    """Return whether the kernel supports seccomp and `syscalls` has this machine's numbers."""
+    """Return whether the kernel supports seccomp and `syscalls` has the numbers for this architecture."""
     if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         return False
     return _libc.prctl(21, 0, 0, 0, 0) >= 0  # PR_GET_SECCOMP
 
 
 def give_up_privileges() -> None:
-    """Drop all capabilities for good, and forbid core dumps and tracing by processes of the same user."""
+    """Permanently drop all capabilities, and disallow core dumps and tracing by processes of the same user."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 0)
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
@@ -57,18 +57,18 @@ def give_up_privileges() -> None:
 
 
 def give_up_files(readable: Iterable[str]) -> None:
-    """Restrict the file system to reading these paths; newer kernels also block TCP and signals to other processes.
+    """Restrict file system access to reading these paths. Newer kernels also block TCP and signals to other processes.
 
     Args:
-        readable: files, and folders with all their content.
+        readable: files, and folders with all of their content.
 
     Raises:
-        OSError: the kernel has no Landlock.
+        OSError: the kernel does not support Landlock.
     """
     version = landlock_version()
     if not version:
         raise OSError("the kernel has no Landlock")
-    # Every right that the version supports: rights that are handled but not granted are denied.
+    # All rights that the version supports. Rights that are handled but not granted are denied.
     files = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         files |= (1 << bit) if version >= since else 0
@@ -88,30 +88,30 @@ def give_up_files(readable: Iterable[str]) -> None:
 
 
 class SystemCallFilter:
-    """A seccomp filter, built once and installed in many processes.
+    """A seccomp filter that is built once and installed in many processes.
 
     Args:
-        program: BPF instructions from `syscalls`.
+        program: BPF instructions, built by `syscalls`.
     """
 
     def __init__(self, program: bytes) -> None:
         self._lines = ctypes.create_string_buffer(program, len(program))
-        # struct sock_fprog: the number of instructions, padding, their address.
+        # struct sock_fprog: number of instructions, padding, address of the instructions.
         self._header = struct.pack("<H6xQ", len(program) // 8, ctypes.addressof(self._lines))
 
     def put_on(self) -> None:
-        """Install the filter on top of earlier ones."""
+        """Install the filter in addition to earlier filters."""
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(self._header))
 
 
 def give_up_system_calls() -> SystemCallFilter:
-    """Restrict system calls to those of `syscalls`, and return the additional filter for children.
+    """Restrict system calls to those listed in `syscalls`, and return the additional filter for children.
 
-    The long list takes most of a millisecond to install, so the zygote installs it once. The short list of calls that
-    only a zygote needs is denied in each child.
+    The long allow list takes most of a millisecond to install, so the zygote installs it once. The returned filter
+    denies the few calls that only a zygote needs. It is installed in each child.
 
     Raises:
-        OSError: the machine's system calls are not known.
+        OSError: the system call numbers of this architecture are not known.
     """
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
@@ -122,7 +122,7 @@ def give_up_system_calls() -> SystemCallFilter:
 
 
 def limit_resources(memory_bytes: int) -> None:
-    """Limit address space, descriptors and stack, also of children; forbid file growth and core dumps."""
+    """Limit address space, descriptors, and stack, also for children. Disallow file growth and core dumps."""
     for name, most in (
         ("RLIMIT_AS", memory_bytes),
         ("RLIMIT_FSIZE", 0),
@@ -136,7 +136,7 @@ def limit_resources(memory_bytes: int) -> None:
         if which is not None:
             hard = resource.getrlimit(which)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # Some systems do not support all limits (RLIMIT_AS on macOS); Linux supports all of these.
+            # Linux supports all of these limits. Other systems may not, such as RLIMIT_AS on macOS.
             with contextlib.suppress(*(() if sys.platform == "linux" else (ValueError, OSError))):
                 resource.setrlimit(which, (most, most))
 
@@ -147,10 +147,10 @@ def limit_cpu(seconds: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends.
+    """Make the kernel kill this process when its parent exits.
 
     Args:
-        parent: the parent's process id, to detect that it ended before this call.
+        parent: the parent's process id, used to detect a parent that exited before this call.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

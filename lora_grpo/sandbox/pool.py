@@ -25,8 +25,8 @@ class Pool:
     """Workers with one isolation tier.
 
     Args:
-        settings: limits of each program, and the number of workers.
-        tier: `landlock`, `bubblewrap` or `none`.
+        settings: limits of each program and the number of workers.
+        tier: `landlock`, `bubblewrap`, or `none`.
     """
 
     def __init__(self, settings: Settings, tier: str) -> None:
@@ -39,9 +39,9 @@ class Pool:
         self._closing = False
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Return the verdicts of the programs, in order.
+        """Run the programs and return their verdicts in order.
 
-        A program whose worker dies runs once more, with a new worker.
+        If a worker dies, its program runs once more in a new worker.
 
         Raises:
             BrokenTest: the tests of a program cannot run.
@@ -52,22 +52,22 @@ class Pool:
         try:
             return list(executor.map(self._grade, programs, exams))
         except BrokenTest:
-            raise  # the workers are fine and finish their programs
+            raise  # the workers are intact and finish their programs
         except BaseException:
-            # An error or Ctrl-C: leave no worker in the middle of a program.
+            # After an error or Ctrl-C, do not leave a worker in the middle of a program.
             self.close()
             raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
-        """End all processes; the pool cannot be used again."""
+        """Stop all processes. The pool cannot be used again."""
         self._closing = True
         while self._workers:
             self._workers.pop().kill()
 
     def abandon(self) -> None:
-        """Close this process's ends of the workers' sockets; after a fork, the workers belong to the parent."""
+        """Close this process's ends of the workers' sockets. After a fork, the workers belong to the parent."""
         for worker in self._workers:
             worker.abandon()
 
@@ -81,7 +81,7 @@ class Pool:
                 except WorkerDied:
                     self._bury(worker)
                     worker = None
-            # It died twice with the same program. If a new worker passes a correct program, this program is to blame.
+            # Two workers died on this program. If a new worker passes a correct program, this program is the cause.
             worker = self._start()
             if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
                 return Verdict("crashed", "the worker that ran it died, twice", 0.0)
@@ -98,36 +98,36 @@ class Pool:
             raise WorkerDied("the pool is closed")
         worker = Worker(self.tier, self.settings)
         self._workers.append(worker)
-        if self._closing:  # while it started
+        if self._closing:  # the pool was closed while the worker started
             self._bury(worker)
             raise WorkerDied("the pool is closed")
         return worker
 
     def _bury(self, worker: Worker | None) -> None:
         if worker is not None:
-            with contextlib.suppress(ValueError):  # `close` has removed it
+            with contextlib.suppress(ValueError):  # `close` already removed it
                 self._workers.remove(worker)
             worker.kill()
 
 
 _pool: Pool | None = None
 _requested: tuple[Settings, str | None] = (Settings(), None)
-"""Arguments of the last `start`, for a `run` that must restart."""
+"""Arguments of the last `start`, used if `run` must restart the pool."""
 _lock = threading.RLock()
 
 
 def start(settings: Settings | None = None, tier: str | None = None) -> str:
-    """Choose an isolation that works on this machine, try to break out of it, and keep it for `run`.
+    """Select an isolation that works on this machine, test it with escape attempts, and keep it for `run`.
 
     Args:
-        settings: limits of each program; None for the defaults.
-        tier: `landlock` or `bubblewrap`; None for the first that works.
+        settings: limits of each program; None uses the defaults.
+        tier: `landlock` or `bubblewrap`; None uses the first one that works.
 
     Returns:
-        One line with the isolation and the limits, for the terminal and for reports.
+        One line that describes the isolation and the limits, for the terminal and for reports.
 
     Raises:
-        UserError: no isolation works and `settings.allow_unsafe` is not set, or a setting is out of range.
+        UserError: no isolation works and `settings.allow_unsafe` is False, or a setting is out of range.
     """
     global _pool, _requested
     settings = settings or Settings()
@@ -155,13 +155,13 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
 
 
 def run(programs: Sequence[Program]) -> list[Verdict]:
-    """Run programs with their tests and return their verdicts, in order.
+    """Run programs with their tests and return their verdicts in order.
 
     Args:
-        programs: N programs; as many run at once as there are workers.
+        programs: N programs. Each worker runs one program at a time.
 
     Raises:
-        BrokenTest: the tests of a program cannot run, whatever the candidate.
+        BrokenTest: the tests of a program cannot run with any candidate.
         RunError: the sandbox's processes cannot start.
         UserError: no isolation works on this machine.
     """
@@ -179,14 +179,14 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
 
 
 def describe() -> str | None:
-    """Return the line that `start` returned; None if the sandbox is not running."""
+    """Return the line that `start` returned, or None if the sandbox is not running."""
     if _pool is None:
         return None
     return isolation.describe(_pool.tier, _pool.size, _pool.settings)
 
 
 def stop() -> None:
-    """End the sandbox's processes; the next `run` starts them again."""
+    """Stop the sandbox's processes. The next `run` restarts them."""
     global _pool
     with _lock:
         if _pool is not None:
@@ -195,7 +195,7 @@ def stop() -> None:
 
 
 def _forget() -> None:
-    """Release the workers in a forked child; otherwise its copies of their sockets would keep them alive."""
+    """Release the workers in a forked child. Otherwise, its copies of the sockets would keep them alive."""
     global _pool, _lock
     if _pool is not None:
         _pool.abandon()
@@ -210,7 +210,7 @@ def check_settings(settings: Settings) -> None:
     """Check the settings.
 
     Raises:
-        UserError: a number is out of range.
+        UserError: a setting is out of range.
     """
     for name, value, low, high in (
         ("workers", settings.workers, 1, 1024),
@@ -222,5 +222,5 @@ def check_settings(settings: Settings) -> None:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

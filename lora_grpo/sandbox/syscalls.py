@@ -1,11 +1,12 @@
-"""System calls of a sandboxed process: a seccomp allow list, as BPF programs.
+"""The system calls of a sandboxed process: a seccomp allow list as BPF programs.
 
-The list allows what computation needs. Calls that only an escape attempt needs (new processes, sockets, access to other
-processes, kernel machinery) kill the process, for the verdict `blocked`. Any other call fails with EPERM, which Python
-reports as PermissionError. `socket` fails too: libc tries it to look up a user's name, and continues without. A zygote
-also forks, kills and communicates with its parent; a second filter denies that to its children.
+The list allows the calls that computation needs. Calls that only an escape attempt needs (new processes, sockets,
+access to other processes, kernel facilities) kill the process, which results in the verdict `blocked`. Any other call
+fails with EPERM, which Python reports as PermissionError. `socket` also fails with EPERM, because libc tries it to look
+up a user name and continues without it. A zygote must also fork, kill, and communicate with its parent. A second filter
+denies these calls to its children.
 
-Source: numbers from Linux's asm/unistd_64.h and asm-generic/unistd.h; layout from linux/seccomp.h and linux/filter.h.
+Source: numbers from asm/unistd_64.h and asm-generic/unistd.h; structures from linux/seccomp.h and linux/filter.h.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 import struct
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""AUDIT_ARCH constant of each machine; the order is that of the columns in the tables below."""
+"""AUDIT_ARCH constant of each architecture, in the order of the columns in the tables below."""
 
-# name, number on x86_64, number on aarch64 (- if there is none)
+# Name, number on x86_64, number on aarch64 (- if there is none).
 _ALLOWED = """
 read 0 63, write 1 64, close 3 57, lseek 8 62, readv 19 65, writev 20 66, pread64 17 67,
 getdents64 217 61, getcwd 79 17, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59,
@@ -30,7 +31,7 @@ uname 63 160, sysinfo 99 179, getrlimit 97 163, getrusage 98 165, getrandom 318 
 futex 202 98, set_robust_list 273 99, rseq 334 293, exit 60 93, exit_group 231 94
 """
 
-# Calls of a zygote that its children may not make: the first table kills a child, the second returns EPERM.
+# Calls that a zygote may make but its children may not. The first table kills a child, the second returns EPERM.
 _ZYGOTE_DEADLY = """
 clone 56 220, kill 62 129, sendto 44 206, recvmsg 47 212
 """
@@ -52,18 +53,18 @@ finit_module 313 273, kexec_load 246 104, reboot 169 142, swapon 167 224, name_t
 open_by_handle_at 304 265
 """
 
-# Allowed with only some values of one argument: (numbers, argument index, values).
+# Calls allowed only with certain values of one argument: (numbers, argument index, values).
 _LIMITED = (
-    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: not F_SETOWN or F_SETSIG, which send signals to others.
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC. Not F_SETOWN or F_SETSIG, which can signal other processes.
     ((72, 25), 1, (0, 1, 2, 3, 1030)),
-    # TCGETS (isatty), FIONREAD, FIOCLEX, FIONCLEX: not FIOASYNC or FIOSETOWN.
+    # TCGETS (isatty), FIONREAD, FIOCLEX, FIONCLEX. Not FIOASYNC or FIOSETOWN.
     ((16, 29), 1, (0x5401, 0x541B, 0x5451, 0x5450)),
-    # prlimit64 of the process itself, whose hard limits cannot be raised.
+    # prlimit64 on the process itself. It cannot raise its hard limits.
     ((302, 261), 0, (0,)),
 )
 
-# Allowed without these bits in one argument: (number by machine, argument index, bits). Opening for writing is denied:
-# O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND, O_TMPFILE.
+# Calls allowed without these bits in one argument: (number by architecture, argument index, bits). Opening files for
+# writing is denied: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND, O_TMPFILE.
 _WITHOUT = (
     ({"x86_64": 2}, 1, 0o20003103),
     ({"x86_64": 257, "aarch64": 56}, 2, 0o20003103),
@@ -75,12 +76,12 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 
 def permissions(machine: str) -> bytes:
-    """Return the BPF program of a zygote's allow list for a machine of `ARCHITECTURES`."""
+    """Return the BPF program of a zygote's allow list for an architecture in `ARCHITECTURES`."""
     column = list(ARCHITECTURES).index(machine)
     lines = [
         _line(_LOAD, _ARCHITECTURE),
         _line(_EQUAL, ARCHITECTURES[machine], 1, 0),
-        _line(_RETURN, _KILL),  # the 32-bit interface, which numbers its calls differently
+        _line(_RETURN, _KILL),  # the 32-bit interface, which has different system call numbers
         _line(_LOAD, _NUMBER),
     ]
     if machine == "x86_64":
@@ -88,7 +89,7 @@ def permissions(machine: str) -> bytes:
     for verdict, table in ((_ALLOW, _ALLOWED + "," + _ZYGOTE_DEADLY + "," + _ZYGOTE), (_KILL, _DEADLY)):
         lines += _verdicts(verdict, table, column)
     for numbers, index, values in _LIMITED:
-        # The kernel reads 32 bits of fcntl's and ioctl's commands and of a pid, so only those are compared.
+        # The kernel reads only the lower 32 bits of fcntl and ioctl commands and of a pid, so only those are compared.
         block = [_line(_LOAD, _ARGUMENTS + 8 * index)]
         for value in values:
             block += [_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW)]
@@ -123,5 +124,5 @@ def _numbers(table: str, column: int) -> list[int]:
 
 
 def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return one BPF instruction; the jumps are numbers of instructions to skip."""
+    """Return one BPF instruction. The jumps are numbers of instructions to skip."""
     return struct.pack("<HBBI", code, if_true, if_false, value)

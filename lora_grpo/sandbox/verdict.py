@@ -33,13 +33,13 @@ class Program:
     test: str
     """Trusted Python that runs in another process."""
     functions: tuple[str, ...]
-    """Names that the candidate defines for the tests: the entry point, and any helpers or classes that they use."""
+    """Names that the candidate defines for the tests: the entry point and any helpers or classes that the tests use."""
     prelude: str = ""
     """Trusted Python that runs before `test`, such as a prompt's helper functions."""
     count_tests: bool = False
-    """Continue after a failed assert and count those that hold. The verdict passes only if all of them do."""
+    """Continue after a failed assert and count the asserts that pass. The verdict passes only if all asserts pass."""
     name: str = "a program"
-    """Id of the dataset row, for messages."""
+    """Id of the dataset row, for error messages."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Verdict:
     seconds: float
     """Wall time from submission to verdict."""
     passed_tests: int = 0
-    """Assert statements that held every time they ran; 0 without `count_tests` or without a result."""
+    """Number of assert statements that passed every time they ran; 0 without `count_tests` or without a result."""
     num_tests: int = 0
-    """Assert statements that depend on any name; 0 without `count_tests`."""
+    """Number of assert statements that use at least one name; 0 without `count_tests`."""
 
     @property
     def passed(self) -> bool:
@@ -65,4 +65,4 @@ class Verdict:
 
 
 class BrokenTest(RunError):
-    """A row's tests cannot run, whatever the candidate: an error in the dataset, never a score of 0."""
+    """A row's tests cannot run with any candidate. This is an error in the dataset and is never scored as 0."""

@@ -1,4 +1,4 @@
-"""A pair of zygotes that grades one program after another."""
+"""A pair of zygotes that grades one program at a time."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _MAX_REPORT_BYTES = 1 << 16
 
 
 class WorkerDied(Exception):
-    """A process of the pair ended or does not answer. Its program is undecided, never passed."""
+    """A process of the pair exited or does not respond. Its program has no verdict and never passes."""
 
 
 class Worker:
-    """A pair of zygotes: one forks candidates, the other their tests.
+    """A pair of zygotes. One forks candidates, and the other forks their tests.
 
     Args:
-        isolation: `landlock`, `bubblewrap` or `none`.
+        isolation: `landlock`, `bubblewrap`, or `none`.
         settings: limits of each program.
 
     Raises:
-        WorkerDied: a process did not start; the message has its last line of output.
+        WorkerDied: a process did not start. The message includes its last line of output.
     """
 
     def __init__(self, isolation: str, settings: Settings) -> None:
         self._settings = settings
         memory = settings.memory_mb << 20
-        # The CPU limit is a backstop; the wall time limit comes first.
+        # The CPU limit is a fallback. The wall time limit is reached first.
         seconds = math.ceil(settings.timeout_seconds) + 1
         self._processes: list[subprocess.Popen[bytes]] = []
         self._controls: dict[str, socket.socket] = {}
@@ -61,11 +61,11 @@ class Worker:
 
         Args:
             program: the candidate.
-            exam: its tests, from `exam.prepare`.
+            exam: its tests, compiled by `exam.prepare`.
 
         Raises:
-            BrokenTest: the tests cannot run, whatever the program.
-            WorkerDied: a process of the pair ended; the pair cannot be used again.
+            BrokenTest: the tests cannot run with any program.
+            WorkerDied: a process of the pair exited. The pair cannot be used again.
         """
         started = time.monotonic()
         report, report_end = os.pipe()
@@ -77,19 +77,19 @@ class Worker:
             output = self._listen(report, started + self._settings.timeout_seconds)
         finally:
             os.close(report)
-        # Kill and reap both children before anything else runs, whatever they reported.
+        # Always kill and reap both children before anything else runs.
         ends = self._stop()
         return _decide(output, ends, program, self._settings, time.monotonic() - started)
 
     def kill(self) -> None:
-        """End both processes; their children end with them."""
+        """Kill both processes and their children."""
         for control in self._controls.values():
-            # Another thread may be waiting on it, which keeps it open despite close().
+            # If another thread is waiting on the socket, close() alone does not close it.
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)
             control.close()
         for process in self._processes:
-            # The whole process group: bubblewrap's outer process is not the parent of the others.
+            # Kill the process group, because bubblewrap's outer process is not the parent of the others.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -97,7 +97,7 @@ class Worker:
                 process.stderr.close()
 
     def abandon(self) -> None:
-        """Close the sockets in a forked child; the pair belongs to the parent."""
+        """Close the sockets in a forked child. The pair belongs to the parent."""
         for control in self._controls.values():
             control.close()
 
@@ -118,7 +118,7 @@ class Worker:
             os.close(file)
 
     def _listen(self, report: int, deadline: float) -> bytes | None:
-        """Return the output of the tests' process, which may be empty; None after a timeout."""
+        """Return the output of the tests' process, which may be empty, or None after a timeout."""
         poll = select.poll()
         for descriptor in (report, *(control.fileno() for control in self._controls.values())):
             poll.register(descriptor, select.POLLIN)
@@ -138,7 +138,7 @@ class Worker:
         return output
 
     def _stop(self) -> dict[str, tuple[bool, int]]:
-        """Kill both children; return for each whether it was still running, and its wait status."""
+        """Kill both children. For each, return whether it was still running and its wait status."""
         try:
             for control in self._controls.values():
                 control.sendall(b"K")
@@ -149,7 +149,7 @@ class Worker:
                     raise WorkerDied(f"the {role}'s process was killed")
                 ends[role] = ANSWER.unpack(answer)
             return ends
-        except OSError as error:  # a timeout is one
+        except OSError as error:  # includes timeouts
             raise WorkerDied(f"a process of the sandbox does not answer ({error})") from None
 
 
@@ -171,7 +171,7 @@ def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> Non
 def _decide(
     output: bytes | None, ends: dict[str, tuple[bool, int]], program: Program, settings: Settings, seconds: float
 ) -> Verdict:
-    """Return the verdict from the tests' output and the children's exit status. No output never passes."""
+    """Derive the verdict from the tests' output and the exit status of the children. Empty output never passes."""
     if output is None:
         return Verdict("timeout", f"still running after {settings.timeout_seconds:g} s", seconds)
     if not output.endswith(b"\n"):

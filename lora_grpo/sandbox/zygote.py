@@ -1,11 +1,11 @@
-"""A process that forks one child per program; runs in its own interpreter.
+"""A process that forks one child per program. It runs in its own interpreter.
 
-Commands on the control socket, one byte each:
+Commands on the control socket have one byte:
 
-    R  with descriptors: fork a child for the program in the first of them
-    K  kill the child if it is still running, and answer with how it ended
+    R  fork a child; sent with descriptors, and the first one contains the program
+    K  kill the child if it is still running, and reply with its exit status
 
-The child reads the program after the fork, so this process never contains any of it.
+The child reads the program after the fork, so this process never contains any part of it.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from lora_grpo.sandbox import candidate, examiner, lockdown
 PRELOADED = """
 bisect cmath collections copy datetime functools heapq itertools math operator random re string typing
 """
-"""Modules loaded before the fork because programs use them most. More would slow down each fork."""
+"""Commonly used modules, which are loaded before the fork. Additional modules would make each fork slower."""
 
 ANSWER = struct.Struct("<?i")
-"""How a child ended: whether it was still running, and its wait status."""
+"""The exit status of a child: whether it was still running, and its wait status."""
 
 _LINK, _REPORT = 3, 4
 
 
 def main(role: str, control_descriptor: int, isolation: str, readable: list[str], limits: list[int]) -> None:
-    """Serve until the other end of the control socket closes.
+    """Serve commands until the other end of the control socket closes.
 
     Args:
         role: `candidate` or `examiner`.
         control_descriptor: file descriptor of the control socket.
-        isolation: `landlock`, `bubblewrap` (already active) or `none`.
-        readable: the paths that stay readable.
-        limits: address space of a child in bytes, and its CPU time in seconds.
+        isolation: `landlock`, `bubblewrap` (already active), or `none`.
+        readable: paths that remain readable.
+        limits: address space of a child in bytes and CPU time in seconds.
     """
-    # Both are inherited, and other settings would keep this process from reaping its children.
+    # Both are inherited. With other settings, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     control = socket.socket(fileno=control_descriptor)
     commands = select.poll()
     commands.register(control, select.POLLIN)
     parent, here = os.getppid(), os.getpid()
-    # Importing also caches the listing of the library's folder, which is unreadable later.
+    # Importing also caches the directory listing of the standard library, which is unreadable later.
     for name in PRELOADED.split():
-        with contextlib.suppress(ImportError):  # an interpreter built without it
+        with contextlib.suppress(ImportError):  # the interpreter was built without it
             importlib.import_module(name)
     # If memory runs out, the kernel kills these processes first, not the training run.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
@@ -75,11 +75,11 @@ def main(role: str, control_descriptor: int, isolation: str, readable: list[str]
     gc.collect()
     gc.freeze()
     control.sendall(b"!")
-    os.dup2(null, 2)  # it carried errors of the start to the parent
+    os.dup2(null, 2)  # stderr sent startup errors to the parent
     os.close(null)
     child = 0
     while True:
-        # A killed parent's other children may keep the socket open, so check its process id too.
+        # Other children of a killed parent may keep the socket open, so also check the parent's process id.
         while not commands.poll(1000):
             if os.getppid() != parent:
                 _end(child)
@@ -111,12 +111,12 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _end(child: int) -> tuple[bool, int]:
-    """Kill the child, unless it has ended, and return `ANSWER`'s fields."""
+    """Kill the child if it is still running, and return the fields of `ANSWER`."""
     if not child:
         return False, 0
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    # Its process id stays reserved until it is reaped. Without a filter it may have children, in its process group
-    # unless they leave it.
+    # The process id stays reserved until the child is reaped. Without a filter, the child may have children, which are
+    # in its process group unless they leave it.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
@@ -126,19 +126,19 @@ def _end(child: int) -> tuple[bool, int]:
 def _serve(
     role: str, parent: int, descriptors: list[int], cpu_seconds: int, filter_: lockdown.SystemCallFilter | None
 ) -> None:
-    """Run as the child: set up descriptors, install the filter, run the program, exit."""
+    """Run as the child: set up descriptors, install the filter, run the program, and exit."""
     code = 1
     try:
         lockdown.die_with_parent(parent)
         os.setpgid(0, 0)
         payload = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
-        # Move them away first: one may have the number that another needs.
+        # Move all descriptors first, because one may have the number that another needs.
         high = [os.dup2(descriptor, 20 + index) for index, descriptor in enumerate(descriptors[1:])]
         for index, descriptor in enumerate(high):
             os.dup2(descriptor, _LINK + index, inheritable=False)
         os.closerange(_LINK + len(high), 64)
         lockdown.limit_cpu(cpu_seconds)
-        random.seed(0)  # so that a program with random numbers always gets the same verdict
+        random.seed(0)  # a program that uses random numbers must always get the same verdict
         if filter_:
             filter_.put_on()
         if role == "candidate":
