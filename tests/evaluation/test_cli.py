@@ -1,4 +1,4 @@
-"""`scripts/evaluate.py` on models: sampled, graded, compared, and never sampled twice. Real models at small size."""
+"""`scripts/evaluate.py` on small real models: they are sampled, graded and compared, and never sampled twice."""
 
 import contextlib
 import gzip
@@ -28,7 +28,7 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A run as training leaves it, with an adapter that changes what the model says."""
+    """The folder of a finished run, with an adapter that changes the model's output."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -52,7 +52,7 @@ def run_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(run_folder, tmp_path_factory):
-    """A finished comparison of a run with its base, its report and what was printed."""
+    """A finished comparison of a run with its base, the report, and the printed output."""
     options = EvaluateOptions(
         str(run_folder), compare="base", k=(1, 2), output_dir=tmp_path_factory.mktemp("finished") / "out"
     )
@@ -84,7 +84,7 @@ def sampled(monkeypatch):
 
 @pytest.fixture
 def no_model(monkeypatch):
-    """Loading a model fails the test."""
+    """Fail the test if a model is loaded."""
     monkeypatch.setattr(build, "load_sampler", None)
 
 
@@ -128,7 +128,7 @@ def test_a_finished_evaluation_answers_without_a_model(finished, copied, no_mode
 
 
 def test_only_missing_samples_are_sampled(finished, copied, sampled, monkeypatch):
-    """A kill leaves any number of whole lines: the model to compare with, and a part of a streamed one."""
+    """A kill leaves any number of complete lines, here all of the compared model and some of the evaluated one."""
     _, report, _ = finished
     others = compared_results(copied.output_dir)
     whole = others.read_bytes()
@@ -157,7 +157,7 @@ def test_the_base_below_an_adapter_is_the_base_evaluated_alone(finished, tmp_pat
 def test_a_changed_setting_is_another_folder_and_the_given_one_is_refused(copied, run_folder, no_model):
     with pytest.raises(UserError, match=r"temperature was 1\.0, now 0\.5; pass another --output-dir, or --overwrite"):
         evaluate_and_report(replace(copied, temperature=0.5))
-    with pytest.raises(TypeError):  # a model is loaded: it is another evaluation, in a folder of its own
+    with pytest.raises(TypeError):  # a model is loaded, because this is another evaluation in its own folder
         evaluate_and_report(replace(copied, temperature=0.5, output_dir=None))
     (folder,) = (run_folder / "evaluation").iterdir()
     assert folder.name.startswith("starter-")
@@ -227,7 +227,7 @@ def test_results_are_read_back_as_samples(finished, copied, tmp_path):
 
 
 def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypatch, real_data):
-    """Three HumanEval prompts answered in three ways, by a sampler that says what it is told."""
+    """Three HumanEval prompts, answered in three ways by a fake sampler."""
     data = real_data / "humaneval" / "HumanEval.jsonl.gz"
     rows = [json.loads(line) for line in gzip.decompress(data.read_bytes()).splitlines()][:40:10]
     few = tmp_path / "few.jsonl"
@@ -339,16 +339,16 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, real_
     completion = SampledTokens([1], "x", truncated=False)
     monkeypatch.setattr(Sampler, "stream", lambda self, prompts, *_: enumerate([[completion]] * len(prompts)))
     options = EvaluateOptions(str(run), output_dir=tmp_path / "out", max_completion_tokens=4)
-    # By default the rows that the run trained on are left out, as the run itself does.
+    # By default, rows that the run trained on are left out, as in the run itself.
     report = evaluate_and_report(options)
     assert (report.evaluated.tasks, report.protocol.left_out_as_trained_on) == (4, 2)
     assert report.protocol.contaminated == []
     evaluated = {sample["task_id"] for sample in read(options.output_dir / "results.jsonl")}
-    # Another seed would select other training rows, but those of the run are left out.
+    # Another seed would select other training rows, but the rows of the run are left out.
     report = evaluate_and_report(replace(options, seed=1, overwrite=True))
     assert (report.evaluated.tasks, report.protocol.left_out_as_trained_on) == (4, 2)
     assert {sample["task_id"] for sample in read(options.output_dir / "results.jsonl")} == evaluated
-    # Which rows of another file were trained on is not known.
+    # For another file, it is unknown which rows were trained on.
     other = shutil.copy(few, tmp_path / "other.jsonl")
     report = evaluate_and_report(replace(options, data=str(other), overwrite=True))
     assert (report.evaluated.tasks, report.protocol.contaminated) == (6, ["trained"])

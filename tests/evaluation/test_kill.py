@@ -1,4 +1,4 @@
-"""An evaluation that is killed five times ends with the bytes of one that was not, and repeats next to nothing."""
+"""An evaluation killed five times gives the same bytes as an uninterrupted one, and repeats almost nothing."""
 
 import json
 import os
@@ -15,7 +15,7 @@ UNIT, ROWS, SAMPLES = 8, 24, 4
 
 
 def noted(path):
-    """What was noted: sums by word, and the number of lines."""
+    """Return the sums of the noted counts by name, and the number of lines."""
     lines = path.read_text().splitlines() if path.exists() else []
     words = [line.split() for line in lines]
     sums = {}
@@ -27,7 +27,7 @@ def noted(path):
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """Samples of programs from the embedded model, compared with a file of samples whose programs run too."""
+    """Evaluate programs from the embedded model, and compare them with a file of samples, which are also run."""
     from lora_grpo.tasks import starter_code
 
     samples = tmp_path_factory.mktemp("samples") / "theirs.jsonl"
@@ -60,7 +60,7 @@ def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
             pass
         time.sleep(pause)
         if process.wait(0) is not None:
-            break  # it has come to its end: every kill so far is one to go on from
+            break  # it finished: it resumed after every kill
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         kills += 1
@@ -69,14 +69,14 @@ def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
     kept = len((tmp_path / "killed" / "results.jsonl").read_bytes().split(b"\n")) - 1
     last = start("killed").end()
     assert last.returncode == 0, last.stderr
-    # What was whole is not drawn again.
+    # Complete units are not sampled again.
     drawn = noted(notes)[0]["completions"] - before.get("completions", 0)
     assert kept >= UNIT and drawn == ROWS * SAMPLES - kept // UNIT * UNIT
     files = [path for path in (tmp_path / "whole").iterdir() if path.name != ".lock"]
     assert len(files) == 5
     for path in files:
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes(), path.name
-    # At most the unit in flight is done again at each kill; the file of samples is graded in one chunk.
+    # Each kill repeats at most the unit in progress. The file of samples is graded in one chunk.
     total, _ = noted(notes)
     assert once["completions"] <= total["completions"] <= once["completions"] + kills * UNIT
     assert total["tokens"] <= once["tokens"] + kills * UNIT * 512
@@ -84,4 +84,4 @@ def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
 
     done, _ = noted(notes)
     assert start("killed").end().returncode == 0
-    assert noted(notes)[0] == done  # finished: nothing is drawn, nothing is run
+    assert noted(notes)[0] == done  # finished: nothing is sampled or run

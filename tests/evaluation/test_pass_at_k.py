@@ -1,4 +1,4 @@
-"""The statistics keep their promises: exact where they say exact, and right as often as they say in simulation."""
+"""The statistics: exact where documented, and with the documented coverage and power in simulations."""
 
 from fractions import Fraction
 from math import comb
@@ -146,7 +146,7 @@ def test_bootstrap_matches_the_normal_interval_of_a_large_evaluation():
     half_width = 1.96 * values.std() / np.sqrt(2000)
     expected = (values.mean() - half_width, values.mean() + half_width)
     assert bootstrap_interval(values) == pytest.approx(expected, abs=0.05 * half_width)
-    assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)  # each end is the mean of a quarter of the resamples
+    assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)  # each bound is the mean of a quarter of the resamples
     narrower = bootstrap_interval(values, confidence=0.8)
     assert narrower.high - narrower.low == pytest.approx(2 * half_width * 1.2816 / 1.96, rel=0.05)
 
@@ -195,10 +195,10 @@ def test_mcnemar_stays_exact_for_many_tasks():
 
 
 def test_permutation_equals_mcnemar_on_pass_or_fail():
-    for gained, lost in [(6, 0), (8, 2), (5, 4), (0, 0)]:  # at most 1,024 swaps: each is tried
+    for gained, lost in [(6, 0), (8, 2), (5, 4), (0, 0)]:  # at most 1,024 swaps: all are tried
         before, after = pairs(gained, lost, unchanged=9)
         assert paired_permutation(before, after, num_permutations=1024) == mcnemar_exact(before, after)
-    before, after = pairs(40, 22, unchanged=100)  # 2**62 swaps: drawn at random
+    before, after = pairs(40, 22, unchanged=100)  # 2**62 swaps: sampled at random
     assert paired_permutation(before, after, num_permutations=200_000) == pytest.approx(
         mcnemar_exact(before, after), rel=0.05
     )
@@ -232,7 +232,7 @@ def test_paired_tests_rarely_reject_when_nothing_changed():
     task_rates = rng.beta(1, 1, size=(1000, 200))  # 2,000 comparisons of 200 tasks
     before, after = (rng.random(task_rates.shape) < task_rates for _ in range(2))
     greedy = np.mean([mcnemar_exact(b, a) < 0.05 for b, a in zip(before, after, strict=True)])
-    assert 0.02 < greedy <= 0.05  # discrete, so below the 5 % it promises
+    assert 0.02 < greedy <= 0.05  # discrete, so below the nominal 5%
     before, after = (rng.binomial(8, task_rates) / 8 for _ in range(2))
     sampled = np.mean(
         [paired_permutation(b, a, 500, i) < 0.05 for i, (b, a) in enumerate(zip(before, after, strict=True))]
@@ -250,7 +250,7 @@ def test_a_change_of_the_detectable_size_is_detected_about_four_times_in_five():
     change = np.mean([minimum_detectable_change(b, a) for b, a in zip(before, after, strict=True)])
     after = rng.binomial(4, task_rates + change) / 4
     p = [paired_permutation(b, a, 500, i) for i, (b, a) in enumerate(zip(before, after, strict=True))]
-    assert 0.74 < np.mean(np.array(p) < 0.05) < 0.82  # quarters make the sums coarse: 0.77 rather than 0.80
+    assert 0.74 < np.mean(np.array(p) < 0.05) < 0.82  # multiples of 1/4 make the sums coarse, so 0.77 instead of 0.80
 
 
 def test_detectable_change_is_the_normal_formula():
@@ -273,10 +273,10 @@ def test_detectable_change_does_not_shrink_to_nothing_when_nothing_changed(gaine
 def test_no_change_is_detectable_with_five_tasks():
     assert minimum_detectable_change([0] * 5, [0] * 5) is None  # even 5 of 5 gained has p = 2 / 32
     assert minimum_detectable_change([0] * 6, [0] * 6) is not None
-    assert minimum_detectable_change([1, 0] * 3, [0, 1] * 3) is None  # so noisy that it would take more than 100 %
+    assert minimum_detectable_change([1, 0] * 3, [0, 1] * 3) is None  # so noisy that the change would exceed 100%
 
 
-# What every function refuses
+# Invalid arguments
 
 
 PAIRED = [difference_interval, mcnemar_exact, paired_permutation, minimum_detectable_change]

@@ -31,7 +31,7 @@ def parts(tmp_path_factory):
 
 
 class Counting:
-    """A real sampler that counts the completions it was asked for; one that streams hands them out one by one."""
+    """A real sampler that counts the requested completions. If it streams, it yields them one by one."""
 
     def __init__(self, sampler, streams=False):
         self.sampler, self.tokenizer, self.completions, self.calls = sampler, sampler.tokenizer, 0, 0
@@ -69,7 +69,7 @@ def test_two_models_are_asked_with_the_same_random_numbers(parts):
 
 @pytest.fixture
 def small_units(monkeypatch):
-    """Units of 6 completions: 6 greedy ones, or 2 rows x 3 samples."""
+    """Use units of 6 completions: 6 greedy ones, or 2 rows x 3 samples."""
     monkeypatch.setattr(evaluate_module, "_UNIT", 6)
     monkeypatch.setattr(evaluate_module, "_STREAMED_UNIT", 6)
 
@@ -84,7 +84,7 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_unit
     counting = Counting(sampler)
     assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
     assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
-    assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is drawn twice
+    assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is sampled twice
 
 
 def test_the_shares_of_several_processes_that_were_killed_are_gathered(parts, small_units):
@@ -97,7 +97,7 @@ def test_the_shares_of_several_processes_that_were_killed_are_gathered(parts, sm
     path.with_name(f"{path.name}.rank2").write_text("".join(lines[6:10] + lines[16:19]) + '{"task_id": "sta')
     counting = Counting(sampler)
     assert evaluate(run, counting, rows, "shared") == whole
-    assert counting.completions == 40 - 16  # the last three are of a unit that is not whole
+    assert counting.completions == 40 - 16  # the last three are from an incomplete unit
     assert path.read_text() == "".join(lines)
     assert list(run.evaluation.glob("shared.samples.jsonl.*")) == []
 
@@ -107,18 +107,18 @@ def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once_and_loses_noth
     run, sampler, rows = parts
     whole = evaluate(run, sampler, rows, "units")
     streamed = evaluate(run, Counting(sampler, streams=True), rows, "streamed")
-    # Decoded one by one, rounding may differ; what is drawn may not, on these rows.
+    # Decoding one by one may change rounding, but not the sampled tokens of these rows.
     assert streamed == whole
     path = run.evaluation / f"streamed-{kept}.samples.jsonl"
     lines = (run.evaluation / "streamed.samples.jsonl").read_text().splitlines(keepends=True)
     greedy, drawn = lines[:10], lines[10:]
-    # What a kill leaves of a stream that hands the last rows out first.
+    # The results after a kill of a stream that yields the last rows first.
     rows_left = [line for start in range(len(drawn) - 3, -1, -3) for line in drawn[start : start + 3]]
     path.write_text("".join((greedy[::-1] + rows_left)[:kept]))
     counting = Counting(sampler, streams=True)
     assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
     assert counting.calls <= 2
-    lost = kept - 10 if kept > 10 else 0  # samples of a row that is not whole are drawn again
+    lost = kept - 10 if kept > 10 else 0  # samples of incomplete rows are sampled again
     assert counting.completions == 40 - kept + lost % 3
     assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
 

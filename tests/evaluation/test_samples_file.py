@@ -38,7 +38,7 @@ FILES = {"results.jsonl", "report.json", "report.md", "evaluation.json"}
 
 
 def found(folder):
-    """The files of an evaluation, without the lock of whoever works on it."""
+    """Return the files of an evaluation, without the lock file."""
     return [path for path in folder.iterdir() if path.name != ".lock"]
 
 
@@ -53,7 +53,7 @@ def read(path):
 
 @pytest.fixture
 def asked(tmp_path):
-    """Options for two samples of each of three small problems: 2 of 2, 1 of 2 and 0 of 2 pass."""
+    """Options for two samples per problem and three small problems: 2 of 2, 1 of 2 and 0 of 2 pass."""
     data = write(tmp_path / "data.jsonl", HUMANEVAL)
     completions = [RIGHT.format(1)] * 2 + [RIGHT.format(2), RIGHT.format(9)] + ["    return (", "    return 4"]
     lines = [{"task_id": f"HumanEval/{1 + i // 2}", "completion": text} for i, text in enumerate(completions)]
@@ -63,7 +63,7 @@ def asked(tmp_path):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The sources of every call of the sandbox, which is asked as usual."""
+    """The program sources of every sandbox call. The sandbox runs as usual."""
     calls, run = [], sandbox.run
 
     def counted(programs):
@@ -101,7 +101,7 @@ def test_the_usual_k_are_reported_as_far_as_there_are_samples(asked):
 
 
 def test_nothing_is_extracted_or_cut(asked, runs):
-    """A harness's completion is the text after the prompt, to the letter."""
+    """The harness uses the text after the prompt exactly as it is."""
     texts = [f"    return 1 * x\n\n{tail}" for tail in ("def g(:", "print('def')", "```")] + [
         f"```python\n{RIGHT}\n```"
     ]
@@ -174,7 +174,7 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
     assert report.protocol.sandbox is None
 
 
-# Killed and asked again
+# Killed and resumed
 
 
 def test_a_finished_evaluation_answers_again_without_running_anything(asked, runs, monkeypatch):

@@ -1,4 +1,4 @@
-"""The planned memory of a step, against the tensors that transformers, PEFT, bitsandbytes and torch allocate."""
+"""Compare the planned memory of a step with the tensors that transformers, PEFT, bitsandbytes and torch allocate."""
 
 import contextlib
 import gc
@@ -31,7 +31,7 @@ QWEN3_HALF = {
     "tie_word_embeddings": True,
 }
 STARTER = json.loads((starter.model_path() / "config.json").read_text())
-del STARTER["layer_types"]  # one a layer; tests take fewer of them
+del STARTER["layer_types"]  # one entry per layer, but tests use fewer layers
 TINY_LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -143,7 +143,7 @@ def test_the_optimizer_state_is_that_of_the_library(size):
         optimizer = kind([parameter], lr=1e-3)
         optimizer.step()
         state = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
-        # All tensors share the tables of an 8-bit state.
+        # All tensors share the tables of the 8-bit states.
         held = sum(value.nbytes for key, value in state.items() if "qmap" not in key and key != "step")
         assert optimizer_bytes(size, name) == held, name
 
@@ -160,7 +160,7 @@ def test_the_cache_is_that_of_transformers(config, width):
 
 
 class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
-    """A 4-bit layer of fake tensors, which bitsandbytes' own parameter class does not support."""
+    """A 4-bit layer with fake tensors, which bitsandbytes' own parameter class does not support."""
 
     def __init__(self, linear, dtype):
         torch.nn.Module.__init__(self)
@@ -185,7 +185,7 @@ class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
 
 
 def fake_policy(config, step, monkeypatch):
-    """A 4-bit base and a float32 adapter with gradients, of fake tensors."""
+    """Return a 4-bit base and a float32 adapter with gradients, made of fake tensors."""
     dtype = torch.float32 if step.on_cpu else torch.bfloat16
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
     for name, module in list(model.named_modules()):
@@ -198,7 +198,7 @@ def fake_policy(config, step, monkeypatch):
     model = get_peft_model(model, adapter)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = torch.empty(parameter.shape)  # of float32: train.make_trainer
+            parameter.data = torch.empty(parameter.shape)  # in float32, see training.make_trainer
             parameter.grad = torch.empty(parameter.shape)
     if step.checkpointing:
         model.enable_input_require_grads()
@@ -207,7 +207,7 @@ def fake_policy(config, step, monkeypatch):
 
 
 def most_held(config, step, monkeypatch):
-    """Return the peak memory of a pass through the layers, without weights and gradients."""
+    """Return the peak memory of a pass through the layers, excluding weights and gradients."""
     rows, length = step.micro_batch_size, step.prompt_tokens + step.completion_tokens
     precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
     with FakeTensorMode():
@@ -277,7 +277,7 @@ def test_each_phase_of_a_step_holds_its_parts():
         *("weights", "adapter", "optimizer", "context", "workspace"),
         *("kv_cache", "picking"),
     }
-    assert "kv_cache" not in phases(own, sleeps=False)["backward"]  # the kit's own sampler has nothing to keep
+    assert "kv_cache" not in phases(own, sleeps=False)["backward"]  # this package's sampler keeps no cache
     vllm = parts(shape, Step(**{**vars(STEP), "sampler": "vllm"}))
     asleep, awake = phases(vllm), phases(vllm, sleeps=False)
     assert asleep["sampling"] == awake["sampling"]

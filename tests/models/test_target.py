@@ -1,4 +1,4 @@
-"""Names resolve to model specs, from their files alone."""
+"""Names resolve to model specs, using only files."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
 def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
     run = make_run(tmp_path / "run")
     assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
-    (run / "adapter" / "tokenizer_config.json").write_text("{}")  # without a vocabulary it is none
+    (run / "adapter" / "tokenizer_config.json").write_text("{}")  # not a tokenizer without a vocabulary
     assert resolve(str(run), Overrides()).tokenizer == starter.model_path()
     (run / "adapter" / "tokenizer.json").write_text("{}")
     assert resolve(str(run), Overrides()).tokenizer == run / "adapter"
@@ -136,7 +136,7 @@ def test_a_hub_id_resolves_to_one_commit_or_is_refused_in_one_line(tmp_path, mon
     target = resolve("owner/model", Overrides(revision="main"))
     assert requested == [("owner/model", "main")]
     assert (target.identity["model"], target.identity["revision"]) == ("owner/model", "0a1b2c")
-    assert target.identity["weights_sha256"] is None  # the commit says it
+    assert target.identity["weights_sha256"] is None  # the commit identifies the weights
 
 
 @pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json"])

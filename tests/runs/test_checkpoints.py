@@ -6,7 +6,7 @@ from lora_grpo.runs.checkpoints import newest_complete
 
 @pytest.fixture
 def folder(tmp_path):
-    """Checkpoints of steps 2, 9 and 10, each with two files."""
+    """A folder with checkpoints of steps 2, 9 and 10, each with two files."""
     for step in (10, 2, 9):
         with new_folder(tmp_path / f"checkpoint-{step}") as staging:
             (staging / "adapter.bin").write_text(f"adapter {step}")

@@ -37,7 +37,7 @@ def processes_end():
 
 
 def end_of_process():
-    """Let go of the locks, as the kernel does when a process ends."""
+    """Release the locks, as the kernel does when a process ends."""
     while lock.held:
         lock.held.pop().release()
 
@@ -48,7 +48,7 @@ def open_in(folder, how=NEW, rows=ROWS, **changes):
 
 
 def finished(folder, **changes):
-    """A run as it stands after training."""
+    """Return a run as it is after training."""
     run = open_in(folder, **changes)
     run.begin(BASE)
     for name in ("adapter", "checkpoints", "completions", "evaluation", "report"):
@@ -126,7 +126,7 @@ def test_an_update_is_on_disk_at_once(tmp_path):
     assert read_record(tmp_path)["trained_steps"] == 4
 
 
-# A folder that is taken
+# A folder in use
 
 
 def test_a_run_that_is_there_is_refused(tmp_path):
@@ -187,7 +187,7 @@ def test_overwriting_takes_a_run_whose_record_is_broken(tmp_path):
     assert read_record(tmp_path)["status"] == "running"
 
 
-# Going on
+# Resuming
 
 
 def test_going_on_keeps_everything_and_says_so(tmp_path):
@@ -309,7 +309,7 @@ def test_a_missing_record_is_one_line(tmp_path):
         read_record(tmp_path)
 
 
-# Two at once
+# Two processes at once
 
 
 WORKER = """
@@ -346,7 +346,7 @@ def test_a_run_that_ends_early_says_how_and_how_to_go_on(tmp_path):
     record = read_record(folder)
     assert (record["status"], record["error"]) == ("failed", "it broke") and record["ended"]
     assert shlex.split(command)[2:] == ["--resume", "--output-dir", str(folder)]
-    assert close_run("failed") is None  # it was closed
+    assert close_run("failed") is None  # it is already closed
 
 
 def test_a_complete_run_stays_complete(tmp_path):
@@ -358,7 +358,7 @@ def test_a_complete_run_stays_complete(tmp_path):
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
-    open_in(tmp_path / "new").checkpoints.mkdir()  # TRL makes it as the trainer is put together
+    open_in(tmp_path / "new").checkpoints.mkdir()  # TRL creates it when the trainer is built
     assert close_run("failed", "refused") is None
     assert not (tmp_path / "new").exists()
     finished(tmp_path / "old")

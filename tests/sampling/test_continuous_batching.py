@@ -1,4 +1,4 @@
-"""Continuous batching, against a decoder that starts all completions together."""
+"""Compare continuous batching with a decoder that starts all completions together."""
 
 import random
 import sys
@@ -30,7 +30,7 @@ from lora_grpo.starter.problems import pool
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
-# Seeds whose uniform numbers are far enough from the edge between two tokens for float32 rounding.
+# With these seeds, no uniform number is so close to the boundary between two tokens that rounding matters.
 SEEDS = random.Random(0).sample(range(2**40), 90)
 CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes. Error code 12"
 
@@ -59,7 +59,7 @@ def sampler(model, tokenizer):
 
 @pytest.fixture(scope="module")
 def together(model, tokenizer, prompts):
-    """Three completions of 30 prompts, decoded all together, greedily and sampled."""
+    """Three completions for each of 30 prompts, decoded all together, with greedy decoding and with sampling."""
     sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
     greedy, sampled = (sample(sampler, prompts, 3, **how, seed=SEEDS) for how in (GREEDY, SAMPLED))
     assert len({rollout.truncated for group in greedy + sampled for rollout in group}) == 2
@@ -79,7 +79,7 @@ def passes(model):
 
 @pytest.fixture
 def small_memory(model):
-    """A forward pass with more than `most` rows fails with `error`, as if memory ran out."""
+    """Make a forward pass with more than `most` rows fail with `error`, as if memory ran out."""
     memory = SimpleNamespace(most=10**9, error=torch.OutOfMemoryError("CUDA out of memory."), failed=[], held=[])
 
     def fail(module, args, inputs):
@@ -94,7 +94,7 @@ def small_memory(model):
 
 
 def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, pick):
-    """A plain decoding loop without continuous batching; a training step must sample the same bits."""
+    """A plain decoding loop without continuous batching. A training step must be bitwise equal to it."""
     pad, eos = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
     longest = max(map(len, prompts))
     input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
@@ -168,7 +168,7 @@ def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together,
     samples = sample(sampler, prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
     assert samples == together[how]
     refills = [rows for rows, columns in passes if columns > 1]
-    # Each reads the prompts of a quarter of the batch.
+    # Each prefill has the prompts of a quarter of the batch.
     assert len(refills) == -(-90 // (size // 4)) and max(refills) <= size // 4 // 3 + 2
     assert max(rows for rows, columns in passes if columns == 1) <= size
     # The batch stays full until no completion is waiting.
@@ -193,7 +193,7 @@ def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
 
 
 def test_unused_columns_of_the_cache_are_trimmed(prompts, sampler, model):
-    """The cache is as wide as its longest running row, however long the call runs."""
+    """The cache is only as long as its longest running row, even in a long call."""
     widths = []
     hook = model.register_forward_pre_hook(
         lambda module, args, inputs: widths.append(inputs["attention_mask"].shape[1]), with_kwargs=True
@@ -239,7 +239,7 @@ def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, pro
     model.register_forward_pre_hook(
         lambda module, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
     )
-    sampler = Sampler(model, tokenizer, list(range(0, 768, 20)))  # many tokens end a completion, so that some do
+    sampler = Sampler(model, tokenizer, list(range(0, 768, 20)))  # many end tokens, so that some completions end
     expected = sample(sampler, prompts[:10], 3, **SAMPLED, seed=range(30))
     assert len({len(rollout.token_ids) for group in expected for rollout in group}) > 5
     sampler.batch_size = 8
@@ -315,7 +315,7 @@ QWEN = Qwen2Config(
 
 def test_a_completion_takes_its_cache_and_the_larger_of_prefill_and_token_selection():
     qwen = on_meta(QWEN)
-    token = 30 * 2 * 2 * 128 * 2  # 28 layers and two more; keys and values; 2 heads of 128; 2 bytes
+    token = 30 * 2 * 2 * 128 * 2  # 28 + 2 layers; keys and values; 2 heads of 128; 2 bytes
     picking = 151936 * 64
     assert batch_memory.bytes_per_completion(qwen, 100, 400) == 500 * token + picking
     assert batch_memory.bytes_per_completion(qwen, 100, 500) == 600 * token + picking

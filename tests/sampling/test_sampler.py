@@ -23,7 +23,7 @@ def policy():
     policy = load_policy(RunConfig(model=ModelConfig(name="starter", engine="peft")))
     generator = torch.Generator().manual_seed(0)
     for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:  # a fresh adapter is zero and would hide a sampler that leaves it out
+        if "lora_B" in name:  # a new adapter is zero and would hide a sampler that ignores it
             parameter.data.normal_(std=0.02, generator=generator)
     return policy
 
@@ -69,7 +69,7 @@ def test_wake_up_follows_the_adapter_or_leaves_it_out(policy, prompts, sampler):
         again = sampler.model(ids).logits
     assert torch.allclose(base, expected, atol=1e-3)
     assert not torch.allclose(base, adapted, atol=1e-2)
-    assert torch.equal(adapted, again)  # computed from the base each time: no drift
+    assert torch.equal(adapted, again)  # computed from the base each time, so errors do not accumulate
 
 
 @pytest.mark.parametrize("kind", [Sampler, GenerateSampler])
@@ -108,7 +108,7 @@ def test_a_seed_determines_the_completion(prompts, sampler):
 
 
 def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
-    """The first token of 4,000 samples against the softmax; total variation below 0.05 (expected about 0.02)."""
+    """Compare the first token of 4,000 samples with the softmax: total variation below 0.05 (expected about 0.02)."""
     samples = sample(sampler, prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
     counts = torch.bincount(torch.tensor([r.token_ids[0] for r in samples]), minlength=sampler.model.config.vocab_size)
     ids = policy.tokenizer(prompts[0], return_tensors="pt", add_special_tokens=False)["input_ids"]

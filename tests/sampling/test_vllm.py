@@ -1,4 +1,4 @@
-"""Evaluation with the real vLLM, which `make engines` installs."""
+"""Evaluate with the real vLLM, which `make engines` installs."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    """An adapter of rank 8, trained for a few steps on answers in another format."""
+    """An adapter of rank 8, trained for a few steps on answers in a different format."""
     from peft import LoraConfig, get_peft_model
 
     base_model.prepare_torch(0)
@@ -72,12 +72,12 @@ def engine(settings, rank):
 
 
 PLAIN = pytest.mark.parametrize("pair", [16], indirect=True)
-"""One engine at a time: each starts after the tests of the previous one."""
+"""One engine at a time. Each starts after the tests of the previous one."""
 
 
 @pytest.fixture(scope="module")
 def pair(request, adapter):
-    """The vLLM sampler, and the reference: the model itself in 16 bits, its unpacked copy in 4 bits."""
+    """The vLLM sampler and the reference: the model itself for 16 bits, or a dequantized copy for 4 bits."""
     from peft import PeftModel
 
     bits, folder = (16, None) if request.param == "whole" else (request.param, adapter)
@@ -102,7 +102,7 @@ def greedy(sampler, prompts, *, adapter):
 
 
 def gap(reference, prompt, one, other):
-    """Return the difference of the reference's logits for the first tokens that differ."""
+    """Return the difference between the reference logits of the first tokens that differ."""
     index = next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     ids = torch.tensor([reference.encode([prompt])[0] + one[:index]])
     with torch.no_grad():
@@ -115,7 +115,7 @@ def gap(reference, prompt, one, other):
 )
 def test_greedy_completions_are_those_of_transformers(request, pair, prompts, adapter_on):
     if request.node.callspec.params["pair"] != 16 and not adapter_on:
-        prompts = prompts[:100]  # the other engines' bases: half the time
+        prompts = prompts[:100]  # fewer prompts for the bases of other engines, to save time
     samples, expected = (greedy(each, prompts, adapter=adapter_on) for each in pair)
     differing = [index for index in range(len(prompts)) if samples[index] != expected[index]]
     print(f"{len(prompts) - len(differing)} of {len(prompts)} completions identical")
@@ -145,7 +145,7 @@ def test_a_seed_determines_its_completion(sampler, prompts):
 
 @PLAIN
 def test_sampled_tokens_follow_the_model_distribution(pair, prompts):
-    """One token of 1,000 samples against the softmax; total variation below 0.07."""
+    """Compare one token of 1,000 samples with the softmax: total variation below 0.07."""
     for each in pair:
         each.wake_up(adapter=False)
     sampler, reference = pair
@@ -188,7 +188,7 @@ def test_a_completion_is_truncated_at_its_length_and_nowhere_else(sampler, promp
 @PLAIN
 def test_the_engine_leaves_no_trace_in_the_environment(sampler):
     assert "LD_PRELOAD" not in os.environ
-    torch.set_num_threads(torch.get_num_threads())  # vLLM puts a warning in its index
+    torch.set_num_threads(torch.get_num_threads())  # vLLM adds a warning to its index
 
 
 @PLAIN

@@ -1,4 +1,4 @@
-"""Rollouts from a vLLM server: a real one if vLLM is installed, and the messages without one."""
+"""Rollouts from a vLLM server (a real one if vLLM is installed), and error messages without a server."""
 
 import http.server
 import json
@@ -40,7 +40,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with the unpacked 4-bit weights of the starter model, which policies are trained on."""
+    """A server with the dequantized 4-bit weights of the starter model, which is also the base in training."""
     folder = tmp_path_factory.mktemp("server")
     plain_copy(base_model.load_base(ModelConfig())).save_pretrained(folder / "base")
     base_model.load_tokenizer(ModelConfig()).save_pretrained(folder / "base")
@@ -93,14 +93,14 @@ def test_a_run_samples_from_the_server(server, tmp_path, warm):
     steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in steps] == [True, True]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["logprob_check"]["difference"] < 1e-5
-    assert list(shared.iterdir()) == []  # each step's adapter is gone
+    assert list(shared.iterdir()) == []  # the adapter of each step is deleted
     models = json.load(urllib.request.urlopen(f"{server}/v1/models"))["data"]
-    assert len(models) == 1  # from the server, too
+    assert len(models) == 1  # on the server, too
 
 
 @with_vllm
 def test_a_server_with_another_base_is_refused_before_a_run_begins(server, tmp_path, warm):
-    """The same model in 16 bits differs by 0.004 nats per token."""
+    """The logprobs of the same model in 16 bits differ by 0.004 nats per token."""
     done = train(server, tmp_path / "out", warm, "--model.bits", "16")
     assert done.returncode == 1
     assert "another policy than the one that is trained" in done.stderr and "same bits" in done.stderr
@@ -120,7 +120,7 @@ def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """Answers of a server that was not started for training."""
+    """Responses of a server that was not started for training."""
 
     def do_GET(self):
         self.reply(200, {"data": [{"id": "base", "max_model_len": 512, "parent": None}]})

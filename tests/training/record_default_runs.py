@@ -19,7 +19,7 @@ def lines(path):
 
 
 def recorded(run):
-    """Yield a run's steps and held-out passes in the order in which the watch met them."""
+    """Yield the steps and validation passes of a run in the order in which the monitor processed them."""
     seed = json.loads((run / "run.json").read_text(encoding="utf-8"))["seed"]
     passes = {int(path.stem.removeprefix("step-")): lines(path) for path in (run / "validation").glob("step-*.jsonl")}
     for step in [{"step": 0}, *lines(run / "metrics.jsonl")]:

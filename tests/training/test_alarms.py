@@ -1,4 +1,4 @@
-"""Each alarm is raised by a run that fails that way, and none by the default run on five seeds."""
+"""Alarms: each is raised by a run with that failure, and none is raised by the default run with five seeds."""
 
 import gzip
 import json
@@ -12,11 +12,11 @@ from lora_grpo.training.step_metrics import LOGPROB_MISMATCH as DRIFT
 
 FULL = 4.0
 RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"
-"""The monitored metrics of the default run on seeds 0 to 4, written by record_default_runs.py."""
+"""The monitored metrics of the default run with seeds 0 to 4, written by record_default_runs.py."""
 
 
 def fine(number, **changes):
-    """A step of a run that learns, with the noise that real ones have."""
+    """Return a step of a run that learns, with realistic noise."""
     noise = random.Random(number)
     return {
         "loss": noise.gauss(0, 0.1),
@@ -90,7 +90,7 @@ def test_a_reward_that_falls_by_a_third_is_no_collapse():
     ("prompts", "shape", "steps"), [(8, (0.2, 2), 600), (8, (0.05, 1.6), 300), (1, (0.5, 0.8), 300)]
 )
 def test_rewards_that_are_rare_or_noisy_are_no_collapse(prompts, shape, steps):
-    """A policy that never changes, on problems of many difficulties: n = 30 runs of each kind, none raises an alarm."""
+    """The policy never changes and the problems have many difficulties. None of 30 runs per kind raises an alarm."""
     for seed in range(30):
         draw, health = random.Random(seed), Alarms(1.0)
 
@@ -155,7 +155,7 @@ def test_truncated_completions_raise_an_alarm():
 
 
 def validate(health, number, reward, right):
-    """A pass over 64 validation rows."""
+    """Run a validation pass over 64 rows."""
     return health.validation(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
 
 
@@ -197,7 +197,7 @@ def test_the_default_run_is_left_alone(seed):
         else:
             found += health.step(line["step"], line)
     assert found == []
-    # What would be an alarm is one here too: the recording holds what each watch looks at.
+    # The recording contains the metrics that every alarm checks, so a false alarm would be noticed.
     assert sum("passed" in line for line in mine) == 4 and sum("loss" in line for line in mine) == 60
     needed = {"loss", "grad_norm", "reward", "frac_reward_zero_std", "entropy", "completions/clipped_ratio", DRIFT}
     assert all(needed <= line.keys() for line in mine if "loss" in line)

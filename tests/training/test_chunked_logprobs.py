@@ -1,4 +1,4 @@
-"""Log-probabilities in tiles: the same loss and gradients, and never the logits of the whole vocabulary."""
+"""Chunked logprobs: the same loss and gradients, without the full logits."""
 
 import types
 
@@ -20,7 +20,7 @@ VOCABULARY = 50_000
 
 
 def make_trainer(model, folder, **settings):
-    """A trainer as the kit composes it, around a model of one's own."""
+    """Return a trainer with the same mixins as in a run, for a custom model."""
     trainer_class = types.new_class("Trainer", (ChunkedLogProbs, GRPOTrainer))
     trainer = trainer_class(
         model=model,
@@ -55,7 +55,7 @@ def random_model(family="llama", vocabulary=VOCABULARY, **changes):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": vocabulary, "pad_token_id": 0}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **changes}), dtype=torch.float32)
-    # Random weights give logits next to zero, whatever is done to them.
+    # With the default initialization, all logits would be close to zero.
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.5)
     return model
 
@@ -92,14 +92,14 @@ def test_loss_entropy_and_gradients_are_those_of_whole_logits(temperature, tmp_p
     base = base_model.load_base(ModelConfig(bits=4))
     model = with_adapter(base)
     trainer = make_trainer(model, tmp_path, temperature=temperature, max_completion_length=12)
-    for parameter in model.parameters():  # TRL rounds a quantised model's adapter
+    for parameter in model.parameters():  # TRL rounds the adapter of a quantized model
         parameter.data = parameter.data.float() if parameter.requires_grad else parameter.data
     assert trainer.use_liger_kernel
     inputs = micro_batch(4, 6, 12, base.config.vocab_size)
     loss, gradients, entropy = loss_and_gradients(trainer, inputs)
     trainer.use_liger_kernel = False
     whole_loss, whole_gradients, whole_entropy = loss_and_gradients(trainer, inputs)
-    # float32: sums over the vocabulary are taken in another order.
+    # float32: sums over the vocabulary have a different order.
     assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-7)
     assert entropy == pytest.approx(whole_entropy, rel=1e-5)
     assert gradients.keys() == whole_gradients.keys()
@@ -169,14 +169,14 @@ def test_a_run_takes_tiles_and_ends_in_the_same_bits_twice(tmp_path, capsys, mon
     monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: taken.append(1) or chunked(*a, **k))
     first, _ = run_tiny(tmp_path / "a", train={"max_steps": 1})
     second, _ = run_tiny(tmp_path / "b", train={"max_steps": 1})
-    assert len(taken) == 2 * (1 + 1 + 2)  # the comparison, the trial pass, and two micro-batches
+    assert len(taken) == 2 * (1 + 1 + 2)  # the comparison, the memory probe, and two micro-batches
     assert told(capsys) == []
     adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (first, second)]
     assert adapters[0] == adapters[1]
 
 
 def test_the_pass_before_the_loss_takes_a_micro_batch_at_once(tmp_path, monkeypatch):
-    """A KL penalty asks the base about all 8 completions of a step; TRL's chunked path would read them together."""
+    """A KL penalty needs the base's logprobs of all 8 completions. TRL's chunked path would compute them at once."""
     from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 
     rows, forward = [], Qwen2Model.forward

@@ -33,7 +33,7 @@ def step(log, number, *completions, rewards=(longer, ungradable), task="starter"
 
 
 def lines(log, number):
-    # Not splitlines(): a completion may hold U+2028.
+    # Not splitlines(), because a completion may contain U+2028.
     text = (log.folder / f"step-{number:05d}.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.split("\n") if line]
 

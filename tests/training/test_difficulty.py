@@ -1,4 +1,4 @@
-"""`--data.filter-by-difficulty`: which rows are asked, and that neither a kill nor a longer run changes them."""
+"""`--data.filter-by-difficulty`: which rows are sampled, and that neither a kill nor a longer run changes them."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ WANTED = 10
 
 
 class Counting:
-    """A real sampler that counts the completions it was asked for."""
+    """A real sampler that counts the requested completions."""
 
     def __init__(self, sampler):
         self.sampler, self.completions, self.batch_size = sampler, 0, None
@@ -56,7 +56,7 @@ def parts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ask(parts):
-    """Return a function that filters into a folder: what is asked, how many completions were drawn, what is kept."""
+    """Return a function that filters rows and returns the kept rows, the number of completions and the record."""
     config, data, _, sampler = parts
 
     def filtered(folder, **changes):
@@ -74,13 +74,13 @@ def ask(parts):
 
 @pytest.fixture(scope="module")
 def whole(ask, tmp_path_factory):
-    """A pass that nothing disturbed, with its folder."""
+    """An uninterrupted filter pass, with its folder."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *ask(folder)
 
 
 def solved(folder):
-    """How often each row was solved, from the files of samples."""
+    """Return how often each row was solved, read from the samples files."""
     found = defaultdict(int)
     for path in sorted((folder / "filter").iterdir()):
         for line in path.read_text().splitlines():
@@ -96,7 +96,7 @@ def test_the_rows_that_are_asked_are_those_solved_sometimes_in_the_order_of_trai
     assert set(walk) == set(found)
     middling = [name for name in walk if 0 < found[name] < 4]
     assert asked == middling[:WANTED]
-    assert drawn == 4 * len(walk) < 4 * 40  # no chunk more than was needed
+    assert drawn == 4 * len(walk) < 4 * 40  # no more chunks than needed
     assert len([name for name in walk[:-8] if 0 < found[name] < 4]) < WANTED
     assert record == {
         "rows": len(walk),
@@ -141,7 +141,7 @@ def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(ask, whole, tmp_path
     assert lengths[20][1] > 0 and lengths[20][2]["rows"] == 40
     assert lengths[40][1] == 0 and lengths[40][2] == lengths[20][2]
     kept = lengths[40][2]["kept"]
-    assert len(set(orders[-1][:kept])) == kept == len(set(orders[-1]))  # each once, then again in another order
+    assert len(set(orders[-1][:kept])) == kept == len(set(orders[-1]))  # each row once, then again in another order
     assert orders[-1][:kept] != orders[-1][kept : 2 * kept]
 
 
@@ -155,7 +155,7 @@ TINY = shlex.split(
 
 
 def asked_in_training(folder):
-    """The row that each logged completion answers, by step."""
+    """Return the rows that the logged completions answer, by step."""
     files = sorted((folder / "completions").glob("step-*.jsonl"))
     return [list(dict.fromkeys(json.loads(line)["id"] for line in path.read_text().splitlines())) for path in files]
 

@@ -1,4 +1,4 @@
-"""What the kit is for: the default runs make the model measurably better. Minutes each."""
+"""The default runs measurably improve the model. Each test takes minutes."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def trained(recipe, folder, *arguments):
-    """Run a recipe to its end and return its report."""
+    """Run a recipe until it is complete, and return its report."""
     done = subprocess.run(
         [
             *(sys.executable, f"recipes/{recipe}.py", "--preset", "starter"),
@@ -30,7 +30,7 @@ def trained(recipe, folder, *arguments):
 
 
 def raises_accuracy(recipe, folder, *arguments):
-    """Run a recipe and hold that it gains 30 points on at least 300 held-out problems."""
+    """Run a recipe and check that it gains 30 points on at least 300 evaluation problems."""
     report = trained(recipe, folder, *arguments)
     rows = {row["metric"]: row for row in report["table"]}
     assert report["protocol"]["rows"] >= 300
@@ -42,7 +42,7 @@ def raises_accuracy(recipe, folder, *arguments):
 
 @pytest.mark.slow
 def test_the_default_run_gains_30_points():
-    # In the recipe's own folder: what `make demo` has finished there answers at once, and what it has not goes on.
+    # Uses the recipe's own folder, so that the test reuses or resumes a run of `make demo`.
     raises_accuracy("gsm8k_lora", "outputs/gsm8k_lora")
 
 
@@ -54,10 +54,10 @@ def test_the_code_recipe_gains_30_points_in_half_its_steps(tmp_path):
 @pytest.mark.engines
 @pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
 def test_rollouts_by_vllm_teach_as_much_as_the_kits_own(tmp_path):
-    """12 of the default run's 60 steps on each backend, from one seed; n = 60 problems x 4 samples.
+    """Train for 12 of the default run's 60 steps with each backend and the same seed; 60 problems x 4 samples.
 
-    Completions are drawn by other random numbers, so the runs are two draws of one training: the 95 % intervals of what
-    they end at must overlap, and each must have gained 10 points.
+    The backends use different random numbers, so the runs are two samples of the same training. The 95% intervals of
+    their final scores must overlap, and each run must gain 10 points.
     """
     ended = {}
     for backend in ("transformers", "vllm"):

@@ -1,4 +1,4 @@
-"""Sampler and trainer are one policy: what the checks find, on the real trainer; with vLLM where it is installed."""
+"""The logprob check on the real trainer, and with vLLM if it is installed."""
 
 import copy
 import functools
@@ -38,7 +38,7 @@ TINY = {
         "max_steps": 4,
         "prompts_per_step": 4,
         "micro_batch_size": 16,
-        "learning_rate": 5e-4,  # the default run's
+        "learning_rate": 5e-4,  # of the default run
         "lr_scheduler": "constant",
         "warmup_steps": 0,
     },
@@ -56,7 +56,7 @@ def weights(model, trainable):
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def parts(request, tmp_path_factory):
-    """A run that is about to begin, and its sampler; vLLM's engine is started once for all tests."""
+    """A run before training, and its sampler. The vLLM engine is started once for all tests."""
     folder = tmp_path_factory.mktemp("logprob_check") / "out"
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), {"sampling": {"backend": request.param}})
     data = copy.deepcopy(starter_data())
@@ -88,7 +88,7 @@ def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
 
 
 def test_log_probs_of_a_training_step_are_the_trainers(parts, prompts):
-    """128 completions; the mean absolute difference is bounded by a tenth of what stops a run."""
+    """For 128 completions, the mean absolute difference is below a tenth of the tolerance."""
     _, _, trainer, sampler, _, _ = parts
     sampler.wake_up(adapter=True)
     groups = sample(sampler, prompts[:8], 16, max_tokens=48, temperature=1.0, top_p=1.0, seed=1)
@@ -101,7 +101,7 @@ def test_log_probs_of_a_training_step_are_the_trainers(parts, prompts):
     ]  # fmt: skip
     assert len(apart) > 1000
     assert sum(apart) / len(apart) < tolerance(torch.float32) / 10
-    assert min(min(rollout.logprobs) for rollout in drawn) < -1  # not all of them certain
+    assert min(min(rollout.logprobs) for rollout in drawn) < -1  # not all tokens are certain
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
@@ -137,7 +137,7 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
 
 
 def test_another_base_is_found(parts, prompts):
-    """The trainer's base is the one that is changed: one norm of 25, by a tenth."""
+    """The base of the trainer is changed: one norm of 25, by a tenth."""
     _, policy, trainer, sampler, _, _ = parts
     norm = policy.model.get_base_model().model.norm.weight
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts,
 
 
 def test_the_perturbation_stays_between_its_bounds(parts, prompts, monkeypatch):
-    """As in 16 bits, where a quarter of a nat has to be moved and much more would wreck the model."""
+    """In 16 bits, logprobs must change by a quarter of a nat, and a much larger perturbation would break the model."""
     _, _, trainer, sampler, _, _ = parts
     monkeypatch.setattr(logprob_check, "tolerance", lambda dtype: 0.05)
     found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
@@ -168,7 +168,7 @@ def test_the_perturbation_stays_between_its_bounds(parts, prompts, monkeypatch):
 
 
 def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):
-    """The last test of this run: it trains. Steps 1 and 2 are right, step 3 draws with the adapter of step 2."""
+    """Must be the last test of this run, because it trains. Step 3 samples with the adapter of step 2."""
     run, policy, trainer, sampler, _, base = parts
     wake_up, asked = sampler.wake_up, []
 
@@ -185,7 +185,7 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
     assert max(apart[:2]) < tolerance(torch.float32) / 10 and apart[2] > 2 * tolerance(torch.float32)
     assert all(step["time/rollouts"] > 0 and step["rollouts/tokens_per_second"] > 0 for step in steps)
     assert all(step["time/training"] > 0 and step["time/rewards"] > 0 for step in steps)
-    # Nothing was ever merged into the base.
+    # The adapter was never merged into the base.
     now = weights(policy.model, trainable=False)
     assert all(torch.equal(base[name], now[name]) for name in base)
     if run.config.sampling.backend == "vllm":

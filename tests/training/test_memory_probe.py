@@ -1,4 +1,4 @@
-"""The trial pass: what it measures is what will run, and it leaves nothing behind."""
+"""The memory probe: it runs the same computation as training, and restores the state."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def begun(folder, **changes):
 
 
 def everything(trainer):
-    """What a trial pass could change."""
+    """Return all state that a probe could change."""
     return {
         "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
         "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in trainer.model.named_parameters()},
@@ -70,7 +70,7 @@ def test_nothing_is_left_behind(changes, tmp_path):
     run, _, trainer = begun(tmp_path / "run", **changes)
     trainer.model.eval()
     before = everything(trainer)
-    assert probe(trainer, run.config, LONGEST) is None  # a CPU keeps no count
+    assert probe(trainer, run.config, LONGEST) is None  # a CPU has no memory statistics
     assert_same(before, everything(trainer))
 
 
@@ -120,9 +120,9 @@ def test_the_trainers_own_loss_meets_the_longest_micro_batch_of_all(tmp_path, mo
     assert met["prompt_ids"].shape == (rows, LONGEST)
     assert met["completion_mask"].shape == (rows, completion)
     assert met["completion_mask"].all()
-    assert met["prompt_mask"].sum() == rows * LONGEST - 1  # padding makes the mask that real batches have
+    assert met["prompt_mask"].sum() == rows * LONGEST - 1  # padding gives the same kind of mask as real batches
     assert met["ref_per_token_logps"].shape == (rows, completion)
-    assert met["gradients"]  # those of an earlier pass
+    assert met["gradients"]  # from an earlier pass
     assert met["training"]
 
 
@@ -139,7 +139,7 @@ def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
     run.begin(policy.record)
     train(run, policy, trainer)
     made_up, real = met[0], met[1]
-    # What the sampler said of its draws only an off-policy mask reads, and it does without.
+    # Only an off-policy mask reads the sampler's logprobs, and it works without them.
     assert real.keys() - made_up.keys() <= {"sampling_per_token_logps"}
     assert made_up.keys() <= real.keys()
     for name, tensor in [(name, real[name]) for name in made_up]:
@@ -148,7 +148,7 @@ def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
 
 
 def out_of_memory(trainer, error):
-    """Let the last layer of the model run out of memory, in its forward pass."""
+    """Make the last layer of the model run out of memory in its forward pass."""
 
     def fail(module, arguments):
         raise error
@@ -177,7 +177,7 @@ def test_running_out_says_what_to_change_and_leaves_nothing(error, tmp_path):
     assert "--overwrite --train.gradient-checkpointing or --train.optimizer adamw_8bit" in message
     assert "llocate" in message
     assert_same(before, everything(trainer))
-    probe(trainer, run.config, LONGEST)  # and it can be asked again
+    probe(trainer, run.config, LONGEST)  # and it can run again
 
 
 def test_another_error_is_not_taken_for_want_of_memory(tmp_path):

@@ -19,7 +19,7 @@ from lora_grpo.training import make_trainer, train
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 MONITORED = {
-    "seed": 1,  # its best step is neither the first nor the last
+    "seed": 1,  # the best step is neither the first nor the last
     "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
     "monitor": {"rows": 16, "every_steps": 2},
     "train": {"max_steps": 6, "prompts_per_step": 4, "checkpoint_steps": 2, "learning_rate": 2e-3},
@@ -28,7 +28,7 @@ MONITORED = {
 
 
 def run_monitored(folder, how=None, before=None, **changes):
-    """Train as a recipe does; `before` gets the trainer first."""
+    """Train as a recipe does. `before` is called with the trainer before training."""
     config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), MONITORED), changes)
     data = load_data(config)
     run = open_run(config, how or Invocation(), "test", data.record)
@@ -43,7 +43,7 @@ def run_monitored(folder, how=None, before=None, **changes):
 
 
 def let_go():
-    """Give up the lock on a run's folder, as the end of a process does."""
+    """Release the lock of a run's folder, as the end of a process does."""
     lock.held.pop().release()
 
 
@@ -84,7 +84,7 @@ def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
     earned = rewards_of(unbroken)
     best = max(earned, key=lambda step: (earned[step], -step))
     record = json.loads((unbroken.folder / "run.json").read_text())
-    if not best:  # then nothing else can be said of these few steps
+    if not best:  # nothing else can be checked in so few steps
         assert "best" not in record and not unbroken.best.exists()
         pytest.fail("choose other settings: this run never became better")
     right = [line["passed"] for line in lines(unbroken.validation / f"step-{best:05d}.jsonl")]
@@ -110,7 +110,7 @@ def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroke
         save = trainer.monitor.save_best
 
         def killed(of):
-            if of.state.global_step == step:  # the checkpoint is whole, the best adapter is not written yet
+            if of.state.global_step == step:  # the checkpoint is complete, the best adapter is not saved yet
                 raise KeyboardInterrupt
             save(of)
 
@@ -189,7 +189,7 @@ def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
 
 
 def fails(folder, name, before=None, **changes):
-    """Train until a watch ends the run; return its message and run.json."""
+    """Train until an alarm stops the run, and return its message and run.json."""
     changes["monitor"] = {**changes.get("monitor", {}), "stop_on": (name,)}
     with pytest.raises(RunError) as caught:
         run_monitored(folder, before=before, **changes)
@@ -243,7 +243,7 @@ def test_a_sampler_that_is_not_refreshed_ends_the_run(tmp_path):
 
 
 def reward_file(folder):
-    """Write rewards that are wrong on purpose."""
+    """Write a file of rewards that are wrong on purpose."""
     path = folder / "my_rewards.py"
     path.write_text(
         "from lora_grpo.rewards.functions import correct_answer\n\n"
@@ -281,7 +281,7 @@ def test_a_policy_that_is_certain_and_wrong_raises_an_alarm(tmp_path):
         class Sharpen(TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
                 if state.global_step == 10:
-                    norm.weight.data *= 200  # and with it every logit
+                    norm.weight.data *= 200  # and therefore every logit
 
         trainer.add_callback(Sharpen())
 

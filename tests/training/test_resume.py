@@ -1,4 +1,4 @@
-"""Runs that are killed and resumed against one that is not: the recipe itself, as a process."""
+"""Compare killed and resumed runs of a recipe with an uninterrupted run. Each run is a process."""
 
 import json
 import random
@@ -14,8 +14,8 @@ from helpers.warm_process import finish, wait_for
 from lora_grpo.tasks.registry import get_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
-# 8 training rows are 4 steps of 2 prompts, so that the run crosses from one pass over the data into the next;
-# dropout draws random numbers in training; 5 is not a multiple of the checkpoint interval.
+# 8 training rows are 4 steps of 2 prompts, so the run uses more than one pass over the data. Dropout uses random
+# numbers in training. 5 is not a multiple of the checkpoint interval.
 TINY = shlex.split(
     "--model.engine peft --lora.rank 4 --lora.dropout 0.1 "
     "--sampling.num-generations 4 --sampling.max-completion-tokens 32 --train.max-steps 7 --train.prompts-per-step 2 "
@@ -46,13 +46,13 @@ def assert_same(folder, expected):
 
 
 class Runs:
-    """The runs that tests look at, two at a time: each of them waits for most of its time on one core."""
+    """The runs of these tests, two at a time, because each run is limited by one core for most of its time."""
 
     def __init__(self, folder, fresh, warm, wanted):
         self.folder, self.fresh, self.warm = folder, fresh, warm
         self.files = []
         for split, size in (("train", 8), ("eval", 6)):
-            # As files: to generate the starter's thousands and keep these takes longer than to train on them.
+            # Use files, because generating all rows of the starter task takes longer than training on these few.
             rows = get_task("starter").load(split, None, size, 0)
             text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
             (folder / f"{split}.jsonl").write_text(text)
@@ -73,12 +73,12 @@ class Runs:
         return self.folder / "unbroken", time.monotonic() - started
 
     def killed(self):
-        """From cold to cold, as a person has it."""
+        """Kill and resume a run with newly started processes, as a user would."""
         folder = self.folder / "killed"
         process = self.start(self.fresh, "killed")
         wait_for(process, lambda: len(lines(folder)) >= 5)
         process.kill()
-        # As if the machine had gone down while the newest checkpoint was being written.
+        # As if the machine had crashed while it wrote the newest checkpoint.
         newest = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
         weights = newest / "adapter_model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
@@ -154,14 +154,14 @@ def test_resuming_a_finished_run_prints_its_table_again(unbroken, runs):
 
 
 def test_a_longer_run_goes_on_from_the_shorter_one(unbroken, extended):
-    """3 steps, then 3 to 7, are 7 steps at once: with a constant learning rate the first do not depend on the last."""
+    """3 steps plus 4 resumed steps equal 7 steps at once, because the learning rate is constant."""
     assert_same(extended, unbroken[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.1, 1.0) for seed in range(3)])
 def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, runs, moment):
-    """Three moments, seeded, from loading the model to the last sample; a share of an unbroken run's time."""
+    """Kill at three random moments, from loading the model to the last sample, as a share of the full duration."""
     expected, seconds = unbroken
     name = f"killed at {moment:.2f}"
     process = runs.start(runs.warm, name)

@@ -1,4 +1,4 @@
-"""The real stack on the embedded model: NF4 base, PEFT, TRL's GRPOTrainer. A few steps each."""
+"""Train the embedded model for a few steps with the real stack: NF4 base, PEFT, TRL's GRPOTrainer."""
 
 import copy
 import json
@@ -84,14 +84,14 @@ def test_a_finished_run_is_not_trained_again(finished):
 def test_the_kl_reference_is_the_base(tmp_path):
     run, policy = run_tiny(tmp_path / "out", train={"beta": 0.1, "max_steps": 2})
     first, second = (step["kl"] for step in lines(run.metrics))
-    assert first == pytest.approx(0, abs=1e-6)  # a fresh adapter is the base
+    assert first == pytest.approx(0, abs=1e-6)  # a new adapter does not change the base
     assert second > 1e-6
     assert set(policy.model.peft_config) == {"default"}
     assert not (run.adapter / "ref").exists()
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path):
-    """8 completions in one pass or in four: the same rollouts, the same adapter to within rounding."""
+    """8 completions in one pass or in four give the same rollouts, and the same adapter within rounding."""
     whole, _ = run_tiny(tmp_path / "whole", train={"micro_batch_size": 8, "max_steps": 1})
     parts, _ = run_tiny(tmp_path / "parts", train={"micro_batch_size": 2, "max_steps": 1})
     a, b = (load_file(run.adapter / "adapter_model.safetensors") for run in (whole, parts))
@@ -115,7 +115,7 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
 
 
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
-    """Also what a GPU run does: an evaluation of the base first, and then the same model trains."""
+    """As in a GPU run, the base is evaluated first, and then the same model is trained."""
     changes = {"lora": {"dora": True}, "train": {"max_steps": 1}, "eval": {"num_samples": 1, "k": (1,)}}
     config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), changes)
     data = copy.deepcopy(starter_data())

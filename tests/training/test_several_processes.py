@@ -1,4 +1,4 @@
-"""The recipe as two processes: killed and resumed against unbroken, and against one process."""
+"""Compare a recipe with two processes, killed and resumed, with an uninterrupted run and with one process."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from lora_grpo.tasks.registry import get_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
-# A step has 12 completions, 6 a process; without dropout, whose random numbers are each process's own.
+# A step has 12 completions, 6 per process. No dropout, because its random numbers differ between processes.
 TINY = shlex.split(
     "--model.engine peft --lora.rank 4 --sampling.num-generations 6 --sampling.max-completion-tokens 32 "
     "--train.max-steps 5 --train.prompts-per-step 2 --train.micro-batch-size 2 --train.checkpoint-steps 2 "
@@ -30,7 +30,7 @@ def lines(folder):
 
 
 def kept(folder):
-    """What a run leaves that does not tell the time."""
+    """Return the results of a run that do not contain times."""
     names = ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json"]
     names += ["evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl"]
     names += sorted(f"completions/{path.name}" for path in (folder / "completions").iterdir())
@@ -41,7 +41,7 @@ def kept(folder):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, warm):
-    """Start the recipe as N processes: `start(N, name, flag, ...)`."""
+    """Return a function that starts the recipe with N processes: `start(N, name, flag, ...)`."""
     folder = tmp_path_factory.mktemp("runs")
     files = []
     for split, size in (("train", 8), ("eval", 6)):
@@ -135,20 +135,20 @@ def test_two_processes_with_a_vllm_each_draw_what_one_does(start, fresh):
 
 @pytest.mark.slow
 def test_torchrun_starts_what_the_forks_do(two, start, fresh):
-    """From cold, as a person has it."""
+    """Start torchrun in a new process, as a user would."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = [RECIPE, "--preset", "starter", *TINY]
     for split in ("train", "eval"):
         command += [f"--data.{split}", start.folder / f"{split}.jsonl"]
     folder = start.folder / "launched"
-    alike = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads add up in another order
+    alike = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads sum in another order
     finish(fresh.start(*launch, *command, "--output-dir", folder, env=alike))
     assert kept(folder) == kept(two[0])
 
 
 @pytest.mark.slow
 def test_a_row_that_one_process_cannot_grade_ends_both_and_is_said_once(start):
-    """The second half of every step's completions is rank 1's."""
+    """Rank 1 has the second half of the completions of every step."""
     reward = start.folder / "picky.py"
     reward.write_text(
         "import os\n\n\ndef picky(completions, **columns):\n"

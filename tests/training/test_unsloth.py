@@ -1,4 +1,4 @@
-"""The Unsloth engine, with the real package: `make engines` installs it."""
+"""The Unsloth engine, with the real package, which `make engines` installs."""
 
 import importlib.util
 import json
@@ -31,7 +31,7 @@ print(json.dumps({name: repr(value) for name, value in vars(GRPOConfig(**argumen
 
 
 def test_the_recipe_trains_with_unsloth(tmp_path):
-    """A fresh process, because Unsloth patches what it finds; 12 steps, long enough for the reward to be drawn on."""
+    """Use a new process, because Unsloth patches imported packages, and 12 steps, so that the reward is logged."""
     folder = tmp_path / "run"
     done = subprocess.run(
         [sys.executable, RECIPE, *SHORT.split(), "--output-dir", str(folder)],
@@ -55,7 +55,7 @@ def test_the_recipe_trains_with_unsloth(tmp_path):
 
 
 def test_unsloth_changes_no_setting_that_the_run_relies_on(tmp_path):
-    """Under Unsloth's patch GRPOConfig has other defaults; every one that matters is given."""
+    """Unsloth patches the defaults of GRPOConfig, so every setting that matters is explicit."""
     told = {}
     for engine in ("peft", "unsloth"):
         done = subprocess.run(
@@ -63,7 +63,7 @@ def test_unsloth_changes_no_setting_that_the_run_relies_on(tmp_path):
         )
         told[engine] = json.loads(done.stdout.splitlines()[-1])
     plain, patched = told["peft"], told["unsloth"]
-    # Unsloth takes the fused kernel of the same optimiser.
+    # Unsloth uses the fused kernel of the same optimizer.
     differing = {name for name in plain if patched.get(name) != plain[name]} - {"optim"}
     assert not differing
     assert "adamw_torch" in patched["optim"]
@@ -105,5 +105,5 @@ def test_weights_and_adapter_take_what_is_planned_and_its_cpu_backend_runs_trans
     shape = Shape.of(read_config(ModelConfig()))
     assert sorted(found["adapter"]) == sorted(shape.adapter_tensors(8))
     assert found["weights"] == pytest.approx(weight_bytes(shape, 4, width=found["width"]), rel=0.05)
-    # Were it otherwise, the fused layers' saved tensors could be counted here: docs/memory.md.
+    # With Triton, this test could count the tensors that the fused layers save (docs/memory.md).
     assert not found["triton"] and found["forward"].startswith("transformers."), found
