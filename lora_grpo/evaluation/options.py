@@ -14,7 +14,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, flag
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.run import RowSampling
-from lora_grpo.tasks import CODE_TASKS, get_task, runs_programs
+from lora_grpo.tasks import CODE_TASKS, GradedTask, get_task, runs_programs
 
 DEFAULT_MAX_TOKENS = 512
 """Longest completion of a model without a run, in tokens. The limit is half of the context if that is less."""
@@ -24,7 +24,6 @@ _FOR_MODELS = (
     *("backend", "bits", "base", "revision", "trust_remote_code"),
 )
 
-TaskName = Literal["gsm8k", "humaneval", "mbpp", "starter", "starter-code"]
 StyleName = Literal["xml", "hashes", "think", "code"]
 
 
@@ -34,7 +33,7 @@ class EvaluateOptions:
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, or a file of samples."""
-    task: TaskName | None = None
+    task: GradedTask | None = None
     """Task to evaluate on; default: the evaluation task of the run."""
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter), or any

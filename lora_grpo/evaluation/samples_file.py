@@ -27,7 +27,7 @@ from lora_grpo.evaluation.results import Result, outcome
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.progress import Progress
-from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, gsm8k, mbpp
+from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, mbpp
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
@@ -164,7 +164,8 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
     if task not in CODE_TASKS:
-        return [{**sample.line, **outcome(gsm8k.grade(sample.completion, sample.row))} for sample in samples]
+        grade = get_task(task).grade
+        return [{**sample.line, **outcome(grade(sample.completion, sample.row))} for sample in samples]
     sources = [sample.row.get("completion_prefix", "") + sample.completion for sample in samples]
     outcomes = code_grading.run_sources(sources, [sample.row for sample in samples])
     return [

@@ -62,5 +62,5 @@ def _is_model(measured: Source, folder: Path) -> bool:
 
 def dataset_of(task: str | None, source: str | None) -> str | None:
     """Return the Hub dataset of a task's rows, or None if the rows come from another source."""
-    own = getattr(get_task(task), "HUB_DATASET", None) if task in TASK_NAMES else None
+    own = getattr(get_task(task), "HUB_DATASET", None) if task and task in TASK_NAMES else None
     return own if source in (None, own) else None

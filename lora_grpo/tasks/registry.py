@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
@@ -19,7 +19,10 @@ CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 UNGRADED_TASKS = ("prompts",)
 """Tasks without correct answers. Every non-empty completion passes."""
 
-TASK_NAMES = ("gsm8k", "prompts", "starter", *CODE_TASKS)
+GradedTask = Literal["gsm8k", "humaneval", "mbpp", "starter", "starter-code"]
+"""Tasks with correct answers, which an evaluation can measure."""
+
+TASK_NAMES = (*get_args(GradedTask), *UNGRADED_TASKS)
 
 
 @dataclass(frozen=True)

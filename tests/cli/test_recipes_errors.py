@@ -51,7 +51,7 @@ def refused(result):
     assert result.stdout == ""
     *before, last = result.stderr.splitlines()
     assert last.startswith("error: ")
-    expected = ("preset ", "left ", "sandbox: ", "memory: ", "work: ", "time: ")
+    expected = ("preset ", "dropped ", "sandbox: ", "memory: ", "work: ", "time: ")
     assert all(line.startswith(expected) for line in before), before
     return last.removeprefix("error: ")
 
@@ -76,10 +76,10 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--eval.k", "9"], "pass --eval.num-samples 9"),
         (["--preset", "16gb"], "needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES hides every GPU)"),
         (["--rewards", "corect_answer"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
-        (["--rewards", "mine.py:f"], "mine.py: no such file"),
+        (["--rewards", "mine.py:f"], "mine.py: No such file"),
         (["--grpo", "epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
-        (["--model.name", "."], "holds no config.json"),
+        (["--model.name", "."], "has no config.json"),
         (["--data.train", "train.jsonl"], "--data.train is given without --data.eval"),
         (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl: no such file"),
         ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
@@ -145,7 +145,7 @@ def test_a_mistake_in_the_code_recipe_is_one_line_and_leaves_nothing(recipe, tmp
 def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Hi"}\n')
     result = recipe("--data.train", "mine.jsonl", name="length_lora")
-    assert "mine.jsonl:2: none of prompt, question, text holds text" in refused(result)
+    assert "mine.jsonl:2: none of prompt, question, text is a non-empty" in refused(result)
     assert not (tmp_path / "outputs").exists()
 
 
@@ -185,7 +185,7 @@ def run_folder(tmp_path):
     ("arguments", "message"),
     [
         ([], "outputs/gsm8k_lora already holds a run; pass --resume"),
-        (["--resume"], "outputs/gsm8k_lora/run.json is not a run record"),
+        (["--resume"], "outputs/gsm8k_lora/run.json is not a valid run.json"),
         (["--resume", "--seed", "x"], "Error parsing --seed"),
         (["--overwrite", "--train.micro-batch-size", "7"], "do not divide"),
     ],

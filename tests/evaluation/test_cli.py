@@ -280,7 +280,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"what": None}, "nothing to evaluate"),
         ({"what": "./missing"}, r"\./missing does not exist"),
         ({"compare": "./missing"}, r"\./missing does not exist"),
-        ({"what": "starter", "task": "starter"}, "--compare base means the base below an adapter"),
+        ({"what": "starter", "task": "starter"}, "--compare base needs an adapter"),
         ({"what": "starter", "compare": None}, "--task is missing"),
         ({"limit": 0}, "--limit is 0"),
         ({"few_shot": -1}, "--few-shot is -1"),

@@ -197,7 +197,7 @@ def test_a_row_out_of_time_keeps_its_steps(stand_in):
 
 
 def test_rows_that_do_not_start_in_time_are_listed(stand_in):
-    settings = stand_in(finishes() + "time.sleep(1)", seconds=4.0)
+    settings = stand_in(finishes() + "time.sleep(2)", seconds=8.0)
     results = run_rows([Row(f"m{number}", TINY, "peft", "transformers") for number in range(6)], settings)
     assert results[0]["status"] == "ran"
     assert results[-1]["status"] == "skipped" and results[-1]["reason"] == "no time left"

@@ -79,7 +79,7 @@ def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
     ("harm", "says"),
     [
         (lambda run: shutil.rmtree(run / "adapter"), "has no adapter yet; finish it with --resume"),
-        (lambda run: (run / "run.json").write_text("{}"), "is not a run record"),
+        (lambda run: (run / "run.json").write_text("{}"), "is not a valid run.json"),
     ],
 )
 def test_an_incomplete_run_is_refused_in_one_line(harm, says, tmp_path):
