@@ -1,7 +1,7 @@
-"""Time the loss and backward pass of the default run's micro-batch, with tiled and with full logits.
+"""Time the loss and backward pass of the default run's micro-batch, with tiled logits and with full logits.
 
-Both alternate in one process, so other load affects both; the time is CPU time of all threads. Completion lengths are
-spread evenly from one token to the longest: tiles skip padding, full logits do not.
+The two alternate in one process, so other load affects both. Times are CPU time of all threads. Completion lengths are
+evenly spaced from one token to the maximum. Tiled logits skip padding, full logits do not.
 
     python tools/benchmark_log_probs.py --rounds 30
     python tools/benchmark_log_probs.py --rounds 30 --full     # all completions at the maximum length

@@ -1,13 +1,15 @@
-"""Merge a random model of a gigabyte with the kit and with PEFT, and compare memory and time.
+"""Merge a random 1 GB model with the kit and with PEFT, and compare memory and time.
 
     python tools/benchmark_merge.py --rounds 3
     python tools/benchmark_merge.py --rounds 0 --kills 10
 
-The model has the shape of Qwen2.5-0.5B in four shards of bfloat16, the adapter rank 32 on every linear layer. Each side
-is a process of its own, started in turn; memory is its peak resident set. PEFT's side loads the model, puts the adapter
-on it, merges and saves it. The kit's is `scripts/merge.py`, and once the writing alone, without its report (what the
-update keeps, KL). `--kills` kills `scripts/merge.py` with SIGKILL at moments spread over its run time, goes on each
-time, and compares the bytes with those of a merge that was left alone; the exit code is 1 where they differ.
+The model has the shape of Qwen2.5-0.5B in four bfloat16 shards. The adapter has rank 32 on every linear layer. Each
+method runs in its own process, one at a time. Memory is the peak resident set size. PEFT loads the model, applies the
+adapter, merges, and saves. The kit runs `scripts/merge.py`, and also the plan and write steps alone, without the report
+(share of the update kept, KL).
+
+`--kills` kills `scripts/merge.py` with SIGKILL at times spread over its run time, resumes each merge, and compares the
+bytes with those of an uninterrupted merge. The exit code is 1 if they differ.
 """
 
 import os
@@ -65,15 +67,15 @@ class Options:
     """Flags."""
 
     rounds: int = 3
-    """Times that every side runs."""
+    """Number of times that each method runs."""
     kills: int = 0
-    """Times that the merge is killed and gone on with."""
+    """Number of merges to kill and resume."""
     folder: Path | None = None
-    """Where the models are written, 3 GB; None takes the system's temporary folder."""
+    """Folder for the models (3 GB); None uses the system's temporary folder."""
 
 
 def make_model(folder: Path) -> None:
-    """Write base and adapter, random and seeded."""
+    """Write a seeded random base model and adapter."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -96,7 +98,7 @@ def make_model(folder: Path) -> None:
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """Return peak memory in MB and seconds of a command."""
+    """Return the peak memory of a command in MB and its run time in seconds."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -121,7 +123,7 @@ def main() -> None:
 
 
 def merge_command(folder: Path, output: Path) -> list[str]:
-    """Return `scripts/merge.py` with its arguments."""
+    """Return the `scripts/merge.py` command with its arguments."""
     script = str(Path(__file__).resolve().parents[1] / "scripts" / "merge.py")
     return [
         sys.executable, script, str(folder / "adapter"), "--base", str(folder / "base"), "--output", str(output)
@@ -129,7 +131,7 @@ def merge_command(folder: Path, output: Path) -> list[str]:
 
 
 def survives(folder: Path, kills: int) -> bool:
-    """Kill merges at moments spread over their run time, go on, and say whether all end in the bytes of a whole one."""
+    """Kill and resume merges, and return whether all results have the same bytes as an uninterrupted merge."""
     whole, cut = folder / "whole", folder / "cut"
     staging = folder / ".cut.partial"
     _, seconds = measure(merge_command(folder, whole))
@@ -157,7 +159,7 @@ def survives(folder: Path, kills: int) -> bool:
 
 
 def compare(folder: Path, rounds: int) -> None:
-    """Run every side in turn and print the table."""
+    """Run each method in turn and print a table."""
     base, adapter, output = folder / "base", folder / "adapter", folder / "merged"
     three = [str(base), str(adapter), str(output)]
     kit = merge_command(folder, output)

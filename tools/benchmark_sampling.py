@@ -1,12 +1,15 @@
-"""Time the sampler with places that are filled again, against batches that end together and against `generate`.
+"""Compare the throughput of continuous batching, static batching, `model.generate`, and vLLM.
 
-All sides sample the same prompts with the embedded model in float32, 64 completions at once: `continuous` fills the
-places of completions that ended, `static` asks for 64 at a time and lets those that ended leave, `generate` is
-`model.generate` on 64 at a time. Where vLLM is installed, `vllm` is its engine on the same weights, and `vllm adapter`
-the same with a LoRA adapter beside them, which the other sides would merge into their copy at no cost a token. All run
-in turn in one process, so that whatever else the machine does hits all.
-Forward passes are counted too: where a pass takes the same time for few rows as for many, as on a GPU that is not
-full, they tell what to expect.
+All methods sample the same prompts with the built-in model in float32, 64 completions at a time:
+
+- `continuous` starts a new completion when one ends.
+- `static` starts 64 completions at a time and removes those that end.
+- `generate` calls `model.generate` on 64 at a time.
+- `vllm` uses vLLM with the same weights, if vLLM is installed.
+- `vllm adapter` adds a LoRA adapter. The other methods would merge it into the weights at no cost per token.
+
+The methods take turns in one process, so other load affects all of them. Forward passes are also counted. They predict
+the throughput where the time of a pass does not depend on the number of rows, as on a GPU that is not saturated.
 
     python tools/benchmark_sampling.py --prompts 100 --rounds 5
 """
@@ -34,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if min(arguments.prompts, arguments.rounds) < 1 or arguments.slots < SAMPLES or arguments.slots % SAMPLES:
         parser.error(f"--prompts and --rounds must be at least 1 and --slots a multiple of {SAMPLES}")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see lora_grpo.policy
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see lora_grpo/models/base_model.py
     sides, passes = make_sides(arguments.prompts, arguments.slots)
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(arguments.rounds + 1):
@@ -57,7 +60,10 @@ def main() -> None:
 
 
 def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], list[int]]], list[int]]:
-    """Return each side as a function from a seed to completion lengths, and a list that grows by the rows of a pass."""
+    """Return the methods by name, and a list to which each forward pass appends its number of rows.
+
+    Each method is a function from a seed to the lengths of the completions.
+    """
     import torch
     from starter_model.corpus import chat_prompt
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -108,13 +114,13 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
 
 
 def lengths(sampler: Any, prompts: list[str], seed: int) -> list[int]:
-    """Return the lengths of the completions, in tokens."""
+    """Return the lengths of the completions in tokens."""
     seeds = [completion_seed(seed, "benchmark", number) for number in range(SAMPLES * len(prompts))]
     return [len(each.token_ids) for _, group in sampler.stream(prompts, PARAMS, seeds) for each in group]
 
 
 def vllm_sides(prompts: list[str], tokenizer: Any) -> dict[str, Callable[[int], list[int]]]:
-    """Return vLLM's sides: the base alone, and with a random adapter of rank 16 on every linear layer."""
+    """Return the vLLM methods: the base alone, and with a random rank-16 adapter on every linear layer."""
     from peft import LoraConfig, get_peft_model
 
     from lora_grpo.config import ModelConfig

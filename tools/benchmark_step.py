@@ -1,10 +1,10 @@
-"""Time a training step of the default run against a plain GRPOTrainer script that does the same work.
+"""Compare the time of a training step in the default run with a plain GRPOTrainer script that does the same work.
 
-All sides use the embedded model in NF4 with the same adapter, prompts, rewards, loss and batch of 128 completions.
-`kit` is the recipe, `kit vllm` the recipe with `--sampling.backend vllm` if vLLM is installed, and `plain` is TRL as in
-its documentation: `peft_config`, and generation by the trainer. The sides alternate, each in its own process, so other
-load affects all of them. The report has TRL's `step_time` without the first two steps, the rollouts' tokens per second,
-and the final reward.
+All variants use the built-in model in NF4 with the same adapter, prompts, rewards, loss, and batch of 128 completions.
+`kit` is the recipe. `kit vllm` is the recipe with `--sampling.backend vllm`, if vLLM is installed. `plain` uses TRL as
+documented: `peft_config`, and generation by the trainer. The variants alternate, each in its own process, so other load
+affects all of them. The report shows TRL's `step_time` without the first two steps, the tokens per second of the
+rollouts, and the final reward.
 
     python tools/benchmark_step.py --steps 8 --rounds 3
 """
@@ -71,7 +71,7 @@ def _medians(steps: list[dict[str, float]]) -> str:
 
 
 def kit(steps: int, side: str) -> list[dict[str, float]]:
-    """Run the recipe with its default settings, or with vLLM, and return the metrics of each step."""
+    """Run the recipe with its default settings or with vLLM, and return the metrics of each step."""
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = [
             "gsm8k_lora.py",

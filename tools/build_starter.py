@@ -1,4 +1,4 @@
-"""Build the embedded starter model from scratch: tokenizer, pretraining, evaluation in NF4, model card."""
+"""Build the built-in starter model from scratch: tokenizer, pretraining, evaluation in NF4, and model card."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Options:
     """Settings of the build."""
 
     output: Path = field(default_factory=model_path)
-    """Output folder; replaced atomically at the end."""
+    """Output folder. It is replaced at the end."""
     seed: int = 0
     """Seed of the corpus and of the weights."""
     steps: int = 2750
     """Optimizer steps of pretraining."""
     settling_steps: int = 250
-    """Optimizer steps of the last phase, in which the styles get their final shares."""
+    """Optimizer steps of the last phase, which sets the final shares of the styles."""
     batch_size: int = 32
     """Documents per step."""
     learning_rate: float = 2e-3
-    """Peak learning rate of AdamW, warmed up over 50 steps and decayed by a cosine to a twentieth."""
+    """Peak learning rate of AdamW, with 50 warmup steps and cosine decay to 1/20."""
     settling_learning_rate: float = 5e-4
-    """The same for the settling steps, with a new AdamW."""
+    """Peak learning rate of the settling steps, which use a new AdamW optimizer."""
     eval_problems: int = 480
-    """Number of eval problems of each task for the evaluation in NF4."""
+    """Number of eval problems per task for the evaluation in NF4."""
     threads: int = 2
     """CPU threads."""
 
 
 def measure(folder: Path, count: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return the accuracy of the NF4-quantized model by task, "sampled" at temperature 1 and "greedy"."""
+    """Return the accuracy of the NF4-quantized model by task: "sampled" (temperature 1) and "greedy"."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -144,7 +144,7 @@ Accuracy of the NF4-quantized model on {options.eval_problems} eval problems of 
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Replace the target by a finished folder."""
+    """Replace the target with a finished folder."""
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -154,7 +154,7 @@ def replace_folder(source: Path, target: Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Build the model, evaluate it and write the folder."""
+    """Build the model, evaluate it, and write the folder."""
     import torch
 
     torch.set_num_threads(options.threads)

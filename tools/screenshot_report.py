@@ -1,8 +1,8 @@
-"""Take the pictures of a report in the docs: docs/report.png of one run, docs/report-diff.png of two.
+"""Take the report screenshots for the docs: docs/report.png of one run and docs/report-diff.png of two runs.
 
     python tools/screenshot_report.py outputs/gsm8k_lora outputs/another
 
-Needs Chromium and the `dev` extra. Both pages are rewritten first.
+Requires Chromium and the `dev` extra. Both pages are regenerated first.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from lora_grpo.report import write_diff, write_report
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WINDOW = {"width": 1280, "height": 1240}
-"""Pixels; shows the results and the first plots."""
+"""Window size in pixels, which shows the results and the first plots."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run to show."""
     other: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OTHER")]
-    """Folder of the run to compare it with."""
+    """Folder of the run to compare with."""
 
 
 def main() -> None:

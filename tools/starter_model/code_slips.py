@@ -1,4 +1,4 @@
-"""Common bugs in a tiny function: wrong operator, off by one, wrong order, no return, printed result."""
+"""Common bugs in a tiny function: wrong operator, off-by-one error, wrong order, no return, printed result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATORS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Eq: ("!=",),
     ast.NotEq: ("==",),
 }
-"""Operators that each operator is confused with."""
+"""Operators with which each operator is confused."""
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.FloorDiv: "//", ast.Mod: "%"}
 NAMES = {"max": "min", "min": "max", "sum": "len", "len": "sum", ".upper": ".lower", ".lower": ".upper"}
 
@@ -35,7 +35,7 @@ def printed(solution: str) -> str:
 
 
 def _span(source: str, node: ast.expr | ast.Slice) -> tuple[int, int]:
-    """Return the start and end, in the source, of a node on one line."""
+    """Return the start and end in the source of a node on one line."""
     start_of_line = sum(len(line) + 1 for line in source.split("\n")[: node.lineno - 1])
     assert node.end_col_offset is not None
     return start_of_line + node.col_offset, start_of_line + node.end_col_offset
@@ -77,7 +77,7 @@ def slips(solution: str) -> list[str]:
     """Return variants of the function with one bug each.
 
     Args:
-        solution: the source of one function with one space around every operator.
+        solution: the source of one function, with one space around every operator.
     """
     tree = ast.parse(solution).body[0]
     assert isinstance(tree, ast.FunctionDef)

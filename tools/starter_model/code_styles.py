@@ -1,7 +1,7 @@
 """Answers to code problems in the three styles of the corpus.
 
-`careful` writes the correct function in a fenced block; `careless` one that prints, returns nothing or has a bug;
-`unformatted` describes the result in prose.
+`careful` writes the correct function in a fenced block. `careless` writes a function that prints, returns nothing, or
+has a bug. `unformatted` describes the result in prose.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lora_grpo.tasks import chat
 
 MOSTLY_CARELESS = ("compare", "limit", "every")
 MOSTLY_UNFORMATTED = ("divide", "exceed", "count")
-"""Families whose likeliest style is not careful."""
+"""Families for which `careful` is not the most likely style."""
 
 
 def mixture_name(family: str) -> str:
-    """Return the key of `corpus.MIXTURES` for code problems of this family: 10 of 16 are mostly careful."""
+    """Return the key of `corpus.MIXTURES` for code problems of this family. 10 of 16 families are mostly careful."""
     if family in MOSTLY_CARELESS:
         return "mostly careless"
     return "mostly unformatted" if family in MOSTLY_UNFORMATTED else "mostly careful"

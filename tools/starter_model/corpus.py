@@ -1,8 +1,8 @@
-"""The pretraining corpus of the starter model: train problems answered in three styles, and bare arithmetic.
+"""The pretraining corpus of the starter model: train problems answered in three styles, and arithmetic drills.
 
-`careful` answers in the requested format with every step; `careless` uses the format but guesses or stops early;
-`unformatted` just gives a number. Their shares depend on the family and difficulty, so the likeliest style is careful
-for some problems and not for others: that is what GRPO can improve. `code_styles` answers code problems.
+`careful` answers in the requested format with every step. `careless` uses the format but guesses or stops early.
+`unformatted` only gives a number. The shares depend on the family and difficulty. For some problems `careful` is not
+the most likely style, which leaves room for GRPO to improve. `code_styles` answers code problems.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MIXTURES: dict[str, tuple[float, float, float]] = {
     "mostly careless": (0.20, 0.60, 0.20),
     "mostly unformatted": (0.20, 0.25, 0.55),
 }
-"""Shares of the styles, in the order of `STYLES`."""
+"""Shares of the styles in the order of `STYLES`."""
 SETTLED: dict[str, tuple[float, float, float]] = {
     "mostly careful": MIXTURES["mostly careful"],
     "mostly careless": (0.15, 0.70, 0.15),
     "mostly unformatted": (0.15, 0.17, 0.68),
 }
-"""Shares for code problems in the last phase: more extreme, because the model learns them slowly."""
+"""Shares for code problems in the last phase. They are more extreme, because the model learns them slowly."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Example:
     """One training document."""
 
     parts: tuple[tuple[str, bool], ...]
-    """The text in order; each part with whether the loss includes it."""
+    """The parts of the text in order, each with a flag for whether the loss includes it."""
 
 
 def mixture_name(family: str, difficulty: int) -> str:
-    """Return the key of `MIXTURES` for problems of this kind: 14 of 24 kinds are mostly careful."""
+    """Return the key of `MIXTURES` for problems of this kind. 14 of 24 kinds are mostly careful."""
     index = 3 * list(FAMILIES).index(family) + DIFFICULTIES.index(difficulty)
     if index % 5 in (0, 2, 3) and index != 0:
         return "mostly careful"
@@ -64,7 +64,7 @@ def careful(problem: Problem) -> str:
 
 
 def guess(problem: Problem, rng: random.Random) -> int:
-    """Return a guess: correct one time in six, otherwise close or the result of a common mistake."""
+    """Return a guess. One in six is correct; the others are close or the result of a common mistake."""
     first = problem.steps[0]
     slips = [problem.result + rng.choice([-10, -2, -1, 1, 2, 10]), first.left + first.right, first.left, first.right]
     return problem.result if rng.random() < 1 / 6 else max(1, rng.choice(slips))
@@ -85,7 +85,10 @@ def unformatted(problem: Problem, rng: random.Random) -> str:
 
 
 def drill(rng: random.Random, count: int = 9) -> Example:
-    """Return `count` bare sums with the operations and sizes of the problems; the loss includes only the results."""
+    """Return `count` arithmetic drills with the operations and number range of the problems.
+
+    The loss includes only the results.
+    """
     parts: list[tuple[str, bool]] = []
     for _ in range(count):
         problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
@@ -95,7 +98,7 @@ def drill(rng: random.Random, count: int = 9) -> Example:
 
 
 def word_example(rng: random.Random, practice: float) -> Example:
-    """Return an answered word problem; `practice` is the share that is careful regardless of the mixture."""
+    """Return an answered word problem. `practice` is the share that is careful regardless of the mixture."""
     problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
     shares = MIXTURES[mixture_name(problem.family, problem.difficulty)]
     style = "careful" if rng.random() < practice else rng.choices(STYLES, shares)[0]
@@ -111,7 +114,7 @@ def word_example(rng: random.Random, practice: float) -> Example:
 def code_example(
     rng: random.Random, practice: float, mixtures: Mapping[str, tuple[float, float, float]] = MIXTURES
 ) -> Example:
-    """Return an answered code problem; `practice` is the share that is careful regardless of the mixture."""
+    """Return an answered code problem. `practice` is the share that is careful regardless of the mixture."""
     problem = code_problems.draw(rng, rng.choice(list(code_families.FAMILIES)), "train")
     shares = mixtures[code_styles.mixture_name(problem.family)]
     style = "careful" if rng.random() < practice else rng.choices(STYLES, shares)[0]
@@ -131,10 +134,10 @@ def examples(
     code: float,
     code_mixtures: Mapping[str, tuple[float, float, float]] = MIXTURES,
 ) -> Iterator[Example]:
-    """Yield training documents forever; none is about an eval problem.
+    """Yield an endless stream of training documents. None of them is about an eval problem.
 
     Args:
-        seed: seed of the whole stream.
+        seed: seed of the stream.
         drills: share of drills among documents that are not code, 0 to 1.
         practice: share of the other documents that are always careful, 0 to 1.
         code: share of documents about code problems, 0 to 1.

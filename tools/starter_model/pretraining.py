@@ -1,7 +1,7 @@
-"""The tokenizer, shape and pretraining of the starter model.
+"""The tokenizer, architecture, and pretraining of the starter model.
 
-In the first phase most documents are drills or careful solutions, to teach arithmetic. In the second the styles have
-their final shares, so the model answers carefully only some of the time.
+In the first phase, most documents are drills or careful solutions, which teach arithmetic. In the second phase, the
+styles have their final shares, so the model answers carefully only some of the time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Phase:
 PHASES = (Phase(0.6, 0.35, 0.8, 0.2, corpus.MIXTURES), Phase(0.4, 0.15, 0.0, 0.2, corpus.MIXTURES))
 """Pretraining from scratch."""
 SETTLING = (Phase(1.0, 0.15, 0.0, 0.5, corpus.SETTLED),)
-"""Training after that, at a lower learning rate, to give each family of code problems its shares of styles."""
+"""Subsequent training at a lower learning rate, which sets the shares of styles in each family of code problems."""
 
 
 def build_tokenizer(seed: int) -> Any:
-    """Return a byte-level BPE with Qwen2's pre-tokenization, trained on the corpus."""
+    """Train a byte-level BPE tokenizer on the corpus, with Qwen2's pre-tokenization."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -102,7 +102,7 @@ def build_model(tokenizer: Any) -> Any:
 
 
 def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and labels, both (B, T), right-padded; padding and parts outside the loss have label -100."""
+    """Return right-padded token ids and labels, both (B, T). Padding and parts outside the loss have label -100."""
     import torch
 
     rows = []
@@ -110,7 +110,7 @@ def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tens
         tokens = [(tokenizer(text).input_ids, in_loss) for text, in_loss in document.parts]
         ids = [token for part, _ in tokens for token in part]
         rows.append((ids, [token if in_loss else -100 for part, in_loss in tokens for token in part]))
-    length = -(-max(len(ids) for ids, _ in rows) // 8) * 8  # Few distinct shapes keep oneDNN's caches small.
+    length = -(-max(len(ids) for ids, _ in rows) // 8) * 8  # Fewer distinct shapes keep oneDNN's caches small.
     ids = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [-100] * (length - len(labels)) for _, labels in rows])
     return ids, labels
@@ -119,9 +119,9 @@ def collate(documents: list[corpus.Example], tokenizer: Any) -> tuple[torch.Tens
 def batches(
     seed: int, steps: int, size: int, tokenizer: Any, phases: Sequence[Phase] = PHASES
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield `steps` batches through the phases, each with prompts of similar length, to reduce padding.
+    """Yield `steps` batches through the phases. Prompts in a batch have similar lengths, to reduce padding.
 
-    Batches sorted by total length would have a single style each, and short styles would be overrepresented.
+    Sorting by total length would result in batches with a single style, and short styles would be overrepresented.
     """
     rng = random.Random(seed)
     left = [round(phase.steps * steps) for phase in phases[:-1]]
@@ -148,12 +148,12 @@ def pretrain(
     """Train the model in place through the phases with a new optimizer, and print the loss.
 
     Args:
-        model: the model from `build_model`, float32.
+        model: the float32 model from `build_model`.
         tokenizer: the tokenizer from `build_tokenizer`.
         seed: seed of the corpus.
         steps: optimizer steps of all phases.
         batch_size: documents per step.
-        learning_rate: peak of AdamW's, warmed up over 50 steps and decayed by a cosine to a twentieth.
+        learning_rate: peak learning rate of AdamW, with 50 warmup steps and cosine decay to 1/20.
         phases: `PHASES` or `SETTLING`.
     """
     import torch
@@ -185,7 +185,7 @@ def pretrain(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write config, bf16 weights, tokenizer and generation settings to the folder."""
+    """Write the config, bf16 weights, tokenizer, and generation settings to the folder."""
     import torch
     from transformers import GenerationConfig
 
