@@ -63,7 +63,7 @@ class Measurement(Schema):
     scores: dict[str, float]
     """`pass@k` for each requested k, and `greedy` if there are greedy samples, as fractions."""
     intervals: dict[str, Bounds]
-    """The 95 % interval of each score."""
+    """The 95% interval of each score."""
     curve: list[CurvePoint]
     """pass@k for a range of k, up to the smallest number of samples of a task."""
     tasks: int

@@ -46,33 +46,33 @@ class EvaluateOptions:
     overwrite: bool = False
     """Delete another evaluation in --output-dir."""
     data: str | None = None
-    """Rows of the task: a JSON Lines file, optionally gzipped, or a Hub dataset; default: those of the run, or the
-    task's own dataset."""
+    """Rows of the task: a JSON Lines file, optionally gzipped, or a Hub dataset; default: the run's rows, or the task's
+    own dataset."""
     limit: int | None = None
-    """Evaluate on this many rows, sampled with the seed; default: all, or as many as the run."""
+    """Number of rows to evaluate on, sampled with the seed; default: the run's number, else all rows."""
     k: tuple[int, ...] | None = None
-    """The k of pass@k; default: 1, and for a file of samples 1, 10 and 100 if there are enough samples."""
+    """Values of k for pass@k; default: 1, or 1, 10 and 100 for a file with enough samples per task."""
     num_samples: int | None = None
     """Completions per row; default: the largest k."""
     temperature: float | None = None
-    """Softmax temperature, 0 is greedy; default: 0 for one sample per row, else that of the run, else 1."""
+    """Softmax temperature, 0 is greedy; default: 0 for one sample per row, else the run's value, else 1."""
     top_p: float | None = None
-    """Nucleus probability; default: that of the run, else 1."""
+    """Nucleus probability; default: the run's value, else 1."""
     max_completion_tokens: int | None = None
-    """Longest completion in tokens; default: that of the run, else 512, or half of the model's context."""
+    """Longest completion in tokens; default: the run's value, else 512 or half of the context if less."""
     style: StyleName | None = None
-    """Answer format that the prompt requests and that GSM8K's strict rule expects; default: that of the run, `code`
+    """Answer format that the prompt requests and that GSM8K's strict rule expects; default: the run's style, `code`
     for programs, `hashes` (a last line `#### 18`) for GSM8K samples from a file, else `xml`."""
     few_shot: int | None = None
-    """Worked examples before each question, from the task's training rows; default: as in the run, else 0."""
+    """Worked examples before each question, from the task's training rows; default: the run's value, else 0."""
     few_shot_data: str | None = None
     """Source of the worked examples, as in --data; default: the training rows of the run or of the task."""
     seed: int | None = None
-    """Seed of rows, samples and intervals; default: that of the run, else 0."""
+    """Seed of rows, samples and intervals; default: the run's seed, else 0."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     """Sampling engine. `auto`: vLLM if it is installed and a GPU is available, else transformers."""
     bits: Literal[4, 16] | None = None
-    """Precision of the weights: 4 (NF4, as in training) or 16; default: that of the run, else 16."""
+    """Precision of the weights: 4 (NF4, as in training) or 16; default: the run's value, else 16."""
     base: str | None = None
     """Base model of an adapter, if the one in the adapter's configuration has moved."""
     revision: str | None = None

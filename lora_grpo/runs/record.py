@@ -56,7 +56,7 @@ class PolicyRecord:
     revision: str | None = None
     """Hub commit."""
     fingerprint: str | None = None
-    """Digest of the base's tensors."""
+    """SHA-256 of the base model's safetensors files; None for a Hub model."""
     engine: str | None = None
     bits: int | None = None
     """Precision of the frozen base weights."""

@@ -74,7 +74,7 @@ def _build_trainer(
     run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward], log: CompletionLog
 ) -> Any:
     """Build TRL's trainer and convert its errors into UserErrors."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # for rollout_func; TRL's version is pinned
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     from trl import GRPOConfig, GRPOTrainer
