@@ -103,7 +103,7 @@ class Run:
         return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
 
     def begin(self, policy_record: dict[str, Any]) -> None:
-        """Write run.json for the first time. Call this after everything that can raise a UserError is loaded.
+        """Mark the run as running and write run.json. Call this after everything that can raise a UserError.
 
         A new run first deletes the files of an old run in the folder.
 

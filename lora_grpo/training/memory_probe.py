@@ -21,12 +21,11 @@ from lora_grpo.sampling import ran_out_of_memory
 def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[str, Any] | None:
     """Run a forward and backward pass over a micro-batch of maximum length, and restore the state.
 
-    Prompts and completions have the maximum length of the run.
-
-    The pass uses the trainer's own `compute_loss` and its accelerator's `backward`, so it needs as much memory as
-    training does with any engine, loss and settings. It does not use `training_step`, which would sample and count a
-    step. Gradients and the optimizer state have their full size, as they do from the second step on. One token of
-    padding gives the batch the same kind of attention mask as real batches.
+    Prompts and completions have the maximum length of the run. The pass uses the trainer's own `compute_loss` and its
+    accelerator's `backward`, so it needs as much memory as training does, with any engine, loss and settings. It does
+    not use `training_step`, which would sample and count a step. Gradients and the optimizer state have their full
+    size, as they do from the second step on. One token of padding gives the batch the same kind of attention mask as
+    real batches.
 
     The pass runs on a shallow copy of the trainer. Gradients, training mode and random states are restored. The probe
     does not lower a micro-batch that does not fit, because its size is a setting. The error message suggests a size.
@@ -73,7 +72,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
                 raise
             failure = " ".join(str(error).split())
         measured = _measured(device) if on_gpu else None
-        # The error and the frames that referenced the batch are gone. The engine must not wake up before.
+        # The error and the frames that referenced the batch are gone. Free the memory before the engine wakes up.
         held.clear()
         gc.collect()
         empty_cache()
