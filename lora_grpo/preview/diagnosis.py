@@ -16,7 +16,7 @@ RIGHT_REWARDS = (
 """Rewards for a correct answer."""
 
 _MOST_FLAT = 0.8
-"""Share of groups with equal rewards, or of truncated completions, from which on there is hardly any signal."""
+"""At or above this share of groups with equal rewards, or of truncated completions, GRPO gets hardly any signal."""
 _WORTH_SAYING = 0.2
 """Minimum share of truncated or unparsed completions to report as a finding."""
 
