@@ -1,4 +1,4 @@
-"""Models as GGUF files: what transformers and the gguf package read back from them, and what is refused."""
+"""GGUF export: transformers and the gguf package read the files back; unsupported models are rejected."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from lora_grpo.gguf_export.writer import write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "export_gguf.py"
-# transformers 5.17 reads no head_dim of a qwen3 file, and takes the 128 of all published ones.
+# transformers 5.17 does not read head_dim from a qwen3 file and uses 128, as in all published models.
 QWEN3 = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 LLAMA3_ROPE = {
     **{"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -35,13 +35,13 @@ LLAMA3_ROPE = {
 
 @pytest.fixture(scope="module")
 def qwen2(tmp_path_factory):
-    """A Qwen2 whose rows of the feed-forward's way down divide by 32, and whose embedding has three rows to spare."""
+    """A Qwen2 model. The width of `down_proj` is a multiple of 32, and the embedding has three unused rows."""
     return save(tmp_path_factory.mktemp("qwen2") / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
 
 
 @pytest.fixture
 def copy(qwen2, tmp_path):
-    """A copy of the model that a test may spoil."""
+    """A copy of the model that a test may modify."""
     return Path(shutil.copytree(qwen2, tmp_path / "merged"))
 
 
@@ -69,7 +69,7 @@ def change_weights(folder, change):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-# What comes back
+# Round trip
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_every_architecture_comes_back_with_its_weights_and_logits(tmp_path, arc
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:  # vectors stay as they are
+            if parameter.ndim > 1:  # vectors are not quantized
                 parameter.copy_(parameter.to(dtype))
     read_back = again.state_dict()
     for name, tensor in model.state_dict().items():
@@ -98,7 +98,7 @@ def test_every_architecture_comes_back_with_its_weights_and_logits(tmp_path, arc
     assert again.config.tie_word_embeddings == model.config.tie_word_embeddings
     prompt = torch.arange(3, 43)[None]
     with torch.no_grad():
-        # The same weights, so nothing but the frequencies' rounding to the metadata's 32 bits may differ.
+        # The weights are equal, so only the rounding of the frequencies to 32 bits in the metadata may differ.
         torch.testing.assert_close(again(prompt).logits, model(prompt).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -134,11 +134,11 @@ def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kin
         again = dequantize(tensors[name].data, tensors[name].tensor_type).reshape(-1, 32)
         largest = np.abs(blocks).max(axis=1, keepdims=True)
         spread = blocks.max(axis=1, keepdims=True) - blocks.min(axis=1, keepdims=True)
-        # Half a step, but for q4_0 and q5_0 a whole one: the end that is not the largest is cut off.
+        # Half a step; for q4_0 and q5_0 a full step, because values at the end opposite the largest are clipped.
         step = {"q8_0": largest / 127 / 2, "q5_0": largest / 16, "q4_0": largest / 8}.get(of_kind)
         if step is None:
             step = spread / (31 if of_kind == "q5_1" else 15) / 2
-        assert (np.abs(again - blocks) <= step + 2e-3 * largest).all()  # and the scale is a 16-bit float
+        assert (np.abs(again - blocks) <= step + 2e-3 * largest).all()  # the scale is a 16-bit float
         assert np.abs(again - blocks).max() > 0
     assert {t.tensor_type.name for t in tensors.values() if len(t.shape) == 1} == {"F32"}
 
@@ -170,7 +170,7 @@ def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monk
     assert all(np.array_equal(tensor.data, found[1][name].data) for name, tensor in found[0].items())
 
 
-# What the file says of the model
+# Metadata
 
 
 def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
@@ -188,7 +188,7 @@ def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
     }  # fmt: skip
     assert {name: fields.get(name) for name in expected} == expected
     assert fields["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
-    # Short waves are left alone, those longer than the original context are eight times slower (arXiv 2407.21783).
+    # Short wavelengths are unchanged; those longer than the original context are scaled by 8 (arXiv:2407.21783).
     factors = tensors["rope_freqs.weight"].data
     waves = 2 * np.pi * 5000.0 ** (np.arange(0, 32, 2) / 32)
     assert factors[waves < 64 / 4] == pytest.approx(1)
@@ -200,7 +200,7 @@ def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
 
 
 def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
-    # llama.cpp reads them; transformers 5.17 leaves them out of what it reads back.
+    # llama.cpp reads these biases; transformers 5.17 ignores them.
     save(tmp_path / "m", "LlamaForCausalLM", llama2_tokenizer(), attention_bias=True, mlp_bias=True)
     write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f32")
     tensors, weights = read(tmp_path / "m.gguf")[1], load_file(tmp_path / "m" / "model.safetensors")
@@ -252,7 +252,7 @@ def test_a_tied_head_that_was_written_all_the_same_is_not_written_twice(tmp_path
     assert "output.weight" in read(tmp_path / "m.gguf")[1]
 
 
-# What is refused
+# Rejected models
 
 
 def spoil(name, value):

@@ -1,4 +1,4 @@
-"""Ollama's Modelfile: its Go template renders what the chat template does, and its values are read back whole."""
+"""Ollama Modelfile: the Go template renders the same text as the chat template, and values are read back unchanged."""
 
 import re
 
@@ -9,7 +9,7 @@ from lora_grpo.gguf_export.modelfile import quoted, read_turns, write_modelfile
 from lora_grpo.gguf_export.tokenizer import read_vocabulary
 from lora_grpo.tasks.chat import render
 
-# Qwen2.5's, but for its tools.
+# Qwen2.5's template without tools.
 QWEN25 = """{%- if messages[0]['role'] == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
 {%- else %}
@@ -24,14 +24,14 @@ QWEN25 = """{%- if messages[0]['role'] == 'system' %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-# Llama 2's: the system prompt goes into the first question.
+# Llama 2's template: the system prompt is part of the first question.
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set start = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
     "{% set messages = messages[1:] %}{% else %}{% set start = '' %}{% endif %}{% for message in messages %}"
     "{% if message['role'] == 'user' %}<s>[INST] {{ (start if loop.first else '') + message['content'] }} [/INST]"
     "{% else %} {{ message['content'] }} </s>{% endif %}{% endfor %}"
 )
-# Forgets all answers but the last one.
+# Drops all answers except the last one.
 FORGETFUL = CHATML.replace("messages %}", "messages if message.role != 'assistant' or loop.last %}", 1)
 LATEST = "{% for message in messages[-4:] %}" + CHATML.split("%}", 1)[1]
 NUMBERED = CHATML.replace("'<|im_start|>' +", "'<|im_start|>' + loop.index | string +")
@@ -44,7 +44,7 @@ def vocabulary(tokenizer):
 
 
 def as_ollama(template, messages):
-    """Render the part of Go's templates that is written here: text, strings, fields, `if`, `not`, `eq`, `range`."""
+    """Render the subset of Go templates that is used here: text, strings, fields, `if`, `not`, `eq`, `range`."""
     parts = re.split(r"\{\{(.*?)\}\}", template)
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
 
@@ -84,7 +84,7 @@ def as_ollama(template, messages):
 
 
 def as_ollama_reads(text):
-    """Read a Modelfile as Ollama's parser does: a value goes on until it is whole at the end of a line."""
+    """Parse a Modelfile like Ollama: a value continues until it is complete at the end of a line."""
     found, name, value = [], None, ""
     for character in text:
         if name is None or " " not in name:
@@ -125,7 +125,7 @@ CONVERSATIONS = [
     [
         lambda: qwen_tokenizer(CHATML),
         lambda: qwen_tokenizer(QWEN25),
-        lambda: qwen_tokenizer(None),  # a base model: questions and answers in plain text
+        lambda: qwen_tokenizer(None),  # base model: questions and answers in plain text
         lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
         lambda: llama2_tokenizer(ZEPHYR),
         llama3_tokenizer,
@@ -140,7 +140,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
     trims = "trim" in str(tokenizer.chat_template)
     for conversation in CONVERSATIONS:
         messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
-        # Ollama puts the first token there itself, where the GGUF says so.
+        # Ollama adds the BOS token itself if the GGUF file says so.
         first = tokenizer.bos_token if found.add_bos else ""
         assert first + as_ollama(template, messages) == render(tokenizer, messages)
 

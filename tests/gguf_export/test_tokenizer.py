@@ -1,5 +1,5 @@
-"""Tokenizers as GGUF files hold them: read back they make the same tokens, and what llama.cpp would cut otherwise is
-refused."""
+"""Tokenizers in GGUF files produce the same tokens as the original. Tokenizers that llama.cpp would split differently
+are rejected."""
 
 import itertools
 import json
@@ -77,7 +77,7 @@ def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_m
     tokenizer = byte_level(words, pre=pre, ignore_merges=ignore_merges)
     found = vocabulary(wrapped(tokenizer, eos_token="<|im_end|>"))
     assert (found.model, found.pre, found.add_space_prefix, found.scores) == ("gpt2", name, False, None)
-    # What llama.cpp does with it: the words of that name, and merges of their bytes in order.
+    # Like llama.cpp: the named pre-tokenizer, then byte merges in order.
     again = Tokenizer(
         models.BPE(
             {text: i for i, text in enumerate(found.tokens)},
@@ -151,7 +151,7 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(make, message):
 
 
 def as_llama_cpp(found, text):
-    """Tokens of a text by llama.cpp's rule: the neighbours that make the best-scored token are joined, repeatedly."""
+    """Tokenize text with llama.cpp's algorithm: repeatedly join the neighbors that form the best-scored token."""
     ids = {token: i for i, token in enumerate(found.tokens)}
     parts = list((" " * found.add_space_prefix + text).replace(" ", "▁"))
     while True:
@@ -190,7 +190,7 @@ def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
     save(tmp_path / "merged", "LlamaForCausalLM", tokenizer)
     write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "f16")
     again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
-    # transformers 5.17 puts a space into an empty text and, like llama.cpp, after every special token.
+    # transformers 5.17 adds a space to an empty text and, like llama.cpp, after every special token.
     lines = [line for line in LINES if line and "</s>" not in line]
     assert (
         again(lines, add_special_tokens=False)["input_ids"] == tokenizer(lines, add_special_tokens=False)["input_ids"]
@@ -202,7 +202,7 @@ def test_a_space_before_the_text_alone_has_a_note():
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
     found = vocabulary(tokenizer)
     assert [note.split(" or ")[0] for note in found.notes] == ["llama.cpp may tokenize text after a special token"]
-    assert not found.add_space_prefix  # a chat begins with a special token, and gets none from transformers
+    assert not found.add_space_prefix  # a chat starts with a special token, so transformers adds no space
 
 
 # Special tokens
@@ -236,9 +236,9 @@ def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
 
 
 def test_a_first_token_is_put_where_the_chat_template_puts_it():
-    assert vocabulary(llama3_tokenizer()).add_bos  # by the template alone
+    assert vocabulary(llama3_tokenizer()).add_bos  # added by the template only
     assert vocabulary(llama2_tokenizer(None)).add_bos  # by the tokenizer
-    found = vocabulary(llama2_tokenizer())  # by the tokenizer, and not by the template
+    found = vocabulary(llama2_tokenizer())  # added by the tokenizer but not by the template
     assert not found.add_bos
     assert found.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
     found = vocabulary(qwen_tokenizer(), bos_id=0)

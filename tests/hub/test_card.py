@@ -1,4 +1,4 @@
-"""The card is true: what was measured is on it, what was not is absent, and nothing of this machine is."""
+"""The card is accurate: it includes all measured results, nothing that was not measured, and no local paths."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ LEFT_OUT = "measured other weights; the card leaves it out"
 
 
 def write_adapter(run, name, content):
-    """Change a file of a run's adapter as training itself would have written it."""
+    """Change a file in a run's adapter, as if training had written it."""
     with atomic.new_folder(run / "adapter") as staging:
         shutil.copytree(run / "adapter", staging, dirs_exist_ok=True)
         (staging / name).write_bytes(content)
@@ -47,7 +47,7 @@ def run(tmp_path):
     return make_run(tmp_path / "run")
 
 
-# What it states
+# Contents
 
 
 def test_the_front_matter_is_what_the_hub_reads(run):
@@ -160,11 +160,11 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path):
         assert ("from lora_grpo import starter" in text) == (base == "starter")
 
 
-# What is not known is not there
+# Unknown facts are omitted
 
 
 def test_an_adapter_alone_has_no_scores_and_no_placeholders(tmp_path, run):
-    for folder in (tmp_path / "alone" / "adapter", run / "older"):  # the second is not the adapter of its run
+    for folder in (tmp_path / "alone" / "adapter", run / "older"):  # the second is not its run's adapter
         shutil.copytree(run / "adapter", folder)
         data, text, _ = card_of(folder, "adapter")
         assert not {"model-index", "datasets", "license", "base_model"} & data.keys() and data["tags"] == ["lora"]
@@ -216,7 +216,7 @@ def test_scores_of_other_weights_are_left_out(run, tmp_path, capsys):
     merged = make_merged(run)
     write_evaluation(run, merged)
     (merged / "model.safetensors").write_bytes(safetensors(byte=b"\x09"))
-    (merged / "merge_report.json").unlink()  # nothing tells which adapter it was made from
+    (merged / "merge_report.json").unlink()  # the source adapter is unknown
     data, text, _ = card_of(merged, "merged")
     assert "## Evaluation" not in text and "model-index" not in data
     assert capsys.readouterr().err.count(LEFT_OUT) == 2
@@ -293,7 +293,7 @@ def test_a_shard_of_the_index_that_is_missing_is_refused(run):
         prepare(merged, "merged", "me/trained")
 
 
-# Nothing private, and no text that breaks out
+# No private data and no unescaped text
 
 SECRET = "hf_" + "AbCdEfGhIj" * 3
 

@@ -1,4 +1,4 @@
-"""A push is one commit, can be repeated after any failure, sends nothing twice, and leaks nothing."""
+"""A push is a single commit, can be repeated after any failure, uploads nothing twice, and leaks no secrets."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def server():
 
 @pytest.fixture
 def client(monkeypatch, server, tmp_path):
-    """Point this process's huggingface_hub at the server, and skip the waits between its retries."""
+    """Connect huggingface_hub in this process to the test server, and skip the delays between retries."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
@@ -74,7 +74,7 @@ def assert_nothing_leaked(*texts):
         assert TOKEN not in text and TOKEN[3:20] not in text and SIGNATURE not in text
 
 
-# What arrives
+# Uploads
 
 
 def test_a_push_creates_a_private_repository_with_one_commit(server, client):
@@ -105,12 +105,12 @@ def test_another_push_deletes_the_weights_and_results_of_an_earlier_one_only(ser
 
 @pytest.mark.parametrize(("first", "second"), [("adapter", "merged"), ("merged", "adapter")])
 def test_an_adapter_and_a_merged_model_do_not_share_a_repository(server, client, first, second):
-    """The merged model would be loaded with the adapter applied a second time."""
+    """Otherwise, loading the merged model would apply the adapter twice."""
     push.send(NAME, first, FILES[first])
     with pytest.raises(UserError, match=rf"{NAME} already holds a model of kind '{first}'"):
         push.send(NAME, second, FILES[second])
     assert len(server.repositories[NAME].commits) == 1
-    push.send(NAME, "gguf", FILES["gguf"])  # loaded by name, so it may stand next to either
+    push.send(NAME, "gguf", FILES["gguf"])  # GGUF files are loaded by name, so they may share a repository with either
     push.send(NAME, first, FILES[first])
     assert_holds(server, [*FILES[first], *FILES["gguf"]])
 
@@ -139,7 +139,7 @@ def test_public_creates_a_public_repository_and_leaves_a_private_one_private(ser
     assert server.repositories[NAME].private and "stays private" in capsys.readouterr().err
 
 
-# What fails on the way
+# Failures during a push
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_wrong_arguments_are_refused_before_anything_is_loaded(run):
     assert_nothing_leaked(done.stdout, done.stderr)
 
 
-# What is uploaded
+# Selected files
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""From training to the Hub with the real commands: train, merge, compare merged model and adapter, GGUF, push."""
+"""End-to-end test with the real commands: train, merge, compare merged model and adapter, export GGUF, push."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from lora_grpo.tasks.loading import load_data
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 200
 NEAR_TIE = 0.01
-"""Logprob difference of two tokens, in nats, below which rounding a merge to 16 bits may swap them."""
+"""Logprob difference of two tokens in nats, below which rounding to 16 bits may swap them."""
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def questions():
 
 
 def first_difference(run, prompt, first, second):
-    """Return the merged model's logprob difference, in nats, at the first token where two completions differ."""
+    """Return the merged model's logprob difference in nats at the first token where two completions differ."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -116,7 +116,7 @@ def test_everything_of_a_run_is_ready_to_push(kind, run, command):
 
 
 def test_a_merge_of_an_older_adapter_is_stale(run, command, warm, folder):
-    """Neither GGUF export nor push accepts it."""
+    """GGUF export and push both reject it."""
     stale = shutil.copytree(run, folder / "stale")
     config = stale / "adapter" / "adapter_config.json"
     config.write_text(config.read_text() + "\n")

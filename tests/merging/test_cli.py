@@ -1,4 +1,4 @@
-"""`scripts/merge.py` as a person meets it: what it leaves, what it says, what it refuses, and kills."""
+"""`scripts/merge.py` end to end: output files, messages, rejected input, and interrupted merges."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of the embedded model, as training leaves one."""
+    """A finished training run of the built-in model."""
     run = make_run(tmp_path_factory.mktemp("merging") / "run", base_model.weights_fingerprint(starter.model_path()))
     shutil.rmtree(run / "adapter")
     make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)
@@ -55,7 +55,7 @@ def run(trained, tmp_path):
 
 @pytest.fixture
 def no_divergence(monkeypatch):
-    """For tests of something else: three forward passes take longer than the rest."""
+    """Skip the divergence in other tests, because its three forward passes take longer than everything else."""
     monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
@@ -76,7 +76,7 @@ def test_a_run_is_merged_beside_its_adapter_with_all_that_a_model_needs(run, cap
         "fingerprint": base_model.weights_fingerprint(starter.model_path()),
     }  # fmt: skip
     assert report["retained"]["overall"] > 0.99 and report["kl"]["tokens"] == 128
-    # The run was trained in 4 bits: that is further from the merge than rounding alone.
+    # The run was trained in 4 bits, which differs from the merge by more than rounding.
     assert report["kl"]["adapter_merged"] < report["kl"]["trained_merged"] < report["kl"]["adapter_base"]
     assert (
         f"merged    {merged}: bf16, 4.0 MB" in out
@@ -92,7 +92,7 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     merge(MergeOptions(str(run)))
     first, before = capsys.readouterr().out, contents(run / "merged")
     times = {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
-    assert merge(MergeOptions(str(run), dtype="bf16")) == run / "merged"  # what auto had chosen
+    assert merge(MergeOptions(str(run), dtype="bf16")) == run / "merged"  # the dtype that auto chose
     assert capsys.readouterr().out == first and contents(run / "merged") == before
     assert times == {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
 
@@ -178,7 +178,7 @@ def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tm
 
 
 def refused(message, options, leaves=None):
-    """The command says so in one line and leaves its folder as it was."""
+    """Check that the command fails with a one-line error and leaves its folder unchanged."""
     with pytest.raises(UserError) as caught:
         merge(options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -342,7 +342,7 @@ def test_ten_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, 
     output, kills = tmp_path / "killed", 0
     while kills < 10:
         ended = start("killed", moments.randrange(1, len(events) // 3))
-        if ended.returncode == 0:  # it got to its end; the next starts over
+        if ended.returncode == 0:  # the merge finished; the next one starts over
             assert contents(output) == expected
             shutil.rmtree(output)
             continue

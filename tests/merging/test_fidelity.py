@@ -1,4 +1,4 @@
-"""What a merge says it kept, held against float64 arithmetic, and what `auto` makes of it."""
+"""The retained share of the update, compared with float64 arithmetic, and the dtype that `auto` chooses."""
 
 import json
 
@@ -16,7 +16,7 @@ TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def planned(base, adapter, *, size=1.0, edit=None):
-    """A plan whose updates have the given relative size and everything in float64."""
+    """Return a plan with updates of the given relative size, and its tensors in float64."""
     if size != 1.0 or edit:
         path = adapter / "adapter_model.safetensors"
         weights = load_file(path)
@@ -36,7 +36,7 @@ def base(tmp_path_factory):
 
 
 def in_float64(base, adapter, dora=False):
-    """Update and base of every adapted layer."""
+    """Return the update and base of every adapted layer."""
     weights, parts = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
     for key in [key for key in parts if key.endswith("lora_A.weight")]:
         module = key.removesuffix(".lora_A.weight")
@@ -64,7 +64,7 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
             squares += float(change.square().sum())
             errors += float((difference - change).square().sum())
             worst[name] = float((difference * change).sum() / change.square().sum())
-        # An element whose float32 and float64 values round to two sides moves one term of thousands.
+        # If the float32 and float64 values of an element round differently, one of thousands of terms changes.
         tolerance = 1e-3 if dtype != "fp32" else 1e-4
         assert fidelity.overall == pytest.approx(dots / squares, abs=tolerance)
         assert fidelity.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
@@ -95,7 +95,7 @@ def test_a_large_update_is_merged_in_bfloat16(base, tmp_path):
 def test_float16_is_passed_over_where_a_weight_does_not_fit(tmp_path):
     base = make_base(tmp_path / "base", tied=False, dtype="bfloat16")
     weights = load_file(base / "model.safetensors")
-    weights["lm_head.weight"][3, 3] = 70000.0  # a tensor that the adapter leaves alone
+    weights["lm_head.weight"][3, 3] = 70000.0  # a tensor that the adapter does not change
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
     choice = choose("auto", plan)

@@ -1,4 +1,4 @@
-"""A forward pass from disk, held against the model in memory; divergences, held against float64."""
+"""The forward pass from disk, compared with the model in memory, and divergences, compared with float64."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_a_model_that_does_more_is_refused(tmp_path):
     GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
     model = StreamedModel(tmp_path / "gpt2", trust_remote_code=False)
     weights = model_tensors(tmp_path / "gpt2")
-    model.states(weights, [[1, 2]], keep=1)  # its Conv1D is held, being small
+    model.states(weights, [[1, 2]], keep=1)  # its Conv1D is small enough to stay in memory
     model._model.get_output_embeddings().bias = torch.nn.Parameter(torch.zeros(8))
     with pytest.raises(UserError, match="GPT2LMHeadModel changes its logits after the head"):
         model.states(weights, [[1, 2]], keep=1)

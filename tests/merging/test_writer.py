@@ -1,4 +1,4 @@
-"""Merged weights, held against PEFT's own merge, float64 arithmetic and the live adapter, for every kind of adapter."""
+"""Merged weights of all adapter types, compared with PEFT's merge, float64 arithmetic, and the unmerged adapter."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from lora_grpo.merging.mapping import make_plan
 
 
 def merged(base, adapter, output, dtype="fp32", onto="full"):
-    """The merge itself, without report and command."""
+    """Run the merge without the report and the command."""
     config = json.loads((base / "config.json").read_text())
     plan = make_plan(base_tensors(base, onto, trust_remote_code=False), adapter, config)
     shards = writer.lay_out(plan, dtype)
@@ -104,7 +104,7 @@ def test_an_untied_embedding_and_head_are_merged_apart(kind, bases, tmp_path):
 
 @pytest.mark.parametrize("kind", TIED)
 def test_a_tied_head_follows_what_the_live_adapter_does(kind, bases, tmp_path):
-    """PEFT's own merge changes both through one tensor where the live adapter changes one of them."""
+    """PEFT's merge changes both through a shared tensor, but the unmerged adapter changes only one of them."""
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter", **TIED[kind])
     output = merged(base, adapter, tmp_path / "merged")
@@ -134,7 +134,7 @@ def test_bfloat16_weights_are_rounded_once_and_no_further_off_than_pefts(kind, b
         exact = weight + 6 / 4 * b @ a
         if kind == "dora":
             exact = exact * (parts[f"{key}.lora_magnitude_vector"].double() / exact.norm(dim=1)).unsqueeze(1)
-        # Rounding once lands on the nearest bfloat16, but for what float32 moved across a boundary between two.
+        # Rounding once gives the nearest bfloat16, unless a float32 error crosses the boundary between two values.
         error, theirs = (ours[name].double() - exact).abs(), (pefts[name].double() - exact).abs()
         nearest = (exact.to(torch.bfloat16).double() - exact).abs()
         assert (error <= nearest + (weight.abs() + exact.abs()) * 2e-7).all()
@@ -142,7 +142,7 @@ def test_bfloat16_weights_are_rounded_once_and_no_further_off_than_pefts(kind, b
 
 
 def test_a_stored_head_that_differs_is_kept_whatever_the_configuration_says(bases, tmp_path):
-    """transformers loads such a base untied; so does PEFT."""
+    """transformers and PEFT load such a base untied."""
     base = shutil.copytree(bases[False, "float32"], tmp_path / "base")
     settings = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
@@ -187,9 +187,9 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, n_inner=32))
     model.save_pretrained(tmp_path / "base")
-    # c_proj is square: its shape does not say which way round it is.
+    # c_proj is square, so its shape does not show whether it is transposed.
     for dora, targets in ((False, ["c_attn", "c_proj"]), (True, ["c_attn", "c_proj"]), (False, ["c_proj", "lm_head"])):
-        # With lm_head, a Linear made last, PEFT saves fan_in_fan_out=false for all of them.
+        # With lm_head, a Linear layer that is created last, PEFT saves fan_in_fan_out=false for all layers.
         options = {"target_modules": targets, "fan_in_fan_out": True, "use_dora": dora}
         name = f"{dora}-{targets[-1]}"
         adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{name}", **options)
@@ -208,14 +208,14 @@ def test_fan_in_fan_out_says_nothing_of_a_square_linear_layer(bases, tmp_path):
 
 
 def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
-    """The logits are those of the adapter on the base as bitsandbytes loads it."""
+    """The logits match those of the adapter on the base as loaded by bitsandbytes."""
     from lora_grpo.config.schema import ModelConfig
     from lora_grpo.models import base_model
 
     base = bases[True, "bfloat16"]
     adapter = make_adapter(base, tmp_path / "adapter")
     packed = base_model.load_base(ModelConfig(name=str(base), bits=4))
-    packed.save_pretrained(tmp_path / "packed")  # as the -bnb-4bit repositories are
+    packed.save_pretrained(tmp_path / "packed")  # like the -bnb-4bit repositories
     trained = logits_of(PeftModel.from_pretrained(packed, adapter).eval())
     apart = (logits_of(live(base, adapter)) - trained).abs().max()
     onto_it = logits_of(load(merged(base, adapter, tmp_path / "merged", onto="dequantized")))
@@ -293,7 +293,7 @@ def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_p
 
 
 def change(adapter, edit):
-    """Write an adapter's weights again, edited."""
+    """Apply `edit` to an adapter's weights and save them."""
     weights = load_file(adapter / "adapter_model.safetensors")
     edit(weights)
     save_file(weights, adapter / "adapter_model.safetensors")

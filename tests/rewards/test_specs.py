@@ -141,7 +141,7 @@ def test_a_users_functions_run_guarded_under_their_own_names(file):
     first, second = resolve(parse_reward_specs([f"{file}:my_reward=0.5", f"{file}:other"]))
     assert (first.name, first.weight, first.function.__name__) == ("my_reward", 0.5, "my_reward")
     assert first.function(completions=["a", "b"]) == [1.0, 1.0]
-    assert second.function(completions=["a"]) == [1.0]  # The same module: the file ran once.
+    assert second.function(completions=["a"]) == [1.0]  # Same module, because the file ran only once.
 
 
 def test_a_users_name_that_is_not_a_function(file):

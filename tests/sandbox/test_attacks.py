@@ -1,15 +1,15 @@
-"""Programs that try to pass without being right, to get out, or to do harm: none may, under any isolation tier.
+"""Attack programs: each tries to pass with a wrong answer, escape, or do harm. All must fail in every isolation tier.
 
-Each is a file of `attacks/`. Its docstring says what it tries; the comments below that say what to expect:
+Each attack is a file in `attacks/`. Its docstring describes the attack. The comments below it set the expectations:
 
-    # status: failed, crashed       what the verdict may be; `broken` where the tests are refused whatever the candidate
-    # fools: exec, exit-code        which naive graders call it passed; `test_the_attacks_are_real` holds that
-    # test: assert total([]) == 0   tests of its own instead of TESTS, a line each
-    # functions: total, Node        the candidate's names
-    # open: landlock                a tier under which it passes all the same, for a reason its docstring gives
+    # status: failed, crashed       allowed statuses; `broken` if the tests are rejected for every candidate
+    # fools: exec, exit-code        naive graders that the attack fools, as checked by `test_the_attacks_are_real`
+    # test: assert total([]) == 0   tests that replace TESTS, one per line
+    # functions: total, Node        names that the candidate defines
+    # open: landlock                a tier under which the attack passes, as explained in its docstring
 
-What would be a success without a right answer (a file read, a process started) makes such a program answer right, so
-that an escape is seen as a pass. Words in @...@ are replaced by the paths, ports and processes of the canaries.
+An attack that succeeds in another way (reads a file, starts a process) then gives the correct answer, so that every
+escape results in a pass. Words in @...@ are replaced with the paths, ports, and processes of the canaries.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ assert total([-1, 4]) == 3
 assert total([10, 20, 30, 40]) == 100
 """
 
-# Right, and it looks for what an earlier program may have left in its process.
+# A correct program that also checks that earlier programs left nothing in its process.
 RIGHT = """
 import builtins, decimal, gc, math, os, random, signal, sys
 clean = [
@@ -66,7 +66,7 @@ def total(numbers):
 
 @dataclass(frozen=True)
 class Attack:
-    """One file of `attacks/`."""
+    """One file in `attacks/`."""
 
     name: str
     text: str
@@ -82,7 +82,7 @@ class Attack:
         return "\n".join(self.header("test")) or TESTS
 
     def program(self, canaries: dict[str, object] | None = None) -> Program:
-        # Without its header, in which some would find the tests they look for.
+        # Drop the header, because some attacks search memory for the tests, which the header may contain.
         source = re.sub(r"(?m)^# [a-z]+: .*$", "#", self.text)
         for word, value in (canaries or {}).items():
             source = source.replace(f"@{word}@", str(value))
@@ -95,7 +95,7 @@ def load(path: Path) -> Attack:
 
 
 class Canaries:
-    """Things of the user that no program may read, reach or change."""
+    """Files, ports, and processes of the user that no program may read, reach, or change."""
 
     def __init__(self, home: Path) -> None:
         self.secret = home / ".cache" / "huggingface" / "token"
@@ -117,7 +117,7 @@ class Canaries:
         for listener in (*self.listeners, self.datagrams):
             listener.setblocking(False)
         sleep = "import time; print(1, flush=True); time.sleep(600)"
-        # With a standard error of its own: whoever waits for the end of this process's would wait for it.
+        # Do not inherit stderr. Otherwise, a process that waits for the end of our stderr would wait for the victim.
         self.victim = subprocess.Popen([sys.executable, "-c", sleep], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.victim.stdout
         self.victim.stdout.readline()
@@ -141,7 +141,7 @@ class Canaries:
         }
 
     def state(self) -> dict[str, object]:
-        """Everything that must stay as it is."""
+        """Return everything that must not change."""
         files = {}
         for path in sorted(self.home.rglob("*")):
             told = path.lstat()
@@ -179,7 +179,7 @@ class Canaries:
 
 
 def descendants() -> list[str]:
-    """Return the command names of all living processes below this one, orphans included (see `adopt_orphans`)."""
+    """Return the command names of all live descendants of this process, including orphans (see `adopt_orphans`)."""
     parents, names = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -196,7 +196,7 @@ def descendants() -> list[str]:
 
 @pytest.fixture(scope="module")
 def adopt_orphans():
-    """Whatever loses its parent among this process's descendants becomes its child, and is found."""
+    """Make orphaned descendants children of this process, so that `descendants` finds them."""
     libc = ctypes.CDLL(None)
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     yield
@@ -205,7 +205,7 @@ def adopt_orphans():
 
 @pytest.fixture(scope="module")
 def canaries(tmp_path_factory, adopt_orphans):
-    # A short name: that of a Unix socket must fit into 108 bytes.
+    # A short name, because the path of a Unix socket is limited to 108 bytes.
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
@@ -233,7 +233,7 @@ def pool_processes(tier):
 
 
 def settled(expected: list[str]) -> list[str]:
-    """Return the processes once they are the expected ones, or what they are two seconds later."""
+    """Wait up to two seconds for the expected processes, and return the current ones."""
     deadline = time.monotonic() + 2
     while (found := descendants()) != expected and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -253,7 +253,7 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
     attack = load(path)
     programs = [attack.program(canaries.words()), Program(RIGHT, TESTS, ("total",), name="right")]
     if attack.words("status") == {"broken"}:
-        # Tests that hand out functions, or use names that nobody defines, are refused for every candidate.
+        # Tests that pass functions to the candidate or use undefined names are rejected for every candidate.
         with pytest.raises(BrokenTest):
             sandbox.run(programs)
         return
@@ -275,7 +275,7 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
 
 
 def test_nothing_of_a_program_or_its_tests_is_left_for_the_next(tier, canaries):
-    """An earlier candidate's text, an earlier test's text and their objects are in no later process."""
+    """Later processes contain no text or objects of earlier candidates and tests."""
     earlier = Program(
         "kept = 'left' 'over'\ndef total(numbers): return sum(numbers)", TESTS + "\n_ = 'left' 'over'", ("total",)
     )
@@ -284,7 +284,7 @@ def test_nothing_of_a_program_or_its_tests_is_left_for_the_next(tier, canaries):
     assert [verdict.status for verdict in verdicts] == ["passed", "failed", "passed", "failed"]
 
 
-# What hostile programs can say, and what they can ask of the kernel, more of it.
+# More messages and system calls of hostile programs
 
 CONFUSING_TESTS = """
 results = []
@@ -308,8 +308,8 @@ def test_no_random_answers_pass_or_stop_the_run(tier, test, count_tests):
     assert [verdict for verdict in verdicts if "died" in verdict.message] == []
 
 
-# On x86-64. Memory, time, own signals, own identity, reading, and what ends a process; 335 and 336 (uretprobe, uprobe)
-# are answered before any filter.
+# On x86-64: memory, time, own signals, own identity, reading, and exiting. The kernel handles 335 and 336 (uretprobe,
+# uprobe) before any filter.
 ALLOWED_CALLS = {
     *range(18), *range(19, 26), 28, *range(32, 40), 60, 63, 72, 79, *range(96, 101), 102, 104, 107, 108, 110, 131, 186,
     201, 202, 204, 217, 219, 228, 229, 230, 231, 257, 262, 269, 270, 271, 273, 292, 293, 302, 318, 324, 332, 334, 335,
@@ -328,7 +328,7 @@ def test_no_other_system_call_is_answered(tier):
     assert {56, 57, 59, 62, 101, 165, 272, 310, 321, 425, 435} <= set(died)
 
 
-# That the attacks are attacks: naive graders fall for them. Only programs that do no harm outside run here.
+# The attacks are real: they fool naive graders. Only programs that are harmless without a sandbox run here.
 
 HARMLESS = [
     "forge_exit_zero", "forge_os_exit", "forge_exit_in_call", "forge_exit_in_call_hard",

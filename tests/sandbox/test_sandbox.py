@@ -1,4 +1,4 @@
-"""Programs and their verdicts: what passes, what does not, and what tests may do with a candidate's objects."""
+"""Programs and their verdicts, and the operations that tests may perform on a candidate's objects."""
 
 import textwrap
 
@@ -39,7 +39,7 @@ def verdict(source, test, **more):
         ("def f(x): return [0] * 10**9", "memory", "MemoryError: "),
         ("import os\ndef f(x): os._exit(0)", "crashed", "its process left with exit code 0"),
         ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed", "its process ended by SIGSEGV"),
-        ("import os\ndef f(x): os.close(3)", "crashed", "it"),  # closed its link, and so left
+        ("import os\ndef f(x): os.close(3)", "crashed", "it"),  # closed its link, which counts as exiting
         ("import os\ndef f(x): os.fork()", "blocked", "it made a system call that the sandbox forbids"),
         ("def f(x): return open('/etc/hostname').read()", "blocked", "PermissionError"),
     ],

@@ -14,7 +14,7 @@ def fenced(code, language="python"):
 
 
 def value(completion, argument=1.5, prefix=PREFIX):
-    """Run the program that was extracted, and call f."""
+    """Run the extracted program and call f."""
     names = {"__name__": "__main__"}
     exec(extract_program(completion, "f", prefix), names)
     return names["f"](argument)
@@ -47,7 +47,7 @@ def value(completion, argument=1.5, prefix=PREFIX):
         f"Here is the function:\n\n{PREFIX}{BODY}\nHope this helps!",
         f"from the prompt we take:\n{WHOLE}",
         f"<reasoning>\nEasy.\n</reasoning>\n<answer>\n{WHOLE}\n</answer>",
-        # The body alone
+        # Only the body
         BODY,
         BODY.strip(),
         f"\n\n{BODY}",
@@ -78,7 +78,7 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced("def two(): return 2")
         + fenced("N = two()\ndef up(x): return N * math.ceil(x)")
         + fenced("f = lambda x: up(x)"),
-        # What is around the function
+        # Text around the function
         fenced(PREFIX + BODY),
         fenced("def up(x):\n    return math.ceil(x)\n\ndef f(x):\n    return twice(up(x))"),
         fenced("def f(x):\n    return twice(up(x))\n\ndef up(x):\n    return math.ceil(x)"),
@@ -96,7 +96,7 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced(f"{WHOLE}  # not ```python"),
         fenced(f"{WHOLE}\n\ntry:\n    f(input())\nexcept Exception:\n    print((")[:-4],
         fenced(f"from __future__ import annotations\n\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
-        # Odd characters
+        # Unusual characters
         fenced(WHOLE).replace("\n", "\r\n"),
         fenced(WHOLE).replace(" ", "\u00a0"),
         "\ufeff" + WHOLE,

@@ -18,7 +18,7 @@ WRONG = fenced("def f(x):\n    return 2")
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Stands for the sandbox: what has `2 * x` passes; the list holds the programs of each call."""
+    """Replace the sandbox: a program that contains `2 * x` passes. The list has the programs of each call."""
     calls = []
 
     def run(programs):
@@ -80,7 +80,7 @@ def test_a_row_of_another_task_is_refused(ran, missing, row):
         grade(RIGHT, row)
 
 
-# In the real sandbox
+# With the real sandbox
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def write(path, *records):
     return str(path)
 
 
-# --- the headline rule
+# --- the robust rule
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_extracted_is_the_number_that_was_read():
     assert robust("The answer is 18.").extracted is None
 
 
-# --- the strict and the flexible rule
+# --- the strict and flexible rules
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_row_without_a_style_is_graded_as_xml():
         ("It is $18", True),
         ("17, no, 18", True),
         ("18 eggs in 3 boxes", False),
-        ("It is 1,8", True),  # lm-eval strips every comma; so does this rule, which is why it is not the headline.
+        ("It is 1,8", True),  # This rule strips all commas, like lm-eval, so it is not the main rule.
         ("It is 18.0", False),
         ("eighteen", False),
         ("18 ...", False),
@@ -201,7 +201,7 @@ def test_flexible_is_lm_evals_last_number(completion, flexible):
     assert robust(completion).rules["flexible"] is flexible
 
 
-# --- the data set's own answers
+# --- the dataset's own answers
 
 
 @pytest.mark.parametrize("answer", ["72", "1,234", "-10", "0.5", "$5 in all", SOLUTION, "He owes it.\n#### -47"])
@@ -252,7 +252,7 @@ def test_hostile_completions_are_graded_without_raising(unit, prefix):
 
 @pytest.mark.parametrize("unit", ["#### ", "<answer>", "\\boxed{1}", "\\boxed{", "1,", "{"])
 def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
-    """Counts the characters that the markers' contents hold together: overlapping contents would grow as the square."""
+    """Count the characters in the contents of all markers. Overlapping contents would grow quadratically."""
 
     def work(repeats):
         read = []
@@ -354,7 +354,7 @@ def test_a_wrong_split_or_limit(tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Stands for the `datasets` package; its `calls` are what was asked of the Hub."""
+    """Replace the `datasets` package. `calls` records the requests to the Hub."""
     fake = SimpleNamespace(calls=[], records=[GOOD])
 
     def load_dataset(*args, **kwargs):

@@ -31,7 +31,7 @@ def rows(real_data):
 
 
 def wrong(row):
-    """The reference solution with every `return` turned into one of something that no test expects."""
+    """Return the reference solution with every `return` changed to a value that no test expects."""
     tree = ast.parse(row["answer"])
     for node in ast.walk(tree):
         if isinstance(node, ast.Return):

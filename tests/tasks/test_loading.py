@@ -138,7 +138,7 @@ def context(longest, completion, prompts_per_step=1):
 
 
 def rows_of_words(*lengths):
-    """Return rows whose rendered prompts have these numbers of words."""
+    """Return rows with rendered prompts of these lengths in words."""
     from lora_grpo.tasks.chat import render
 
     extra = len(render(Words(), [{"role": "user", "content": ""}]).split())
@@ -202,7 +202,7 @@ def test_a_limit_samples_with_the_seed(configure):
 
 @pytest.fixture
 def humaneval(tmp_path):
-    """Return a function that configures training and evaluation on six problems in HumanEval's shape."""
+    """Return a function that configures training and evaluation on six problems in HumanEval's format."""
     rows = [
         {
             "task_id": f"HumanEval/{i}",

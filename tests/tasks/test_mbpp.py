@@ -130,7 +130,7 @@ def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys)
     rows = [row for row in rows if row["id"] not in broken]
     gold = mbpp.grade_many([mbpp.gold_completion(row) for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
-    # One that returns nothing: its tests expect something, save where they expect None.
+    # Functions that return nothing fail, unless the tests expect None.
     misses = [f"```python\n{row['answer']}\ndef {row['entry_point']}(*_, **__):\n    pass\n```" for row in rows]
     missed = mbpp.grade_many(misses, rows)
     passed = [row for row, verdict in zip(rows, missed, strict=True) if verdict.passed]
