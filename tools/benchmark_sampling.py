@@ -1,6 +1,6 @@
 """Compare the throughput of continuous batching, static batching, `model.generate`, and vLLM.
 
-All methods sample the same prompts with the built-in model in float32, 64 completions at a time:
+All methods sample the same prompts with the embedded model in float32, 64 completions at a time:
 
 - `continuous` starts a new completion when one ends.
 - `static` starts 64 completions at a time and removes those that end.

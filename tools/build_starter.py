@@ -1,4 +1,4 @@
-"""Build the built-in starter model from scratch: tokenizer, pretraining, evaluation in NF4, and model card."""
+"""Build the embedded starter model from scratch: tokenizer, pretraining, evaluation in NF4, and model card."""
 
 from __future__ import annotations
 

@@ -25,15 +25,16 @@ class ExportOptions:
     """Flags of `scripts/export_gguf.py`."""
 
     what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|MERGED")]
-    """A run, which is merged first if needed; or the folder of a merged model: config.json, 16-bit or 32-bit
+    """A run, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or 32-bit
     safetensors, and the tokenizer."""
     type: TypeName = "q8_0"
-    """Type of the weights. `q8_0` is half the size of 16 bits with the same answers; `q4_0` to `q5_1` are smaller and
-    lose more; types with a `k`, and iq4_xs, are better for their size and need llama.cpp's llama-quantize."""
+    """Type of the weights. `q8_0` is half the size of 16-bit weights and gives the same answers. `q4_0` to `q5_1` are
+    smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
+    llama-quantize."""
     modelfile: bool = False
-    """Write an Ollama Modelfile next to it, with the chat template and the stop tokens."""
+    """Also write an Ollama Modelfile with the chat template and the stop tokens."""
     output: Path | None = None
-    """The file; default: RUN/gguf/RUN.Q8_0.gguf, or MERGED-gguf/MERGED.Q8_0.gguf for a model outside a run."""
+    """Output file; default: RUN/gguf/RUN.Q8_0.gguf, or MERGED-gguf/MERGED.Q8_0.gguf for a model outside a run."""
 
 
 def export(options: ExportOptions) -> None:

@@ -122,7 +122,7 @@ def _unpack_stored(tensor: StoredTensor, stored: dict[str, StoredTensor]) -> Deq
 
 
 def empty_model(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Return a model whose parameters have shapes but no memory.
+    """Return a model on the meta device: its parameters have shapes but use no memory.
 
     Raises:
         UserError: transformers cannot build it.

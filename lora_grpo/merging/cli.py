@@ -43,15 +43,15 @@ class MergeOptions:
     output: Path | None = None
     """Folder of the merged model; default: `merged` in the run, or `<adapter>-merged` next to an adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the merged weights; `auto` uses the smallest that keeps 99 % of the update."""
+    """Precision of the merged weights; `auto` uses the smallest that keeps 99% of the update."""
     onto: Onto = "full"
-    """Merge into the base's own weights (`full`), or into what 4-bit training used: NF4 values (`dequantized`)."""
+    """Merge into the base's own weights (`full`) or into the NF4 values that 4-bit training used (`dequantized`)."""
     base: str | None = None
-    """The base model, a folder or a Hub id, if it has moved or the adapter does not name it."""
+    """The base model (a folder or Hub id), if it has moved or the adapter does not name it."""
     revision: str | None = None
     """Hub commit, branch or tag of the base."""
     force_base: bool = False
-    """Accept a base whose weights differ from those recorded in run.json."""
+    """Accept a base with weights that differ from those recorded in run.json."""
     trust_remote_code: bool = False
     """Run Python code that comes with the base."""
 

@@ -17,11 +17,11 @@ class Settings:
     workers: int | None = None
     """Programs graded at once; None for one per CPU core."""
     timeout_seconds: float = 3.0
-    """Wall time of one program with all its tests, in seconds."""
+    """Wall time limit for one program and all of its tests, in seconds."""
     memory_mb: int = 512
-    """Address space of one program, in MiB; its tests get twice as much."""
+    """Address space limit for one program in MiB. Its tests get twice as much."""
     allow_unsafe: bool = False
-    """If neither Landlock nor bubblewrap works: run programs unprotected, as your user. Every report says so."""
+    """If neither Landlock nor bubblewrap works, run programs unprotected as your user. All reports state this."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Verdict:
     """The result of one program."""
 
     status: Status
-    """`passed`; `failed`: a wrong answer or an exception; `timeout`; `memory`; `crashed`: its process died; `blocked`:
-    it tried something that the sandbox forbids; `invalid`: it is not a Python program."""
+    """`passed`, `failed` (wrong answer or exception), `timeout`, `memory`, `crashed` (its process died), `blocked` (it
+    tried something that the sandbox forbids), or `invalid` (not a Python program)."""
     message: str
-    """One line: the failed assertion, the exception, or what was blocked. Empty for a pass."""
+    """One line with the failed assertion, the exception, or the blocked operation. Empty for a pass."""
     seconds: float
     """Wall time from submission to verdict."""
     passed_tests: int = 0

@@ -1,4 +1,4 @@
-"""The built-in starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
+"""The embedded starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
 
     problems.pool("train", 4000)                            # distinct word problems; deterministic
     code_problems.pool("eval", 1000)                        # problems about tiny Python functions, with unit tests

@@ -33,7 +33,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished training run of the built-in model."""
+    """A finished training run of the embedded model."""
     run = make_run(tmp_path_factory.mktemp("merging") / "run", base_model.weights_fingerprint(starter.model_path()))
     shutil.rmtree(run / "adapter")
     make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)

@@ -16,7 +16,7 @@ TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def planned(base, adapter, *, size=1.0, edit=None):
-    """Return a plan with updates of the given relative size, and its tensors in float64."""
+    """Return a merge plan, after scaling the update by `size` and applying `edit` to the adapter's weights."""
     if size != 1.0 or edit:
         path = adapter / "adapter_model.safetensors"
         weights = load_file(path)
