@@ -28,7 +28,7 @@ from lora_grpo.sandbox import Program, Settings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 SECONDS = 1.0
-MUTANTS = 7  # of each right program
+MUTANTS = 7  # per correct program
 SAMPLE = 60
 
 # Both read rows from stdin and print a list of booleans. Their memory is limited, because a mutant may use too much.
