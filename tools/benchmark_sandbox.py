@@ -23,6 +23,7 @@ import os
 import random
 import re
 import resource
+import runpy
 import statistics
 import subprocess
 import sys
@@ -225,8 +226,7 @@ def write_lines(path: Path, values: list[Row]) -> None:
 
 def different_samples(rows: list[Row], number: int) -> list[Row]:
     """Return `number` different programs per task. The number of correct programs varies from task to task."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from test_sandbox_official import mutants
+    mutants = runpy.run_path(str(ROOT / "tests" / "sandbox" / "test_official.py"))["mutants"]
 
     chosen, samples = random.Random(0), []
     for place, row in enumerate(rows):

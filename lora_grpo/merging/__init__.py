@@ -6,7 +6,7 @@
     base + adapter ── base_weights, mapping ──► Plan: what happens to each tensor; reads no data
     Plan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
     Plan + dtype ── outputs, writer ──► shards, written block by block and resumable
-    shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
+    shards ── divergence, streamed_model ──► KL(adapter || merged), compared with KL(adapter || base)
 
 cli.py             command-line flags and the complete merge
 base_weights.py    the base's tensors: as stored, or rounded to NF4 to match 4-bit training
@@ -16,7 +16,7 @@ outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, biases, trained tokens, r
 fidelity.py        the share of the update that each dtype keeps
 writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
 divergence.py      selects the models and texts to compare
-streamed_model.py  a forward pass that reads weights from disk
+streamed_model.py  a forward pass that reads weights from disk, and the KL divergence of two models: `divergences`
 report.py          merge_report.json
 """
 

@@ -11,7 +11,7 @@
 
 record       the schema of run.json; versions and git revision
 run          the open run: creates, resumes and closes its folder
-checkpoints  writes training checkpoints atomically; finds the newest complete one
+checkpoints  `AtomicCheckpoints` renames a complete checkpoint into place; finds the newest complete one
 lines        reads JSON Lines files that may still be growing
 reader       reads the folder of a run in any state
 """

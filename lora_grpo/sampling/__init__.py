@@ -1,6 +1,6 @@
 """Sampling: generate completions from the policy for training, preview, validation and evaluation.
 
-    sampler = build_sampler(policy, config)            # or load_sampler(target, backend, ...)
+    sampler = build_sampler(policy, config)            # or build.load_sampler(target, backend, ...)
     params = SamplingParams(num_samples=8, temperature=1.0, top_p=1.0, max_tokens=256)
     seeds = [completion_seed(config.seed, "step 3", n) for n in range(8 * len(prompts))]
     groups = sampler.sample(prompts, params, seeds)    # 8 completions per prompt: SampledTokens
@@ -16,11 +16,11 @@ finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
     batch_memory          computes how many completions fit in memory at once
     merged_copy           samples from an unquantized copy with the adapter merged (faster on a CPU)
     generate              for Unsloth: samples with its `generate`, or with the vLLM engine that shares its weights
-    vllm_sampler          samples with vLLM; reloads the adapter at each step and never merges it
+    vllm_sampler          samples with vLLM; `wake_up` reloads the adapter at each step and never merges it
     vllm_start            starts a vLLM engine in this process
-    vllm_engine           wraps the vLLM engine in this process
+    vllm_engine           wraps the vLLM engine in this process: `load_adapter`, `stream`
     vllm_server           client of a vLLM server, with the same interface
-    vllm_adapter          checks whether vLLM can serve an adapter; writes adapters for it
+    vllm_adapter          checks whether vLLM can serve an adapter; writes the policy's adapter for it
 """
 
 from lora_grpo.sampling import build

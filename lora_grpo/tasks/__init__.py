@@ -6,8 +6,8 @@
     (verdict,) = grade_all("gsm8k", [completion], [data.train[0]])
 
 A task is a module that implements the three functions of the `Task` protocol: `load` returns rows, `grade` returns a
-verdict, and `gold_completion` returns a completion that must pass. To add a task, write a module and register it in
-`registry`.
+verdict, and `gold_completion` returns a completion that must pass. To add a task, write a module named
+after it and register it in `registry` (`GradedTask`; also `CODE_TASKS` if unit tests grade it).
 
 registry.py          the `Task` protocol, `Verdict`, and lookup by name
 loading.py           the rows of a run: disjoint splits, validation rows, prompt order, fingerprints

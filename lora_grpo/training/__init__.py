@@ -7,12 +7,14 @@ sampler ──► rewards ──► GRPO update ──► callback: metrics.json
    ▲                          │
    └──────── adapter ─────────┘
 
+The loss is TRL's `GRPOTrainer._compute_loss`. Mixins compute its logprobs in chunks and record metrics around it.
+
 trainer           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor, callback
 run               train: from the newest checkpoint to the saved adapter
 callback          hooks between steps; handles Ctrl-C and SIGTERM
-trl_config        all GRPOConfig arguments of a run
-chunked_logprobs  logprobs without materializing the full logits
-step_metrics      time per phase, logprob mismatch between sampler and trainer
+trl_config        all GRPOConfig arguments of a run: loss type, clipping, KL weight, batch sizes
+chunked_logprobs  the logprobs of the loss, without materializing the full logits
+step_metrics      wraps `_compute_loss`: time per phase, logprob mismatch between sampler and trainer
 logprob_check     before training: checks that the sampler samples from the policy being trained
 memory_probe      before the first step: checks that the largest micro-batch fits in GPU memory
 monitor           alarms, validation passes, the best adapter, early stopping
