@@ -50,11 +50,11 @@ def _check_tasks(config: RunConfig) -> None:
         )
     if style == "code" and not {task, config.data.evaluation_task} <= {*CODE_TASKS}:
         raise UserError(
-            f"--data.prompt-style code asks for a program; pass another style for --data.task {task}, e.g. "
+            f"--data.prompt-style code requests a program; pass another style for --data.task {task}, e.g. "
             "--data.prompt-style xml"
         )
     if style == "hashes" and runs_programs(config.data):
-        raise UserError("--data.prompt-style hashes asks for a number; pass --data.prompt-style code for programs")
+        raise UserError("--data.prompt-style hashes requests a number; pass --data.prompt-style code for programs")
 
 
 def _check_sampling(config: RunConfig) -> None:

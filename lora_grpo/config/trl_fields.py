@@ -166,7 +166,7 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
         if key in OWNED_FIELDS:
             raise UserError(f"--grpo {key} is set by {OWNED_FIELDS[key]}")
         if key in overrides:
-            raise UserError(f"--grpo {key} is given twice")
+            raise UserError(f"--grpo {key} is repeated")
         overrides[key] = _value(key, text, fields[key])
     return overrides
 

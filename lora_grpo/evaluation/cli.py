@@ -201,7 +201,7 @@ def _sides(options: EvaluateOptions) -> tuple[list[_FileSide | _ModelSide], Plan
     """Resolve and check the target and the comparison target, without loading a model."""
     names = [options.target, *([options.compare] if options.compare else [])]
     if len(set(names)) < len(names):
-        raise UserError(f"--compare {options.compare} is what is evaluated; pass another model or file")
+        raise UserError(f"--compare {options.compare} is the evaluated model itself; pass another model or file")
     models = _resolve_models(options, names)
     labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
     labels = labels if len(set(labels)) == len(labels) else names
@@ -215,7 +215,7 @@ def _sides(options: EvaluateOptions) -> tuple[list[_FileSide | _ModelSide], Plan
         options.check_for_files()
     task = plan.task if plan else options.task
     if task is None:
-        raise UserError("--task is missing; say what the samples answer")
+        raise UserError("--task is missing; pass the task that the samples answer")
     source, seed = (plan.data.eval, plan.seed) if plan else (options.data, options.seed or 0)
     loaded = _Loaded()
     sides: list[_FileSide | _ModelSide] = []

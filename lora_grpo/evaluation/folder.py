@@ -83,7 +83,7 @@ def _read(folder: Path) -> dict[str, Any]:
         return {}
     state = json_files.read_object(folder / STATE)
     if not all(isinstance(entry, dict) and {"request", "environment"} <= entry.keys() for entry in state.values()):
-        raise UserError(f"{folder / STATE} is not of this version; pass another --output-dir")
+        raise UserError(f"{folder / STATE} was written by another version; pass another --output-dir")
     return state
 
 

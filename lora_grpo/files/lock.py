@@ -30,7 +30,7 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UserError(f"another process works in {folder}; wait for it or give another {flag}") from None
+        raise UserError(f"another process is using {folder}; wait for it or give another {flag}") from None
     except OSError as error:
         raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from None
     held.append(lock)

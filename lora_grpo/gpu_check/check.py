@@ -162,7 +162,7 @@ def _measure_limits() -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise UserError(f"torch did not answer for {_MEASURE_SECONDS} s; is the GPU's driver hanging?") from None
     if done.returncode:
-        raise UserError(f"torch cannot use the GPU: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+        raise UserError(f"torch cannot use the GPU: {(done.stderr.strip().splitlines() or ['no error output'])[-1]}")
     limits: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return limits
 

@@ -167,7 +167,7 @@ def _refuse_other_kind(repo_id: str, kind: str, names: Iterable[str]) -> None:
     for other, name in LOADED_BY.items():
         if kind in LOADED_BY and kind != other and name in names:
             raise UserError(
-                f"{repo_id} already holds a model of kind '{other}' ({name}); push '{kind}' to a repository of its own"
+                f"{repo_id} already holds a model of kind '{other}' ({name}); push '{kind}' to a different repository"
             )
 
 

@@ -147,7 +147,7 @@ def _resolve(options: MergeOptions) -> _Merge:
     )
     target = resolve(options.what, overrides)
     if target.adapter is None:
-        raise UserError(f"{options.what} is a whole model; pass a run or an adapter to merge")
+        raise UserError(f"{options.what} is a full model; pass a run or an adapter to merge")
     output = options.output or default_output(options.what, target.adapter)
     return _Merge(options, target, target.adapter, output.expanduser().resolve())
 

@@ -80,9 +80,7 @@ class ModelSpec:
             UserError: the model has no adapter.
         """
         if self.adapter is None:
-            raise UserError(
-                f"--compare base needs an adapter, and {self.label} is a whole model; name the other model instead"
-            )
+            raise UserError(f"--compare base needs an adapter, and {self.label} has none; name the other model instead")
         return dataclasses.replace(self, label=BASE, adapter=None)
 
 
@@ -100,7 +98,7 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
     if (folder / "adapter_config.json").is_file():
         return _of_adapter(name, folder, overrides)
     if overrides.base:
-        raise UserError(f"--base {overrides.base} needs an adapter, and {name} is a whole model; leave it out")
+        raise UserError(f"--base {overrides.base} needs an adapter, and {name} has none; remove the flag")
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
@@ -154,7 +152,7 @@ def _of_adapter(name: str, folder: Path, overrides: Overrides) -> ModelSpec:
     config = json_files.read_object(folder / "adapter_config.json")
     base = overrides.base or config.get("base_model_name_or_path")
     if not base:
-        raise UserError(f"{name}/adapter_config.json names no base model; pass it with --base")
+        raise UserError(f"{name}/adapter_config.json does not specify a base model; pass it with --base")
     below, commit = _find(str(base), config.get("revision"))
     return dataclasses.replace(_model(str(base), below, commit, overrides, folder), label="adapter")
 

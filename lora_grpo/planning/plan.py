@@ -90,7 +90,7 @@ class Plan:
                 f"{fit.max_num_seqs} parallel completions{share}; planned {fit.training / GIB:.1f} GiB for training, "
                 f"{fit.sampling / GIB:.1f} GiB for sampling, of {device.free / GIB:.1f} free"
             )
-            lines.append(text if fit.fits else f"{text}: TOO LITTLE for your settings; {self.instead}")
+            lines.append(text if fit.fits else f"{text}: not enough for your settings; {self.instead}")
         work = self.work
         tokens = count(work.tokens)
         lines.append(f"work: {work.steps} steps of {work.completions_per_step} completions, at most {tokens} tokens")

@@ -161,7 +161,7 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
     taught = [name for name in varying if _is_format_reward(name) or name in RIGHT_REWARDS]
     if taught:
         faster = f"; faster: {ways[0]}" if ways else ""
-        return f"nothing, since training can fix it: {', '.join(taught)} differ within groups{faster}"
+        return f"no change needed: training can fix this: {', '.join(taught)} differ within groups{faster}"
     return "; ".join([*ways, "a model that follows instructions"])
 
 

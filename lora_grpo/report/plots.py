@@ -144,7 +144,7 @@ def reward_names(lines: Sequence[Line]) -> list[str]:
 
 
 def _rewards(lines: Sequence[Line], every: int) -> Iterator[Plot]:
-    look_for = "Should rise. As its spread closes, completions of a group no longer differ and learning stops."
+    look_for = "Should rise. At a standard deviation near 0, a group teaches nothing."
     if curve := _curve(lines, "reward", "reward", every, "reward_std"):
         yield Plot("reward", LEARNING, "Reward", "weighted sum", look_for, [curve], averaged=every)
     for number, name in enumerate(reward_names(lines), start=1):

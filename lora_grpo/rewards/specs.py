@@ -92,7 +92,7 @@ def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
     specs = tuple(map(_parse, items))
     name, count = Counter(spec.name for spec in specs).most_common(1)[0]
     if count > 1:
-        raise UserError(f"reward {name!r} is named {count} times; name it once, with the sum of its weights")
+        raise UserError(f"reward {name!r} is listed {count} times; name it once, with the sum of its weights")
     return specs
 
 

@@ -199,7 +199,7 @@ def _with_adapter(base: Any, adapter: Path) -> Any:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         reason = " ".join("".join(str(error).splitlines(keepends=True)[:2]).split())  # PEFT's second line names a layer
         raise UserError(
-            f"the adapter in {adapter} does not load onto its base: {reason}; "
+            f"the adapter in {adapter} cannot be loaded into its base model: {reason}; "
             "if it was trained on another base, pass that one with --base"
         ) from error
     base_model.keep_frozen(model)

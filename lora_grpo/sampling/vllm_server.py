@@ -82,7 +82,7 @@ class VllmServer:
         answer = self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(shared.resolve())})
         if answer.status_code == 404 and "No adapter found" in answer.text:
             raise UserError(
-                f"the server at {self.url} does not see {shared}; pass a folder that both machines have under the same "
+                f"the server at {self.url} cannot read {shared}; pass a folder that both machines have under the same "
                 "path with --sampling.server-folder"
             )
         if answer.status_code in (404, 405):

@@ -59,7 +59,7 @@ def load_data(config: RunConfig) -> Data:
     style, xml_rewards = config.data.prompt_style, [item for item in config.rewards if "xml" in item]
     if style != "xml" and xml_rewards:
         print(
-            f"warning: --data.prompt-style {style} does not ask for the XML tags that {', '.join(xml_rewards)} rewards",
+            f"warning: --data.prompt-style {style} does not request the XML tags that {', '.join(xml_rewards)} rewards",
             file=sys.stderr,
         )
     return data

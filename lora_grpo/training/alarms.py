@@ -222,7 +222,7 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
         return None
     return (
         f"{share:.0%} of the completions of the last {WINDOW} steps were truncated before their answers; raise "
-        "--sampling.max-completion-tokens, or ask for shorter answers"
+        "--sampling.max-completion-tokens, or request shorter answers in the prompt"
     )
 
 

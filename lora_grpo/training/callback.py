@@ -65,7 +65,7 @@ class StopOnSignal:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = number
-        print("stopping after this step; a second signal stops at once", file=sys.stderr)
+        print("stopping after this step; a second signal stops immediately", file=sys.stderr)
 
     def obey(self, state: Any, control: Any, num_iterations: int) -> None:
         """Make the trainer save and stop after the same step on all ranks.

@@ -87,7 +87,7 @@ def test_grpoconfig_takes_what_was_read(tmp_path):
         ([""], "is not KEY=VALUE"),
         (["epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
         (["zzzzzz=1"], "see TRL's GRPOConfig for its fields"),
-        (["epsilon=0.1", "epsilon=0.2"], "--grpo epsilon is given twice"),
+        (["epsilon=0.1", "epsilon=0.2"], "--grpo epsilon is repeated"),
         (["epsilon=high"], "--grpo epsilon=high is str; GRPOConfig expects float"),
         (["epsilon=true"], "is bool; GRPOConfig expects float"),
         (["epsilon=[1]"], "is list"),

@@ -289,7 +289,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"what": "CONFIGLESS", "compare": None, "task": "starter"}, "cannot be (loaded|read)"),
         ({"task": "mbpp", "data": "ONLY 123"}, "no mbpp row is left to evaluate"),
         ({"sandbox": sandbox.Settings(timeout_seconds=float("nan"))}, "timeout"),
-        ({"compare": "SELF"}, "is what is evaluated"),
+        ({"compare": "SELF"}, "is the evaluated model itself"),
         ({"task": "gsm8k", "data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
         ({"task": "humaneval", "data": "x.jsonl", "few_shot": 2}, "humaneval has no training rows"),
         ({"backend": "vllm"}, "--backend vllm needs the package vllm"),

@@ -315,7 +315,7 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
         ({"k": (1, 10)}, "--k 10 exceeds 2, the fewest samples of a task; pass --k 2 or less"),
         ({"compare": "base"}, "--compare base means the base below an adapter"),
         ({"what": "./run"}, "got both ./run and --samples"),
-        ({"task": None}, "--task is missing; say what the samples answer"),
+        ({"task": None}, "--task is missing; pass the task that the samples answer"),
         ({"temperature": float("nan")}, "--temperature is nan; expected 0 or more"),
         ({"temperature": 0.5}, "--temperature is for models, and .* is a file of samples; leave it out"),
         ({"limit": 2}, "--limit is for models"),
@@ -340,7 +340,7 @@ def test_a_file_in_the_place_of_the_folder(asked):
 
 
 def test_two_processes_do_not_grade_into_one_folder(asked):
-    with holding(asked.output_dir), pytest.raises(UserError, match="another process works in"):
+    with holding(asked.output_dir), pytest.raises(UserError, match="another process is using"):
         evaluate_and_report(asked)
     assert found(asked.output_dir) == []
 

@@ -195,7 +195,7 @@ def test_a_head_that_would_get_another_name_is_refused(tmp_path):
 
 
 def test_what_is_no_adapter_is_refused(run, tmp_path):
-    refused("starter is a whole model; pass a run or an adapter", MergeOptions("starter"))
+    refused("starter is a full model; pass a run or an adapter", MergeOptions("starter"))
     refused("does not exist", MergeOptions("/nowhere/run"))
     (run / "adapter" / "adapter_model.safetensors").rename(run / "adapter" / "adapter_model.bin")
     refused("has no adapter yet", MergeOptions(str(run)))
@@ -286,7 +286,7 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     refused("holds other files; pass another --output", MergeOptions(str(run), output=tmp_path / "mine"))
     refused("is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
     with holding(staging_folder(run / "merged")):
-        refused("another process works in", MergeOptions(str(run)))
+        refused("another process is using", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 

@@ -261,7 +261,7 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     assert "\ntotal " in told and "longest that fits: 0 with these batch sizes" in told
     assert planned(named)[0].train.micro_batch_size == 64
     line = start_lines(named)[0]
-    assert "TOO LITTLE for your settings; cheapest first, pass --train.micro-batch-size 2 (" in line
+    assert "not enough for your settings; cheapest first, pass --train.micro-batch-size 2 (" in line
 
 
 def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):
@@ -297,14 +297,14 @@ def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model,
         cheaper = replace(config, {section: {key: int(value) if value.isdigit() else value or True}})
         if verdict == "enough":
             show_plan(make_plan(cheaper, Invocation(plan=True))[1])
-            assert "TOO LITTLE" not in start_lines(cheaper)[0]
+            assert "not enough for your settings" not in start_lines(cheaper)[0]
         else:
             refused(cheaper)
     if micro is None:  # by a run too, which would take 8
         with pytest.raises(UserError, match="does not fit on this machine"):
             make_plan(config, Invocation())
     else:
-        assert "TOO LITTLE for your settings; cheapest first, pass " in start_lines(config)[0]
+        assert "not enough for your settings; cheapest first, pass " in start_lines(config)[0]
 
 
 def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):

@@ -130,7 +130,13 @@ FILTER = {"data": {"filter_by_difficulty": True}}
         ([NEVER] * 8, FILTER, "can hardly learn", "none of 32", "easier problems"),
         ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100 % [68, 100] of completions end without", "few-shot 2"),
         ([graded(*[UNREAD] * 4)] * 8, {"data": {"few_shot": 2}}, "cannot learn", "end without", "soft_xml_format"),
-        ([graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8, {}, "can learn", "50 % [", "nothing, since training can fix it"),
+        (
+            [graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8,
+            {},
+            "can learn",
+            "50 % [",
+            "no change needed: training can fix this",
+        ),
         (
             [graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8,
             {},

@@ -77,7 +77,7 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
         (["correct_answer="], "weight '' is not a finite number"),
         (["correct_answer=nan"], "weight 'nan' is not a finite number"),
         (["correct_answer=inf"], "weight 'inf' is not a finite number"),
-        (["correct_answer=1", "correct_answer=2"], "reward 'correct_answer' is named 2 times"),
+        (["correct_answer=1", "correct_answer=2"], "reward 'correct_answer' is listed 2 times"),
         (["correct_answer:5"], "takes no argument, got '5'"),
         (["near_length"], "write near_length:200 or near_length:50tokens"),
         (["near_length:0"], "needs a length, got '0'"),

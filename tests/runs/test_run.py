@@ -330,12 +330,12 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"another process works in {tmp_path}"):
+        with pytest.raises(UserError, match=f"another process is using {tmp_path}"):
             open_in(tmp_path)
         first.kill()
     open_in(tmp_path).begin(BASE)
     second = subprocess.run(command, input="", capture_output=True, text=True, check=False)
-    assert "another process works in" in second.stderr
+    assert "another process is using" in second.stderr
     assert second.returncode == 1
 
 

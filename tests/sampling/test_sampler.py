@@ -130,7 +130,7 @@ def test_an_adapter_that_does_not_load_is_one_line(tmp_path, harm):
     if harm == "torn file":
         (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 99)
     target = resolve(str(folder), Overrides())
-    with pytest.raises(UserError, match=r"does not load onto its base.*--base") as caught:
+    with pytest.raises(UserError, match=r"cannot be loaded into its base model.*--base") as caught:
         build.load_sampler(target, "transformers", build.load_tokenizer(target), 64, 0)
     assert "\n" not in str(caught.value)
 
