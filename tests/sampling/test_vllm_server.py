@@ -103,7 +103,7 @@ def test_a_server_with_another_base_is_refused_before_a_run_begins(server, tmp_p
     """The logprobs of the same model in 16 bits differ by 0.004 nats per token."""
     done = train(server, tmp_path / "out", warm, "--model.bits", "16")
     assert done.returncode == 1
-    assert "another policy than the one that is trained" in done.stderr and "same bits" in done.stderr
+    assert "other than the one being trained" in done.stderr and "same precision" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
     with pytest.raises(UserError, match=r"takes 256 tokens.*--max-model-len 512"):
         VllmServer(server, None, max_sequence_tokens=512)
     engine = VllmServer(server, None, max_sequence_tokens=128)
-    with pytest.raises(UserError, match=r"cannot read the adapter|cannot read"):
+    with pytest.raises(UserError, match="cannot read"):
         engine.load_adapter(tmp_path)
     [(index, ids, logprobs)] = engine.stream([[5, 6, 7]], GREEDY, [0], [1], None, logprobs=False)
     assert index == 0 and 1 <= len(ids) <= 8 and logprobs is None
