@@ -140,8 +140,8 @@ class TrainConfig:
     prompts_per_step: PositiveInt = 8
     """Prompts per step; a step trains on prompts_per_step x num_generations completions."""
     micro_batch_size: PositiveInt | None = None
-    """Completions per forward and backward pass and device; affects rounding only. None uses the largest size that fits
-    in GPU memory, and at most 8 on a CPU."""
+    """Completions per device in each forward and backward pass; affects rounding only. None uses the largest size that
+    fits in GPU memory, and at most 8 on a CPU."""
     learning_rate: Share = 2e-5
     """Peak learning rate."""
     lr_scheduler: str = "constant_with_warmup"
@@ -202,7 +202,7 @@ class RunConfig:
     output_dir: str = ""
     """Folder of the run; default outputs/<recipe>."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
+    """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)

@@ -68,7 +68,7 @@ class EvaluateOptions:
     few_shot_data: str | None = None
     """Source of the worked examples, as in --data; default: the training rows of the run or of the task."""
     seed: int | None = None
-    """Seed of rows, samples and intervals; default: the run's seed, else 0."""
+    """Seed for rows, samples and intervals; default: the run's seed, else 0."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     """Sampling engine. `auto`: vLLM if it is installed and a GPU is available, else transformers."""
     bits: Literal[4, 16] | None = None
@@ -80,7 +80,7 @@ class EvaluateOptions:
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     sandbox: sandbox.Settings = field(default_factory=sandbox.Settings)
-    """Limits of the programs that are run."""
+    """Limits for the programs being graded."""
 
     @property
     def target(self) -> str:

@@ -31,7 +31,7 @@ class PushOptions:
     repository: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="YOU/NAME")]]
     """The repository; created if it does not exist."""
     what: Literal["adapter", "merged", "gguf"] | None = None
-    """What to push of a run: its adapter (default), RUN/merged or RUN/gguf."""
+    """What to push from a run: its adapter (default), RUN/merged or RUN/gguf."""
     public: bool = False
     """Create a public repository, or push to one that is already public."""
     dry_run: bool = False

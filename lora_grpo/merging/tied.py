@@ -14,7 +14,7 @@ _HEADS = ("lm_head", "embed_out")
 
 
 def embedding_and_head(base: Mapping[str, Tensor]) -> tuple[str | None, str]:
-    """Return the weight names of the input embedding and the head. The first is None if its name is not a usual one."""
+    """Return the weight names of the input embedding and the head. The first is None if its name is not recognized."""
     embeddings = [name for name in base if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
     heads = [name for name in base if name in {f"{module}.weight" for module in _HEADS}]
     return min(embeddings, key=len, default=None), heads[0] if heads else f"{_HEADS[0]}.weight"

@@ -12,7 +12,7 @@ Status = Literal["passed", "failed", "timeout", "memory", "crashed", "blocked", 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits of the programs."""
+    """Limits for the programs being graded."""
 
     workers: int | None = None
     """Programs graded at once; None for one per CPU core."""
