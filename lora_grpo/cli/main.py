@@ -11,7 +11,6 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError, UserError
-from lora_grpo.report import report_line
 from lora_grpo.runs import Run, begun_run, close_run
 
 
@@ -74,6 +73,8 @@ def _end(error: BaseException) -> int | None:
 def _report(run: Run | None) -> None:
     """Write the report of an unfinished run and print its path."""
     if run and distributed.is_main() and run.record["status"] != "complete":
+        from lora_grpo.report import report_line  # loads evaluation and NumPy, which other commands start without
+
         print(report_line(run.folder), file=sys.stderr)
 
 

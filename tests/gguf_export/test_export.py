@@ -445,7 +445,7 @@ def test_a_mistake_is_one_line_and_loads_nothing_heavy(fresh, tmp_path):
     spy = tmp_path / "spy.py"
     spy.write_text(
         "import runpy, sys\nsys.argv = sys.argv[1:]\ntry:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf') if name in sys.modules])\n"
+        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf', 'numpy') if name in sys.modules])\n"
     )
     for words, code, message in (
         (["--help"], 0, ""),
