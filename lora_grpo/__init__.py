@@ -14,8 +14,8 @@ cli/           command line -> checked configuration; exceptions -> one line and
 config/        every setting with its unit; presets, batch arithmetic, hardware, engines
 planning/      --plan: memory by part, what fits, steps and time, what to change
 preview/       --preview and --dry-run: sampled groups before training, and whether GRPO can learn from them
-tasks/         GSM8K, HumanEval, MBPP, plain prompts, generated problems: rows, prompts, one grader for each
-starter/       the embedded 2-million-parameter model and its generated problems
+tasks/         GSM8K, HumanEval, MBPP, plain prompts, bundled problems: rows, prompts, one grader for each
+starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
 models/        what a name means (run, adapter, folder, Hub id); base, adapter and policy; shape and memory

@@ -1,6 +1,6 @@
 """Compare the throughput of continuous batching, static batching, `model.generate`, and vLLM.
 
-All methods sample the same prompts with the embedded model in float32, 64 completions at a time:
+All methods sample the same prompts with the bundled model in float32, 64 completions at a time:
 
 - `continuous` starts a new completion when one ends.
 - `static` starts 64 completions at a time and removes those that end.
@@ -65,12 +65,12 @@ def make_sides(num_prompts: int, slots: int) -> tuple[dict[str, Callable[[int], 
     Each method is a function from a seed to the lengths of the completions.
     """
     import torch
+    from starter_model import problems
     from starter_model.corpus import chat_prompt
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from lora_grpo import starter
     from lora_grpo.sampling import Sampler
-    from lora_grpo.starter import problems
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(starter.model_path(), dtype=torch.float32).eval()

@@ -1,6 +1,6 @@
 """Compare the time of a training step in the default run with a plain GRPOTrainer script that does the same work.
 
-All variants use the embedded model in NF4 with the same adapter, prompts, rewards, loss, and batch of 128 completions.
+All variants use the bundled model in NF4 with the same adapter, prompts, rewards, loss, and batch of 128 completions.
 `kit` is the recipe. `kit vllm` is the recipe with `--sampling.backend vllm`, if vLLM is installed. `plain` uses TRL as
 documented: `peft_config`, and generation by the trainer. The variants alternate, each in its own process, so other load
 affects all of them. The report shows TRL's `step_time` without the first two steps, the tokens per second of the

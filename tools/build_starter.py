@@ -1,4 +1,4 @@
-"""Build the embedded starter model from scratch: tokenizer, pretraining, evaluation in NF4, and model card."""
+"""Build the bundled starter model from scratch: tokenizer, pretraining, evaluation in NF4, and model card."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starter_model import code_styles, corpus, pretraining
+from starter_model import code_families, code_styles, corpus, pretraining
+from starter_model.families import FAMILIES
+from starter_model.problems import DIFFICULTIES
 
-from lora_grpo.starter import code_families, model_path
-from lora_grpo.starter.families import FAMILIES
-from lora_grpo.starter.problems import DIFFICULTIES
+from lora_grpo.starter import model_path
 
 TASKS = {"starter": "xml", "starter-code": "code"}
 """Prompt style of each task that the model is evaluated on."""
@@ -104,8 +104,8 @@ tags: [grpo, toy]
 # lora-grpo starter
 
 A Qwen2-shaped model with {parameters:,} parameters, pretrained from scratch to demonstrate GRPO on a
-laptop. It answers the generated word problems of `lora_grpo.starter.problems`, writes the tiny Python functions of
-`lora_grpo.starter.code_problems`, and can do nothing else.
+laptop. It answers the generated word problems of the `starter` task, writes the tiny Python functions of
+the `starter-code` task, and can do nothing else.
 
 It was **made to be improvable**: it has three answer styles, and the likeliest one is often not the best. A gain on it
 shows that training works, not how much other models would gain.

@@ -135,7 +135,7 @@ def _settle_task(config: RunConfig) -> RunConfig:
     given = [name for name in ("train", "eval") if getattr(config.data, name)]
     if config.data.task == "starter-code" and given:
         raise UserError(
-            f"--data.{given[0]} is given, but the task starter-code generates its problems; name the file's task, e.g. "
+            f"--data.{given[0]} is given, but the task starter-code has its own problems; name the file's task, e.g. "
             "--data.task mbpp --data.eval-task humaneval"
         )
     if config.data.task != "starter" or not given:

@@ -32,7 +32,7 @@ _STARTER: Overrides = {
         "max_grad_norm": 1.0,
     },
 }
-"""The embedded model on a CPU: 128 short completions per step, and a learning rate for a 2-million-parameter model."""
+"""The bundled model on a CPU: 128 short completions per step, and a learning rate for a 2-million-parameter model."""
 
 
 def gpu_preset(name: str, /, **changes: Any) -> Overrides:
@@ -41,7 +41,7 @@ def gpu_preset(name: str, /, **changes: Any) -> Overrides:
 
 
 def starter_preset(**changes: Any) -> Overrides:
-    """Return the defaults of the embedded model, with changes by section."""
+    """Return the defaults of the bundled model, with changes by section."""
     return _merge(_STARTER, changes)
 
 

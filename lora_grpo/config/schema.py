@@ -25,7 +25,7 @@ Overrides = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
 
 STARTER = "starter"
-"""Name of the embedded model, which needs no download."""
+"""Name of the bundled model, which needs no download."""
 
 MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
@@ -51,7 +51,7 @@ Pairs = Annotated[tuple[str, ...], BeforeValidator(_as_pairs)]
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = STARTER
-    """Base model: `starter` (embedded), a folder, or a Hub id."""
+    """Base model: `starter` (bundled), a folder, or a Hub id."""
     revision: str | None = None
     """Hub commit, branch or tag of the base model. None uses the latest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
@@ -87,7 +87,7 @@ class LoraSettings:
 @dataclass(frozen=True)
 class DataConfig:
     task: str = "starter"
-    """Task of the training rows: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no correct answers), or the generated
+    """Task of the training rows: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no correct answers), or the bundled
     `starter` and `starter-code`."""
     train: str | None = None
     """Training set: a .jsonl file or a Hub dataset id. None uses the task's own dataset."""

@@ -25,7 +25,6 @@ from lora_grpo.gpu_check.row import BACKENDS, ENGINES, CheckSettings, Row, run_r
 from lora_grpo.gpu_check.table import write
 from lora_grpo.planning import Limits
 from lora_grpo.runs import git_revision, now, versions
-from lora_grpo.starter import problems
 
 _REQUIRED = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 _LEAST_SECONDS = 20
@@ -174,8 +173,8 @@ def write_problems(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(starter.model_path() / "tokenizer.json"))
     for split, count in (("train", 64), ("eval", 2)):
         rows = []
-        for problem in problems.pool(split, count):
-            text = f"{problem.question} " * _QUESTION_TOKENS  # at least one token each
+        for problem in starter.problems("starter", split)[:count]:
+            text = f"{problem['question']} " * _QUESTION_TOKENS  # at least one token each
             end = tokenizer.encode(text).offsets[_QUESTION_TOKENS][0]
-            rows.append({"question": text[:end], "answer": problem.answer})
+            rows.append({"question": text[:end], "answer": problem["answer"]})
         (folder / f"{split}.jsonl").write_text(json_files.dump_lines(rows), encoding="utf-8")

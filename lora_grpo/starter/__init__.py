@@ -1,22 +1,31 @@
-"""The embedded starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
+"""The bundled starter: a tiny language model and its problems, to run GRPO on a laptop without a download.
 
-    problems.pool("train", 4000)                            # distinct word problems; deterministic
-    code_problems.pool("eval", 1000)                        # problems about tiny Python functions, with unit tests
+    problems("starter", "train")                            # word problems with worked solutions
+    problems("starter-code", "eval")                        # tiny Python functions with unit tests
     AutoModelForCausalLM.from_pretrained(model_path())      # a model pretrained on them
 
-families.py, problems.py            word problems: templates by family, and seeded generation
-code_families.py, code_problems.py  the same for problems about tiny Python functions
-pools.py                            splits by hash, and pools of distinct problems
-model/                              the model, built by tools/build_starter.py
+data/     4,000 training and 1,000 evaluation problems of each task; no problem is in both splits
+model/    the model
+
+Both were made in tools/: `build_starter_data.py` generates the problems, and `build_starter.py` trains the model.
 """
 
+import gzip
+import json
 from pathlib import Path
+from typing import Any
 
-from lora_grpo.starter import code_problems, problems
+__all__ = ["model_path", "problems"]
 
-__all__ = ["code_problems", "model_path", "problems"]
+_FOLDER = Path(__file__).parent
 
 
 def model_path() -> Path:
-    """Return the folder of the embedded model, for `AutoModelForCausalLM.from_pretrained`."""
-    return Path(__file__).parent / "model"
+    """Return the folder of the bundled model, for `AutoModelForCausalLM.from_pretrained`."""
+    return _FOLDER / "model"
+
+
+def problems(task: str, split: str) -> list[dict[str, Any]]:
+    """Return the rows of a task ("starter" or "starter-code") and split ("train" or "eval")."""
+    with gzip.open(_FOLDER / "data" / f"{task}-{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

@@ -16,8 +16,8 @@ chat.py              prompt styles: messages, rendering, writing and parsing com
 gsm8k.py             word problems with a numeric answer; strict, flexible, and robust rules
 humaneval.py         functions to complete
 mbpp.py              short programs
-starter.py           generated word problems for the starter model
-starter_code.py      generated code problems for the starter model
+starter.py           bundled word problems
+starter_code.py      bundled code problems
 prompts.py           prompts without correct answers
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion

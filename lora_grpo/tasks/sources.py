@@ -5,18 +5,16 @@ from __future__ import annotations
 import ast
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lora_grpo import starter
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
 
 Item = TypeVar("Item")
-
-GENERATED_SIZES = {"train": 4000, "eval": 1000}
-"""Rows in each split of a generated task."""
 
 _FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet", ".txt", ".gz"}
 
@@ -40,30 +38,12 @@ def sample(rows: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
     return [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), limit))]
 
 
-def generate(
-    task: str,
-    pool: Callable[[str, int], Sequence[Item]],
-    write_row: Callable[[Item], Row],
-    split: str,
-    source: str | None,
-    limit: int | None,
-    seed: int,
-) -> list[Row]:
-    """Return rows of a generated task. Implements `Task.load` for such tasks.
-
-    The pools are fixed, so an id refers to the same problem for every seed and limit.
-
-    Args:
-        task: the task's name. Ids are `<task>/<split>/<index>`.
-        pool: returns the first problems of a split, given the split and the number of problems.
-        write_row: converts a problem to a row without `id`.
-        split, source, limit, seed: see `Task.load`; the source must be None.
-    """
+def load_bundled(task: str, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
+    """Return bundled rows of the task "starter" or "starter-code"; see `Task.load`. No problem is in both splits."""
     if source is not None:
-        raise UserError(f"the {task} task generates its problems, got source {source!r}; remove the source")
+        raise UserError(f"the {task} task uses its bundled problems, got source {source!r}; remove the source")
     check_request(split, limit)
-    problems = sample(list(enumerate(pool(split, GENERATED_SIZES[split]))), limit, seed)
-    return [{"id": f"{task}/{split}/{index:05d}", **write_row(problem)} for index, problem in problems]
+    return sample(starter.problems(task, split), limit, seed)
 
 
 def is_on_hub(source: str | None) -> bool:

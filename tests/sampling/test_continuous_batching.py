@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.sampling import sample
 from starter_model.corpus import chat_prompt
+from starter_model.problems import pool
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -26,7 +27,6 @@ from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join, num_to_start
 from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, pick, uniform_numbers
-from lora_grpo.starter.problems import pool
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}

@@ -6,9 +6,8 @@ import itertools
 import random
 
 import pytest
-from starter_model import code_slips, code_styles, corpus
+from starter_model import code_families, code_problems, code_slips, code_styles, corpus
 
-from lora_grpo.starter import code_families, code_problems
 from lora_grpo.tasks.registry import get_task
 
 starter_code = get_task("starter-code")

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build_starter_data
 import pytest
-from starter_model import code_styles, corpus
+from starter_model import code_problems, code_styles, corpus, families, problems
 
-from lora_grpo.starter import code_problems, families, model_path, problems
+from lora_grpo import starter
+from lora_grpo.starter import model_path
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, add_prompts, render
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,12 @@ def test_a_problem_asks_for_what_it_solves(family, numbers, question, answer):
     problem = next(p for p in problems.pool("train", 48) if (p.family, p.difficulty) == (family, numbers))
     assert question in problem.question
     assert answer in problem.answer
+
+
+@pytest.mark.parametrize("task", ["starter", "starter-code"])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_bundled_problems_are_those_that_the_tool_generates(task, split):
+    assert starter.problems(task, split) == build_starter_data.rows(task, split)
 
 
 def test_model_fits():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 
+from starter_model.code_problems import CodeProblem
 from starter_model.code_slips import printed, slips, without_return
 
-from lora_grpo.starter.code_problems import CodeProblem
 from lora_grpo.tasks import chat
 
 MOSTLY_CARELESS = ("compare", "limit", "every")

@@ -11,11 +11,10 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from starter_model import code_styles
+from starter_model import code_families, code_problems, code_styles
+from starter_model.families import FAMILIES
+from starter_model.problems import DIFFICULTIES, Problem, draw
 
-from lora_grpo.starter import code_families, code_problems
-from lora_grpo.starter.families import FAMILIES
-from lora_grpo.starter.problems import DIFFICULTIES, Problem, draw
 from lora_grpo.tasks import chat
 
 STYLES = ("careful", "careless", "unformatted")

@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lora_grpo.starter.families import FAMILIES
-from lora_grpo.starter.pools import distinct, split_of
+from starter_model.families import FAMILIES
+from starter_model.pools import distinct, split_of
 
 DIFFICULTIES = (1, 2, 3)
 MAX_NUMBER = 60

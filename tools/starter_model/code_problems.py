@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lora_grpo.starter.code_families import FAMILIES, Draft
-from lora_grpo.starter.pools import distinct, split_of
+from starter_model.code_families import FAMILIES, Draft
+from starter_model.pools import distinct, split_of
 
 RANDOM_CASES = 4
 """Unit tests with seeded arguments, in addition to the edge cases."""
