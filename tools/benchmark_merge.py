@@ -36,21 +36,21 @@ SHAPE = {
 
 IMPORTS = "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"
 WRITE_ONLY = """
-import json, sys
+import sys
 from pathlib import Path
 from lora_grpo.models import base_model
 from lora_grpo.merging import writer
-from lora_grpo.merging.base_weights import base_tensors
+from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.mapping import make_plan
 base, adapter, output = map(Path, sys.argv[1:])
 base_model.wait_without_spinning()
-config = json.loads((base / "config.json").read_text())
-plan = make_plan(base_tensors(base, "full", trust_remote_code=False), adapter, config)
+model = empty_model(base)
+plan = make_plan(base_tensors(base, "full", model), adapter, model)
 shards = writer.lay_out(plan, "bf16")
 output.mkdir()
 writer.write_shards(output, shards, {})
 writer.write_index(output, shards)
-writer.write_config(output, plan, "bf16")
+writer.write_config(output, base, plan, "bf16")
 """
 PEFT = """
 import sys, torch

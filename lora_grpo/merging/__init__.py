@@ -9,9 +9,8 @@
     shards ── divergence, streamed_model ──► KL(adapter || merged), compared with KL(adapter || base)
 
 cli.py             command-line flags and the complete merge
-base_weights.py    the base's tensors: as stored, or rounded to NF4 to match 4-bit training
-mapping.py         maps adapter keys to output tensors
-tied.py            decides whether the head and embedding stay tied
+base_weights.py    the base's modules, and its tensors as stored or rounded to NF4 to match 4-bit training
+mapping.py         maps adapter keys to output tensors, and decides whether head and embedding stay tied
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, biases, trained tokens, replaced modules
 fidelity.py        the share of the update that each dtype keeps
 writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import json_files, model_tensors
-from lora_grpo.merging.base_weights import Onto, Tensor, base_tensors
+from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors
+from lora_grpo.merging.base_weights import Onto, base_tensors
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
 from lora_grpo.merging.streamed_model import StreamedModel, divergences
-from lora_grpo.merging.tied import embedding_and_head
 from lora_grpo.models import ModelSpec, base_model, run_of
 from lora_grpo.tasks import chat
 
@@ -34,12 +33,13 @@ _QUESTIONS = (
 
 
 def measure_divergences(
-    target: ModelSpec, base: Mapping[str, Tensor], plan: Plan, merged: Path, onto: Onto
+    target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: Plan, merged: Path, onto: Onto
 ) -> Divergences:
     """Measure KL divergences over the first tokens of completions. All models run in float32.
 
     Args:
         target: the adapter. Uses the latest completions of its run, if there are any.
+        model: the base without weights; it cannot be used afterward.
         base: the tensors that the adapter was merged into.
         plan: the merge.
         merged: the folder of the merged shards.
@@ -50,21 +50,21 @@ def measure_divergences(
     """
     if plan.vocab_size is not None:
         return Divergences(not_measured="the vocabulary was resized; distributions over two vocabularies have no KL")
-    folder, trusted = Path(target.base.name), target.base.trust_remote_code
     try:
-        ids, keep = _texts(target, base)
-        model = StreamedModel(folder, trust_remote_code=trusted)
-        states = {
-            "adapter": model.states(plan.outputs, ids, keep),
-            "merged": model.states(model_tensors(merged), ids, keep),
-            "base": model.states(base, ids, keep),
+        ids, keep = _texts(target)
+        weights: dict[str, Mapping[str, Rows]] = {
+            "adapter": plan.outputs,
+            "merged": model_tensors(merged),
+            "base": base,
         }
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
-            four_bit = base_tensors(folder, "dequantized", trust_remote_code=trusted)
             assert target.adapter is not None
-            states["trained"] = model.states(make_plan(four_bit, target.adapter, plan.config).outputs, ids, keep)
+            four_bit = base_tensors(Path(target.base.name), "dequantized", model)
+            weights["trained"] = make_plan(four_bit, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
+        streamed = StreamedModel(model)
+        states = {name: streamed.states(tensors, ids, keep) for name, tensors in weights.items()}
         figures: dict[str, Any] = {"_".join(pair): value for pair, value in divergences(states, pairs).items()}
         return Divergences(texts=len(ids), tokens=keep * len(ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
@@ -72,7 +72,7 @@ def measure_divergences(
         return Divergences(not_measured=kind + first_line(error))
 
 
-def _texts(target: ModelSpec, base: Mapping[str, Tensor]) -> tuple[list[list[int]], int]:
+def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
     """Return token ids of a few prompts with completions, and the number of trailing tokens to compare."""
     tokenizer = base_model.load_tokenizer(dataclasses.replace(target.base, name=str(target.tokenizer), revision=None))
     ids = [
@@ -82,9 +82,6 @@ def _texts(target: ModelSpec, base: Mapping[str, Tensor]) -> tuple[list[list[int
         ]
         for prompt, completion in _prompts_and_completions(target)
     ]
-    embedding, _ = embedding_and_head(base)
-    if not all(ids) or (embedding and max(map(max, ids)) >= base[embedding].shape[0]):
-        raise UserError("the tokenizer has more tokens than the model")
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 

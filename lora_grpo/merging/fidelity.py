@@ -20,7 +20,7 @@ from typing import Any, Literal
 from lora_grpo.errors import UserError
 from lora_grpo.files import row_blocks
 from lora_grpo.merging.mapping import Plan
-from lora_grpo.merging.outputs import Output, is_finite
+from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype, Retained, percent
 
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -37,7 +37,7 @@ class Choice:
     dtype: Dtype
     reason: str
     measured: dict[Dtype, Retained]
-    """What the chosen dtype and the rejected dtypes keep of the update."""
+    """The results for the chosen dtype and the rejected dtypes."""
 
 
 def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
@@ -71,6 +71,9 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
     """Measure in one pass over the weights what each dtype keeps of the update.
 
     A tensor that has a different shape than the base's is skipped, because its update is not defined.
+
+    Raises:
+        UserError: the adapter has a NaN or infinite weight.
     """
     import torch
 
@@ -87,6 +90,8 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
                 dot = (difference * change).sum(dim=-1).double().sum()
                 block = torch.stack([dot, _square(change), _square(difference.sub_(change))])
                 layers[name] = layers.get(name, 0) + block
+                if not layers[name][1].isfinite():
+                    raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
     return {dtype: _retained(layers) for dtype, layers in sums.items()}
 
 
@@ -114,18 +119,3 @@ def _too_large(outputs: Mapping[str, Output]) -> str | None:
         if any(float(output.rows(*rows).abs().max()) > LARGEST_FP16 for rows in blocks):
             return name
     return None
-
-
-def check_finite(outputs: Mapping[str, Output]) -> None:
-    """Check the adapter for NaN and infinity before anything is written.
-
-    Raises:
-        UserError: a tensor has NaN or infinity; the message names the first one.
-    """
-    for output in outputs.values():
-        parts = [output.replacement, output.tokens and output.tokens[0], output.bias and output.bias[0]]
-        if output.low_rank:
-            parts += [output.low_rank.a, output.low_rank.b, output.low_rank.magnitude]
-        for tensor in parts:
-            if tensor is not None and not all(is_finite(tensor.rows(*rows)) for rows in row_blocks(tensor.shape)):
-                raise UserError(f"{tensor.path} holds NaN or infinity in {tensor.name}; train the adapter again")

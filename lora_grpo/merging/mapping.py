@@ -17,15 +17,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, file_tensors, json_files, same_values
-from lora_grpo.merging.base_weights import Tensor
+from lora_grpo.merging.base_weights import weight_name
 from lora_grpo.merging.outputs import LowRank, Output
-from lora_grpo.merging.tied import embedding_and_head, is_tied, settle
 
 _PARTS = (
     "lora_A.weight",
@@ -60,8 +59,6 @@ class Plan:
     """The new value of the setting; None if unchanged."""
     vocab_size: int | None
     """The new size; None if unchanged."""
-    config: Mapping[str, Any] = field(repr=False)
-    """The base's config.json."""
 
     @property
     def base_dtype(self) -> str:
@@ -72,12 +69,100 @@ class Plan:
         return total.most_common(1)[0][0]
 
 
-def read_settings(adapter: Path) -> dict[str, Any]:
-    """Return the contents of adapter_config.json.
+def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Plan:
+    """Plan the merge of every tensor.
+
+    Args:
+        base: the base's tensors.
+        folder: the adapter's folder.
+        model: the base without weights.
 
     Raises:
-        UserError: the file cannot be read, or this type of adapter cannot be merged.
+        UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
     """
+    adapter = _Adapter(folder, _read_settings(folder))
+    weights = file_tensors(folder / "adapter_model.safetensors")
+    parts, whole = _group(weights)
+    embedding, head = (
+        weight_name(model, module) for module in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    if embedding not in base:
+        raise UserError(f"the base has no {embedding}, which its config.json implies; pass another model with --base")
+    is_declared_tied = model.config.get_text_config().tie_word_embeddings
+    # transformers (5.17) does not tie a stored head that has different values.
+    tied = head not in base or (is_declared_tied and same_values(base[head], base[embedding]))
+    outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
+    if tied and (head.removesuffix(".weight") in parts or head in whole):
+        outputs[head] = Output(head, base[embedding])
+    used = {key for key in weights if ".original_module." in key}  # saved along with its replacement
+
+    for name, (tensor, *copies) in whole.items():
+        if name not in outputs or not all(same_values(tensor, copy) for copy in copies):
+            continue
+        old, new = outputs[name].shape, tensor.shape
+        if old[1:] != new[1:] or (old != new and name not in (embedding, head)):  # only the vocabulary can be resized
+            raise adapter.misfit(name, old, new)
+        outputs[name] = replace(outputs[name], replacement=tensor)
+        used |= {tensor.name, *(copy.name for copy in copies)}
+    conv1d = _conv1d_modules(model)
+    for module, found in parts.items():
+        if f"{module}.weight" in outputs:
+            used |= _add_update(outputs, module, found, adapter, is_conv1d=module in conv1d)
+            used |= _add_tokens(outputs, module, found, adapter)
+    if unused := sorted(weights.keys() - used):
+        raise UserError(
+            f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''} of {folder} cannot be merged into this "
+            "base; pass the adapter's own base with --base, or use the adapter with PEFT"
+        )
+    tie = _settle_tie(outputs, embedding, head) if tied else None
+    if not tied and is_declared_tied:
+        # The base stores a different head, but its configuration ties the weights. PEFT then ties trained tokens.
+        tie = False
+        if not outputs[head].changed:
+            outputs[head] = replace(outputs[head], tokens=outputs[embedding].tokens)
+    size = outputs[embedding].shape[0]
+    if head in outputs and outputs[head].shape[0] != size:
+        raise UserError(
+            f"{folder} has an embedding of {size} tokens, and the head has {outputs[head].shape[0]}; save both with "
+            "PEFT's save_embedding_layers=True"
+        )
+    return Plan(outputs, tie, size if size != base[embedding].shape[0] else None)
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """An adapter's folder and its adapter_config.json."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return alpha / r, or alpha / sqrt(r) for rsLoRA. A pattern that matches the module overrides r or alpha."""
+        expected = self._pattern_value("rank_pattern", module, self.settings["r"])
+        if expected != rank:
+            raise UserError(f"{self.folder}: {module} has rank {rank}, and adapter_config.json has {expected}")
+        alpha = self._pattern_value("alpha_pattern", module, self.settings["lora_alpha"])
+        return float(alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank))
+
+    def token_indices(self, module: str) -> list[int]:
+        """Return the rows of a module that were trained."""
+        indices = self.settings["trainable_token_indices"]
+        return self._pattern_value("trainable_token_indices", module, []) if isinstance(indices, dict) else indices
+
+    def _pattern_value(self, setting: str, module: str, default: Any) -> Any:
+        patterns = (self.settings.get(setting) or {}).items()
+        return next((value for key, value in patterns if re.match(rf"(.*\.)?({key})$", module)), default)
+
+    def misfit(self, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
+        """Return the error for a tensor with another shape than the base's."""
+        return UserError(
+            f"the adapter in {self.folder} was trained on another base: {name} has the shape {list(got)}, expected "
+            f"{list(expected)}; pass its own base with --base"
+        )
+
+
+def _read_settings(adapter: Path) -> dict[str, Any]:
+    """Return adapter_config.json, after checking that this type of adapter can be merged."""
     path = adapter / "adapter_config.json"
     settings = json_files.read_object(path)
     if settings.get("peft_type") != "LORA":
@@ -92,55 +177,6 @@ def read_settings(adapter: Path) -> dict[str, Any]:
             "path_initial_model_for_weight_conversion"
         )
     return settings
-
-
-def make_plan(base: Mapping[str, Tensor], adapter: Path, config: Mapping[str, Any]) -> Plan:
-    """Plan the merge of every tensor.
-
-    Args:
-        base: the base's tensors.
-        adapter: the adapter's folder.
-        config: the base's config.json.
-
-    Raises:
-        UserError: an adapter key is unused or has the wrong shape.
-    """
-    settings = read_settings(adapter)
-    weights = file_tensors(adapter / "adapter_model.safetensors")
-    parts, whole = _group(weights)
-    embedding, head = embedding_and_head(base)
-    tied = is_tied(config, base, embedding, head)
-    outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
-    if tied and embedding and (head.removesuffix(".weight") in parts or head in whole):
-        outputs[head] = Output(head, base[embedding])
-    used = {
-        key for key in weights if ".original_module." in key
-    }  # the original module, saved along with its replacement
-
-    for name, (tensor, *copies) in whole.items():
-        if name not in outputs or not all(same_values(tensor, copy) for copy in copies):
-            continue
-        old, new = outputs[name].shape, tensor.shape
-        if old[1:] != new[1:] or (old != new and name not in (embedding, head)):  # only the vocabulary can be resized
-            raise _misfit(adapter, name, old, new)
-        outputs[name] = replace(outputs[name], replacement=tensor)
-        used |= {tensor.name, *(copy.name for copy in copies)}
-    for module, found in parts.items():
-        if f"{module}.weight" in outputs:
-            used |= _add_update(outputs, module, found, settings, adapter, config)
-            used |= _add_tokens(outputs, module, found, settings, adapter)
-    if unused := sorted(weights.keys() - used):
-        raise UserError(
-            f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''} of {adapter} cannot be merged into this "
-            "base; pass the adapter's own base with --base, or use the adapter with PEFT"
-        )
-    tie = settle(outputs, embedding, head) if tied and embedding else None
-    if not tied and embedding and head in base and config.get("tie_word_embeddings"):
-        # The base stores a different head, but its configuration ties the weights. PEFT then ties trained tokens.
-        tie = False
-        if not outputs[head].changed:
-            outputs[head] = replace(outputs[head], tokens=outputs[embedding].tokens)
-    return Plan(outputs, tie, _new_vocab_size(outputs, embedding, head, adapter), config)
 
 
 def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[StoredTensor]]]:
@@ -158,104 +194,69 @@ def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[S
     return parts, whole
 
 
+def _conv1d_modules(model: Any) -> set[str]:
+    """Return the modules that store their weight as (in, out).
+
+    `fan_in_fan_out` in adapter_config.json is not reliable: PEFT (0.21) writes the value of the last layer it created.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    return {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+
+
 def _add_update(
-    outputs: dict[str, Output],
-    module: str,
-    parts: Mapping[str, StoredTensor],
-    settings: Mapping[str, Any],
-    adapter: Path,
-    config: Mapping[str, Any],
+    outputs: dict[str, Output], module: str, parts: Mapping[str, StoredTensor], adapter: _Adapter, *, is_conv1d: bool
 ) -> set[str]:
     """Add a module's low-rank update to its outputs, and return the keys it used."""
     weight, bias = f"{module}.weight", f"{module}.bias"
-    embedded = "lora_embedding_A" in parts
-    a = parts.get("lora_embedding_A" if embedded else "lora_A.weight")
-    b = parts.get("lora_embedding_B" if embedded else "lora_B.weight")
+    is_embedding = "lora_embedding_A" in parts
+    a = parts.get("lora_embedding_A" if is_embedding else "lora_A.weight")
+    b = parts.get("lora_embedding_B" if is_embedding else "lora_B.weight")
     magnitude, added = parts.get("lora_magnitude_vector"), parts.get("lora_B.bias")
-    shape = outputs[weight].shape
-    if a is None or b is None or len(shape) != 2:
+    if a is None or b is None:
         return set()
-    update = (b.shape[0], a.shape[1])
-    transposed = embedded or (update != shape if shape[0] != shape[1] else _is_conv1d(module, config))
+    shape, update = outputs[weight].shape, (b.shape[0], a.shape[1])
+    transposed = is_embedding or is_conv1d
     if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != shape:
-        raise _misfit(adapter, module, shape, update)
-    if magnitude is not None and math.prod(magnitude.shape) != update[0]:
-        raise _misfit(adapter, magnitude.name, update[:1], magnitude.shape)
-    scale = _scale(module, a.shape[0], settings, adapter)
+        raise adapter.misfit(module, shape, update)
+    scale = adapter.scale(module, a.shape[0])
     outputs[weight] = replace(outputs[weight], low_rank=LowRank(a, b, scale, transposed, magnitude))
     used = {tensor.name for tensor in (a, b, magnitude) if tensor is not None}
     if added is not None and bias in outputs:  # if the base has no bias, PEFT cannot merge this either
-        if added.shape != outputs[bias].shape:
-            raise _misfit(adapter, added.name, outputs[bias].shape, added.shape)
         outputs[bias] = replace(outputs[bias], bias=(added, scale))
         used.add(added.name)
     return used
 
 
 def _add_tokens(
-    outputs: dict[str, Output],
-    module: str,
-    parts: Mapping[str, StoredTensor],
-    settings: Mapping[str, Any],
-    adapter: Path,
+    outputs: dict[str, Output], module: str, parts: Mapping[str, StoredTensor], adapter: _Adapter
 ) -> set[str]:
     """Add a module's trained tokens to its output, and return the keys it used."""
     rows = parts.get("token_adapter.trainable_tokens_delta")
     if rows is None:
         return set()
-    indices, output = settings.get("trainable_token_indices") or [], outputs[f"{module}.weight"]
-    if isinstance(indices, dict):
-        indices = next((value for name, value in indices.items() if _matches(name, module)), [])
+    indices, output = adapter.token_indices(module), outputs[f"{module}.weight"]
     if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or max(indices) >= output.shape[0]:
-        raise _misfit(adapter, rows.name, (len(indices), *output.shape[1:]), rows.shape)
+        raise adapter.misfit(rows.name, (len(indices), *output.shape[1:]), rows.shape)
     outputs[output.name] = replace(output, tokens=(rows, tuple(indices)))
     return {rows.name}
 
 
-def _is_conv1d(module: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a square weight is stored as (in, out).
+def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
+    """Decide whether a tied head and embedding stay tied, and drop the head if they do.
 
-    Only GPT and GPT-2 use the Conv1D of transformers. The `fan_in_fan_out` value in adapter_config.json is not
-    reliable, because PEFT (0.21) writes the value of the last layer that it created.
+    In the unmerged model, an update to one does not change the other. Trained tokens are the exception: PEFT ties them.
+
+    Returns:
+        False if they must be written as two tensors; None if the configuration does not change.
     """
-    is_candidate = module.rpartition(".")[2] in ("c_attn", "q_attn", "c_fc", "c_proj")
-    return is_candidate and config.get("model_type") in ("gpt2", "openai-gpt")
-
-
-def _scale(module: str, rank: int, settings: Mapping[str, Any], adapter: Path) -> float:
-    """Return alpha / r, or alpha / sqrt(r) for rsLoRA. A pattern that matches the module overrides r or alpha."""
-
-    def value(patterns: str, default: str) -> float:
-        matching = (each for key, each in (settings.get(patterns) or {}).items() if _matches(key, module))
-        return float(next(matching, settings[default]))
-
-    try:
-        expected, alpha = value("rank_pattern", "r"), value("alpha_pattern", "lora_alpha")
-    except (AttributeError, KeyError, TypeError, ValueError, re.error) as error:
-        raise UserError(f"{adapter}/adapter_config.json has an invalid rank or alpha: {error}") from None
-    if expected != rank:
-        raise UserError(f"{adapter}: {module} has rank {rank}, and adapter_config.json has {expected:g}")
-    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-
-
-def _matches(pattern: str, module: str) -> bool:
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
-
-
-def _new_vocab_size(outputs: Mapping[str, Output], embedding: str | None, head: str, adapter: Path) -> int | None:
-    if embedding is None:
+    below = outputs[embedding]
+    if head not in outputs:
+        only_tokens = below.tokens is not None and below.low_rank is None and below.replacement is None
+        if not below.changed or only_tokens:
+            return None
+        outputs[head] = Output(head, below.base)
+    if same_values(below, outputs[head]):
+        del outputs[head]
         return None
-    size = outputs[embedding].shape[0]
-    if head in outputs and outputs[head].shape[0] != size:
-        raise UserError(
-            f"{adapter} has an embedding of {size} tokens, and the head has {outputs[head].shape[0]}; save both with "
-            "PEFT's save_embedding_layers=True"
-        )
-    return size if size != outputs[embedding].base.shape[0] else None
-
-
-def _misfit(adapter: Path, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
-    return UserError(
-        f"the adapter in {adapter} was trained on another base: {name} has the shape {list(got)}, expected "
-        f"{list(expected)}; pass its own base with --base"
-    )
+    return False

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.files import StoredTensor, row_blocks
-from lora_grpo.merging.base_weights import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Output:
     """One tensor of the merged model."""
 
     name: str
-    base: Tensor
+    base: StoredTensor
     low_rank: LowRank | None = None
     bias: tuple[StoredTensor, float] | None = None
     """A bias update and its scale."""
@@ -43,7 +42,7 @@ class Output:
     """A fully trained tensor that replaces the base's."""
 
     @property
-    def origin(self) -> Tensor:
+    def origin(self) -> StoredTensor:
         """The tensor that updates are added to."""
         return self.replacement or self.base
 
@@ -122,9 +121,3 @@ class _Update:
             change = self._left[start:stop] @ self._right
             squares = squares + (output.origin.rows(start, stop).double() + change).square().sum(dim=0)
         return squares.sqrt()
-
-
-def is_finite(rows: Any) -> bool:
-    """Return whether all elements are finite. Much faster than testing each element."""
-    low, high = rows.aminmax()
-    return bool(low.isfinite() and high.isfinite())

@@ -19,7 +19,7 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class Base(_Record):
@@ -32,13 +32,6 @@ class Base(_Record):
     """SHA-256 of its weight files."""
     checked: bool
     """Whether this was verified to be the base that the adapter was trained on."""
-
-
-class Adapter(_Record):
-    """The adapter that was merged."""
-
-    name: str
-    sha256: str
 
 
 class Retained(_Record):
@@ -63,11 +56,6 @@ class Divergences(_Record):
     """The reason, if the divergences were not measured."""
 
 
-class TensorCounts(_Record):
-    changed: int
-    all: int
-
-
 class ShardFile(_Record):
     file: str
     bytes: int
@@ -85,13 +73,12 @@ class MergeReport(_Record):
     """Why this dtype was chosen."""
     onto: Onto
     base: Base
-    adapter: Adapter
-    trust_remote_code: bool
+    adapter: str
+    """A Hub id, or the name of a folder."""
     retained: Retained
     other_dtypes: dict[Dtype, Retained]
     """The same for the dtypes that were rejected."""
     kl: Divergences
-    tensors: TensorCounts
     untied: bool
     """Whether the merged model unties the base's head and embedding."""
     vocab_size: int | None
@@ -116,7 +103,7 @@ def check_current(folder: Path) -> None:
     report, adapter = read_report(folder), folder.parent / "adapter"
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
-    if report.adapter.sha256 != adapter_sha256(adapter):
+    if report.identity["adapter_sha256"] != adapter_sha256(adapter):
         raise UserError(
             f"{folder} was merged from an older {adapter}; delete it and run scripts/merge.py {folder.parent} again"
         )
@@ -158,4 +145,4 @@ def _lines(output: Path, report: MergeReport) -> Iterator[tuple[str, str]]:
 
 def percent(value: float) -> str:
     """Return a share as a percentage, rounded down. 99.96% is not 100%, but 99.9999% (float32 noise) is."""
-    return f"{math.floor(value * 1000 + 0.01) / 10:.1f} %"
+    return f"{math.floor(value * 1000 + 0.01) / 10:.1f}%"

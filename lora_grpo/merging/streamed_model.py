@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import Rows, row_blocks
-from lora_grpo.merging.base_weights import empty_model
+from lora_grpo.merging.base_weights import weight_name
 
 _SMALL_BYTES = 64 * 2**20
 """Limit for all other parameters, such as norms, which are kept in memory."""
@@ -33,34 +32,31 @@ class StreamedModel:
     """A causal language model without weights in memory.
 
     Args:
-        folder: the folder with the model's configuration.
-        trust_remote_code: run Python code that comes with the model.
+        model: the result of `empty_model`; its modules are changed to read their weights from disk.
 
     Raises:
-        UserError: the model cannot be built, or has large weights outside linear layers and embeddings.
+        UserError: the model has large weights outside linear layers and embeddings.
     """
 
-    def __init__(self, folder: Path, *, trust_remote_code: bool) -> None:
+    def __init__(self, model: Any) -> None:
         import torch
 
-        self._model = empty_model(folder, trust_remote_code=trust_remote_code)
+        self._model = model
         self._weights: Mapping[str, Rows] = {}
-        self._head = self._embedding = ""
+        embedding = model.get_input_embeddings()
+        self._head = weight_name(model, model.get_output_embeddings())
+        self._embedding = weight_name(model, embedding)
         self._small: list[tuple[Any, str, str]] = []
-        head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
-        for name, module in self._model.named_modules():
+        for name, module in model.named_modules():
             if type(module) is torch.nn.Linear:
                 module.forward = self._linear(f"{name}.weight", f"{name}.bias" if module.bias is not None else None)
-                if module is head:
-                    self._head = f"{name}.weight"
-            elif module is embedding and isinstance(module, torch.nn.Embedding):
-                self._embedding = f"{name}.weight"
+            elif module is embedding:
                 self._embed(module)
             else:
                 parameters = module.named_parameters(recurse=False)
-                self._small += [(module, part, f"{name}.{part}" if name else part) for part, _ in parameters]
+                self._small += [(module, part, f"{name}.{part}") for part, _ in parameters]
         if sum(getattr(module, part).numel() * 4 for module, part, _ in self._small) > _SMALL_BYTES:
-            raise UserError(f"{type(self._model).__name__} has large weights outside linear layers")
+            raise UserError(f"{type(model).__name__} has large weights outside linear layers")
 
     def states(self, weights: Mapping[str, Rows], ids: Sequence[Sequence[int]], keep: int) -> States:
         """Run texts through all layers before the head.
@@ -98,8 +94,7 @@ class StreamedModel:
         return States(hidden.flatten(0, 1), self._find(self._head))
 
     def _find(self, name: str) -> Rows:
-        is_missing_head = name == self._head and name not in self._weights
-        if is_missing_head and self._model.config.get_text_config().tie_word_embeddings is not False:
+        if name == self._head and name not in self._weights:
             name = self._embedding
         if name not in self._weights:
             raise UserError(f"the weights have no {name}")

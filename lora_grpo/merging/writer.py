@@ -8,8 +8,6 @@ complete.
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,26 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.files import (
-    INDEX,
-    ITEM_SIZES,
-    TORCH_DTYPES,
-    StoredTensor,
-    TensorWriter,
-    atomic,
-    disk,
-    json_files,
-    row_blocks,
-)
-from lora_grpo.merging.base_weights import FLOATS
+from lora_grpo.files import INDEX, ITEM_SIZES, TORCH_DTYPES, TensorWriter, atomic, disk, json_files, row_blocks
 from lora_grpo.merging.fidelity import STORED, TORCH
 from lora_grpo.merging.mapping import Plan
-from lora_grpo.merging.outputs import Output, is_finite
+from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype, ShardFile
 from lora_grpo.progress import Progress
 
-MAX_SHARD_BYTES = 5 * 10**9
-"""The long-time default of transformers; all loaders accept it."""
 _LEDGER = "finished.json"
 _RESERVED_BYTES = 64 * 2**20
 """Disk space reserved for the tokenizer, the configuration, and other processes."""
@@ -47,44 +32,34 @@ class Shard:
     """One file of the merged model."""
 
     name: str
-    outputs: tuple[Output, ...]
-    entries: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, safetensors dtype, and shape of each tensor, in order."""
+    tensors: tuple[tuple[Output, str], ...]
+    """Each tensor with its safetensors dtype, in order."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(math.prod(shape) * ITEM_SIZES.get(dtype, 1) for _, dtype, shape in self.entries)
+        return sum(math.prod(output.shape) * ITEM_SIZES[dtype] for output, dtype in self.tensors)
 
 
-def lay_out(plan: Plan, dtype: Dtype, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Shard]:
-    """Split the outputs into shards. A new shard starts for each file of the base and when a shard is full."""
+def lay_out(plan: Plan, dtype: Dtype) -> list[Shard]:
+    """Split the outputs into shards, one for each file of the base."""
     base_dtype = plan.base_dtype
-    groups: list[list[Output]] = []
-    size, last = 0, None
+    groups: dict[Path, list[tuple[Output, str]]] = {}
     for output in plan.outputs.values():
-        num_bytes = math.prod(output.shape) * ITEM_SIZES.get(_written_dtype(output, dtype, base_dtype), 1)
-        if not groups or output.base.path != last or size + num_bytes > max_shard_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(output)
-        size, last = size + num_bytes, output.base.path
-    shards = []
-    for number, group in enumerate(groups, 1):
-        name = f"model-{number:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else "model.safetensors"
-        entries = tuple((output.name, _written_dtype(output, dtype, base_dtype), output.shape) for output in group)
-        shards.append(Shard(name, tuple(group), entries))
-    return shards
+        groups.setdefault(output.base.path, []).append((output, _written_dtype(output, dtype, base_dtype)))
+    names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+    if len(groups) == 1:
+        names = ["model.safetensors"]
+    return [Shard(name, tuple(tensors)) for name, tensors in zip(names, groups.values(), strict=True)]
 
 
 def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
     """Return the dtype of a tensor in the merged model.
 
-    This is `dtype` for weights. Counters, masks, and scalars keep their dtype. An unchanged float32 weight in a 16-bit
-    base also keeps its dtype, because it needs the precision.
+    Scalars and unchanged float32 weights of a 16-bit base keep their dtype, because they need the precision.
     """
     own = output.origin.dtype
     is_precise = not output.changed and own == "F32" and base_dtype != "F32"
-    return own if is_precise or not output.shape or own not in FLOATS else STORED[dtype]
+    return own if is_precise or not output.shape else STORED[dtype]
 
 
 def staging_folder(output: Path) -> Path:
@@ -102,7 +77,7 @@ def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
     disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
 
 
-def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, Any]) -> list[ShardFile]:
+def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> list[ShardFile]:
     """Write the shards that are not finished yet.
 
     Args:
@@ -131,12 +106,12 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
     return [ShardFile(file=shard.name, **finished[shard.name]) for shard in shards]
 
 
-def _finished(staging: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
     """Return the shards that an earlier run of this merge finished, and delete all other files."""
     shards: dict[str, Any] = {}
     if (staging / _LEDGER).is_file():
         ledger = json_files.read_object(staging / _LEDGER)
-        if ledger["identity"] == json.loads(json.dumps(identity)):
+        if ledger["identity"] == identity:
             shards = ledger["shards"]
     for path in staging.iterdir():
         if path.name not in {*shards, _LEDGER, ".lock"}:
@@ -147,23 +122,21 @@ def _finished(staging: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 def _write(path: Path, shard: Shard) -> str:
     import torch
 
-    writer = TensorWriter(path, shard.entries)
-    for output, (_, dtype, _) in zip(shard.outputs, shard.entries, strict=True):
+    writer = TensorWriter(path, [(output.name, dtype, output.shape) for output, dtype in shard.tensors])
+    for output, dtype in shard.tensors:
         if not output.shape:
             writer.write(output.origin.read())
             continue
-        # An unchanged tensor is copied. All others are computed in float32 and rounded once.
-        is_copy = not output.changed and output.origin.dtype == dtype and isinstance(output.origin, StoredTensor)
-        source = output.origin if is_copy else output
+        # Changed tensors are computed in float32 and rounded once.
+        source = output if output.changed else output.origin
         for start, stop in row_blocks(output.shape):
-            rows = source.rows(start, stop)
-            if dtype in STORED.values():
-                rows = rows.to(getattr(torch, TORCH_DTYPES[dtype]))
-                if rows.numel() and not is_finite(rows):
-                    raise RunError(
-                        f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large "
-                        "for this dtype"
-                    )
+            rows = source.rows(start, stop).to(getattr(torch, TORCH_DTYPES[dtype]))
+            low, high = rows.aminmax()
+            if not (low.isfinite() and high.isfinite()):  # faster than testing each element
+                raise RunError(
+                    f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for "
+                    "this dtype"
+                )
             writer.write(rows)
     return writer.finish()
 
@@ -171,35 +144,32 @@ def _write(path: Path, shard: Shard) -> str:
 def write_index(staging: Path, shards: Sequence[Shard]) -> None:
     """Write the index that maps tensors to shards. A single file does not need one."""
     if len(shards) > 1:
-        file_of = {name: shard.name for shard in shards for name, _, _ in shard.entries}
-        parameters = sum(math.prod(shape) for shard in shards for _, _, shape in shard.entries)
+        file_of = {output.name: shard.name for shard in shards for output, _ in shard.tensors}
+        parameters = sum(math.prod(output.shape) for shard in shards for output, _ in shard.tensors)
         metadata = {"total_parameters": parameters, "total_size": sum(shard.num_bytes for shard in shards)}
         atomic.write_json(staging / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
 
 
-def write_config(staging: Path, plan: Plan, dtype: Dtype) -> None:
-    """Write config.json: the base's, with the merged dtype, head, and vocabulary size, and without quantization."""
-    merged = copy.deepcopy(dict(plan.config))
-    merged.pop("quantization_config", None)
-    for inner in (merged, merged.get("text_config")):
-        if not isinstance(inner, dict):
-            continue
-        for key in ("dtype", "torch_dtype"):
-            if key in inner or (key == "dtype" and inner is merged and "torch_dtype" not in inner):
-                inner[key] = TORCH[dtype]
-        for key, value in (("vocab_size", plan.vocab_size), ("tie_word_embeddings", plan.tie_word_embeddings)):
-            if value is not None and (key in inner or inner is merged):
-                inner[key] = value
-    atomic.write_json(staging / "config.json", merged)
+def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
+    """Write config.json: the base's, with the merged dtype, head, and vocabulary size."""
+    config = json_files.read_object(base / "config.json")
+    changes = {"vocab_size": plan.vocab_size, "tie_word_embeddings": plan.tie_word_embeddings, "dtype": TORCH[dtype]}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    text = config.get("text_config", {})
+    for part in (config, text):
+        part.pop("torch_dtype", None)  # the former name of `dtype`
+    text |= {key: value for key, value in changes.items() if key in text}
+    atomic.write_json(staging / "config.json", config | changes)
 
 
 def publish(staging: Path, output: Path) -> None:
     """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
     for path in staging.iterdir():
         atomic.sync(path)
-    with contextlib.suppress(FileNotFoundError):
-        output.rmdir()  # an empty folder is accepted; others were rejected earlier
-    staging.rename(output)
+    with disk.write_errors(output):
+        with contextlib.suppress(FileNotFoundError):
+            output.rmdir()  # an empty folder is accepted; others were rejected earlier
+        staging.rename(output)
     atomic.sync(output.parent)
     tidy(output)
 

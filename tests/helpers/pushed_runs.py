@@ -140,9 +140,9 @@ def make_merged(run):
     adapter = adapter_sha256(run / "adapter")
     report = {
         "identity": {"adapter_sha256": adapter}, "requested_dtype": "auto", "dtype": "bf16", "reason": "",
-        "onto": "full", "untied": False, "vocab_size": None, "shards": [], "trust_remote_code": False,
+        "onto": "full", "untied": False, "vocab_size": None, "shards": [],
         "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64, "checked": True},
-        "adapter": {"name": "run", "sha256": adapter}, "tensors": {"changed": 1, "all": 1}, "other_dtypes": {},
+        "adapter": "run", "other_dtypes": {},
         "retained": {"overall": 0.9993, "error": 0.1, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
         "kl": {"adapter_merged": 0.00012},
     }  # fmt: skip

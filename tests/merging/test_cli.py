@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.files import lock
 from lora_grpo.files.lock import holding
 from lora_grpo.merging import cli, writer
 from lora_grpo.merging.cli import MergeOptions, default_output, merge
@@ -33,7 +32,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished training run of the embedded model."""
+    """A finished training run of the bundled model."""
     run = make_run(tmp_path_factory.mktemp("merging") / "run", base_model.weights_fingerprint(starter.model_path()))
     shutil.rmtree(run / "adapter")
     make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)
@@ -106,14 +105,6 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     assert contents(run / "merged") == before
 
 
-def test_the_weights_are_read_again_where_a_finished_merge_is_damaged(no_divergence, run):
-    merge(MergeOptions(str(run)))
-    shard = run / "merged" / "model.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"shards \(damaged\)"):
-        merge(MergeOptions(str(run)))
-
-
 def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unchecked(run, tmp_path, capsys):
     adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
@@ -184,14 +175,16 @@ def refused(message, options, leaves=None):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_head_that_would_get_another_name_is_refused(tmp_path):
+def test_a_head_with_an_unusual_name_is_untied(tmp_path):
     from transformers import BioGptConfig, BioGptForCausalLM
 
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BioGptForCausalLM(BioGptConfig(vocab_size=32, **shape)).save_pretrained(tmp_path / "base")
     adapter = make_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["embed_tokens"])
-    refused("the head of base is output_projection.weight", MergeOptions(str(adapter), base=str(tmp_path / "base")))
+    output = merge(MergeOptions(str(adapter), base=str(tmp_path / "base"), dtype="fp32"))
+    assert "output_projection.weight" in load_file(output / "model.safetensors")
+    assert (logits_of(load(output)) - logits_of(live(tmp_path / "base", adapter))).abs().max() < 2e-5
 
 
 def test_what_is_no_adapter_is_refused(run, tmp_path):
@@ -210,10 +203,7 @@ def test_files_that_cannot_be_read_end_in_one_line(run, tmp_path):
     options = MergeOptions(str(adapter), base=str(base))
     for text in ("{bad", "[]"):
         (base / "config.json").write_text(text)
-        refused("base/config.json", options)
-    shutil.copy(starter.model_path() / "config.json", base)
-    (adapter / "tokenizer.json").write_text("{bad")
-    refused("tokenizer.json cannot be read", options)
+        refused(f"the model in {base} cannot be built", options)
     refused("is a file; pass the folder", MergeOptions(str(run / "run.json")))
     assert not (tmp_path / "mine-merged").exists() and not staging_folder(tmp_path / "mine-merged").exists()
 
@@ -246,17 +236,6 @@ def test_a_full_disk_in_the_middle_is_one_line_and_goes_on(no_divergence, run, m
     refused("is full; free some space and run the same command again", MergeOptions(str(run)))
     monkeypatch.setattr(writer.TensorWriter, "write", write)
     assert load(merge(MergeOptions(str(run))))
-
-
-def test_one_that_another_process_has_just_finished_is_taken(no_divergence, run, monkeypatch):
-    def finished_first(staging, flag):
-        monkeypatch.setattr(lock, "holding", holding)
-        merge(MergeOptions(str(run)))
-        return holding(staging, flag)
-
-    monkeypatch.setattr(lock, "holding", finished_first)
-    assert merge(MergeOptions(str(run))) == run / "merged"
-    assert not staging_folder(run / "merged").exists()
 
 
 def test_a_base_from_the_hub_is_checked_by_its_commit(no_divergence, run, tmp_path, monkeypatch):
@@ -310,8 +289,8 @@ def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
 def test_an_adapter_that_changes_meanwhile_is_noticed(no_divergence, run, monkeypatch):
     copy = cli._copy_other_files
 
-    def and_train_on(target, config, staging):
-        copy(target, config, staging)
+    def and_train_on(target, staging):
+        copy(target, staging)
         make_adapter(starter.model_path(), run / "adapter", r=2)
 
     monkeypatch.setattr(cli, "_copy_other_files", and_train_on)

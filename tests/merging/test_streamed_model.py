@@ -7,6 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from lora_grpo.errors import UserError
 from lora_grpo.files.tensors import BLOCK_ELEMENTS, model_tensors
+from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.streamed_model import States, StreamedModel, divergences
 
 TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]
@@ -15,7 +16,7 @@ TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]
 @pytest.mark.parametrize("tied", [True, False])
 def test_states_and_head_give_the_models_own_logits(tied, tmp_path):
     base = make_base(tmp_path / "base", tied=tied, shards=None if tied else "20KB")
-    states = StreamedModel(base, trust_remote_code=False).states(model_tensors(base), TEXTS, keep=2)
+    states = StreamedModel(empty_model(base)).states(model_tensors(base), TEXTS, keep=2)
     logits = states.hidden @ states.head.rows(0, 64).T
     model = load(base)
     with torch.no_grad():
@@ -25,7 +26,7 @@ def test_states_and_head_give_the_models_own_logits(tied, tmp_path):
 
 def test_a_model_that_does_more_is_refused(tmp_path):
     GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
-    model = StreamedModel(tmp_path / "gpt2", trust_remote_code=False)
+    model = StreamedModel(empty_model(tmp_path / "gpt2"))
     weights = model_tensors(tmp_path / "gpt2")
     model.states(weights, [[1, 2]], keep=1)  # its Conv1D is small enough to stay in memory
     model._model.get_output_embeddings().bias = torch.nn.Parameter(torch.zeros(8))
