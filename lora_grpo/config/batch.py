@@ -14,8 +14,6 @@ _CPU_MICRO_BATCH = 8
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How an optimizer step is split."""
-
     completions_per_step: int
     """prompts_per_step x num_generations, over all devices."""
     accumulation_steps: int
@@ -25,35 +23,26 @@ class BatchShape:
 
 
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
-    """Split a step into micro-batches.
-
-    Args:
-        config: the run.
-        world_size: number of training processes; None reads `WORLD_SIZE`, which launchers set.
+    """Split a step into micro-batches. By default, the number of processes is `WORLD_SIZE`, which launchers set.
 
     Raises:
         UserError: the completions of a step are not divisible by the number of processes or by the micro-batch size.
     """
-    world_size = distributed.world_size() if world_size is None else world_size
+    world_size = world_size or distributed.world_size()
     sizes = micro_batches(config, world_size)
     micro = config.train.micro_batch_size or next(size for size in sizes if size <= _CPU_MICRO_BATCH)
     if micro not in sizes:
-        nearest = min(reversed(sizes), key=lambda size: abs(size - micro))
+        nearest = min(sizes, key=lambda size: abs(size - micro))
         raise UserError(
-            f"micro-batches of {micro} do not divide {_describe_step(config)}"
-            + (f" on {world_size} processes" if world_size > 1 else "")
-            + f"; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+            f"micro-batches of {micro} do not divide {_describe_step(config)} on {world_size} processes; "
+            f"pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
         )
     return BatchShape(sizes[0] * world_size, sizes[0] // micro, micro)
 
 
 def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]:
-    """Return every micro-batch size that divides a step, largest first. The arguments are those of `batch_shape`.
-
-    Raises:
-        UserError: the processes cannot share a step equally.
-    """
-    world_size = distributed.world_size() if world_size is None else world_size
+    """Return every micro-batch size that divides a step, largest first; see `batch_shape`."""
+    world_size = world_size or distributed.world_size()
     share, rest = divmod(config.sampling.num_generations * config.train.prompts_per_step, world_size)
     if rest:
         raise UserError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import shutil
 import subprocess
@@ -30,13 +29,10 @@ class Gpu:
 
 
 def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
-    """Return the GPUs that are visible to a CUDA program, as reported by `nvidia-smi`.
+    """Return the GPUs that are visible to a CUDA program, and the reason if there are none.
 
     Args:
         refresh: run nvidia-smi again. By default, its output is cached, because each call can take a second.
-
-    Returns:
-        The GPUs, and the reason if there are none.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     if visible in ("", "-1"):
@@ -47,21 +43,18 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     if refresh:
         _query.cache_clear()
     output, failure = _query(tool)
-    if failure:
-        return [], failure
     listed: list[tuple[str, str, Gpu]] = []
     for line in output.splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) >= 5 and parts[-2].isdigit():
-            total = int(parts[-2]) / 1024
-            free = int(parts[-1]) / 1024 if parts[-1].isdigit() else total
-            listed.append((parts[0], parts[1], Gpu(", ".join(parts[2:-2]), total, free)))
+        values = line.split(", ")
+        if len(values) == 5 and values[3].isdigit():  # nvidia-smi also prints warnings
+            index, uuid, name, total, free = values
+            listed.append((index, uuid, Gpu(name, int(total) / 1024, int(free) / 1024)))
     if not listed:
-        return [], "nvidia-smi lists no GPU"
+        return [], failure or "nvidia-smi lists no GPU"
     if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
         return [gpu for *_, gpu in listed], ""
     gpus = []
-    for name in map(str.strip, visible.split(",")):
+    for name in visible.split(","):
         matching = [gpu for index, uuid, gpu in listed if name == index or (name[:4] == "GPU-" and name in uuid)]
         if not matching:  # like CUDA, stop at the first that does not exist
             break
@@ -107,15 +100,12 @@ def preset_gigabytes(preset: str) -> int | None:
 
 
 def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = False) -> tuple[str, str]:
-    """Choose the preset for this machine.
+    """Return the preset to use on this machine, and the reason in one line.
 
     Args:
         requested: a preset's name, or `auto`.
         presets: the recipe's presets: `starter`, and sizes such as `16gb`.
         planning: the run is only planned; without a GPU, assume one with the memory that the preset is named after.
-
-    Returns:
-        The preset, and the reason in one line.
 
     Raises:
         UserError: the preset does not exist, or this machine cannot run it.
@@ -128,22 +118,20 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
         return requested, f"preset {requested} (requested)"
     gpus, why_none = nvidia_gpus()
     if not gpus:
-        if requested == "auto":
-            return STARTER_PRESET, f"preset {STARTER_PRESET}: no NVIDIA GPU ({why_none})"
+        if size is None:
+            return STARTER_PRESET, f"preset starter: no NVIDIA GPU ({why_none})"
         if planning:
-            return (
-                requested,
-                f"preset {requested} (requested), planned for a GPU with {size} GB: none found ({why_none})",
-            )
+            return requested, f"preset {requested} (requested), planned for a GPU with {size} GB: none found"
         raise UserError(
             f"preset {requested} needs an NVIDIA GPU with {size} GB and found none ({why_none}); "
-            f"pass --preset {STARTER_PRESET} for the CPU"
+            "pass --preset starter for the CPU"
         )
     gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
-    fitting = [name for name in names if gpus[0].memory_gib >= (preset_gigabytes(name) or math.inf) * _USABLE_SHARE]
-    largest = max(fitting, key=lambda name: preset_gigabytes(name) or 0, default=STARTER_PRESET)
+    sizes = {name: preset_gigabytes(name) or 0 for name in names}
+    fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_SHARE]
     if requested in fitting:
         return requested, f"preset {requested} (requested) on {gpu}"
-    if requested != "auto":
+    largest = max(fitting, key=sizes.__getitem__)
+    if size is not None:
         raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu}; pass --preset {largest}")
-    return largest, f"preset {largest}: {gpu}" + ("" if fitting else " is smaller than every GPU preset needs")
+    return largest, f"preset {largest}: {gpu}"

@@ -7,18 +7,16 @@ and `{"train": {"max_steps": ...}}` in a file.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 from lora_grpo.sandbox import Settings as SandboxSettings
 
 Overrides = Mapping[str, Any]
@@ -32,20 +30,6 @@ MIN_VALIDATION_ROWS = 16
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Temperature = Annotated[float, Field(gt=0, le=10)]
-
-
-def _as_pairs(value: Any) -> Any:
-    """Convert a mapping in a file, such as `{correct_answer: 2.0}`, to NAME=VALUE strings as on the command line."""
-    pairs: list[Any] = []
-    for entry in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(entry, Mapping):
-            pairs += [f"{name}={json.dumps(item)}" for name, item in entry.items()]
-        else:
-            pairs.append(entry)
-    return tuple(pairs)
-
-
-Pairs = Annotated[tuple[str, ...], BeforeValidator(_as_pairs)]
 
 
 @dataclass(frozen=True)
@@ -207,7 +191,7 @@ class RunConfig:
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    rewards: Pairs = ("correct_answer",)
+    rewards: tuple[str, ...] = ("correct_answer",)
     """Rewards as NAME or NAME=WEIGHT; their weighted sum is the reward. Built in: correct_answer, passes_tests,
     share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
     pattern:REGEX, longer_is_better, near_length:200. Use trl:NAME for TRL's rewards and my_file.py:function for your
@@ -216,7 +200,7 @@ class RunConfig:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    grpo: Pairs = ()
+    grpo: tuple[str, ...] = ()
     """Any other field of TRL's GRPOConfig as KEY=VALUE, e.g. epsilon_high=0.28."""
 
     @property
@@ -257,11 +241,11 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     Raises:
         UserError: an unknown key, or a section that is not a mapping.
     """
-    names, values = [entry.name for entry in dataclasses.fields(config)], {}
+    names = [entry.name for entry in dataclasses.fields(config)]
+    values = {}
     for key, value in changes.items():
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else "see --help-all"
+            hint = suggestion(f"{prefix}{key}", [prefix + name for name in names], otherwise="see --help-all")
             raise UserError(f"unknown key {prefix}{key}; {hint}")
         section = getattr(config, key)
         if dataclasses.is_dataclass(section):

@@ -8,71 +8,62 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import functools
 import importlib.util
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 
-_PUSH = "nothing here: scripts/push.py uploads the finished adapter"
-
-OWNED_FIELDS: dict[str, str] = {
-    "output_dir": "--output-dir",
-    "resume_from_checkpoint": "--resume",
-    "seed": "--seed",
-    "data_seed": "--seed",
-    "max_steps": "--train.max-steps",
-    "num_train_epochs": "--train.max-steps",
-    "per_device_train_batch_size": "--train.micro-batch-size",
-    "gradient_accumulation_steps": "--train.prompts-per-step",
-    "steps_per_generation": "--train.prompts-per-step",
-    "generation_batch_size": "--train.prompts-per-step",
-    "num_generations": "--sampling.num-generations",
-    "max_completion_length": "--sampling.max-completion-tokens",
-    "temperature": "--sampling.temperature",
-    "top_p": "--sampling.top-p",
-    "learning_rate": "--train.learning-rate",
-    "lr_scheduler_type": "--train.lr-scheduler",
-    "warmup_steps": "--train.warmup-steps",
-    "beta": "--train.beta",
-    "max_grad_norm": "--train.max-grad-norm",
-    "optim": "--train.optimizer",
-    "gradient_checkpointing": "--train.gradient-checkpointing",
-    "save_steps": "--train.checkpoint-steps",
-    "save_total_limit": "--train.keep-checkpoints",
-    "report_to": "--train.report-to",
-    "reward_weights": "--rewards",
-    "save_strategy": "--train.checkpoint-steps",
-    "save_only_model": "--train.checkpoint-steps",
-    "use_vllm": "--sampling.backend",
-    "vllm_mode": "--sampling.backend",
-    "vllm_model_impl": "--sampling.backend",
-    "vllm_server_base_url": "--sampling.server-url",
-    "vllm_server_host": "--sampling.server-url",
-    "vllm_server_port": "--sampling.server-url",
-    "vllm_server_timeout": "--sampling.server-url",
-    "vllm_group_port": "--sampling.server-url",
-    "vllm_gpu_memory_utilization": "--model.gpu-memory-share",
-    "vllm_max_model_length": "--model.max-sequence-tokens",
-    "vllm_enable_sleep_mode": "the kit, which lets vLLM sleep during training",
-    "vllm_tensor_parallel_size": "nothing here: each process runs its own vLLM",
-    "vllm_structured_outputs_regex": "nothing here: the kit's samplers do not constrain completions",
-    "logging_strategy": "metrics.jsonl, which logs every step",
-    "logging_steps": "metrics.jsonl, which logs every step",
-    "shuffle_dataset": "--seed, which fixes the order of prompts",
-    "remove_unused_columns": "the kit, whose rewards read the columns",
-    "push_to_hub": _PUSH,
-    "hub_token": f"{_PUSH}; a token is never an argument",
-    "hub_model_id": _PUSH,
-    "hub_strategy": _PUSH,
-    "hub_private_repo": _PUSH,
-    "hub_always_push": _PUSH,
-    "hub_revision": _PUSH,
+_FIELDS_OF_FLAGS: dict[str, tuple[str, ...]] = {
+    "--output-dir": ("output_dir",),
+    "--resume": ("resume_from_checkpoint",),
+    "--seed": ("seed", "data_seed", "shuffle_dataset"),
+    "--train.max-steps": ("max_steps", "num_train_epochs"),
+    "--train.micro-batch-size": ("per_device_train_batch_size",),
+    "--train.prompts-per-step": ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+    "--train.learning-rate": ("learning_rate",),
+    "--train.lr-scheduler": ("lr_scheduler_type",),
+    "--train.warmup-steps": ("warmup_steps",),
+    "--train.beta": ("beta",),
+    "--train.max-grad-norm": ("max_grad_norm",),
+    "--train.optimizer": ("optim",),
+    "--train.gradient-checkpointing": ("gradient_checkpointing",),
+    "--train.checkpoint-steps": ("save_steps", "save_strategy", "save_only_model"),
+    "--train.keep-checkpoints": ("save_total_limit",),
+    "--train.report-to": ("report_to",),
+    "--rewards": ("reward_weights",),
+    "--sampling.num-generations": ("num_generations",),
+    "--sampling.max-completion-tokens": ("max_completion_length",),
+    "--sampling.temperature": ("temperature",),
+    "--sampling.top-p": ("top_p",),
+    "--sampling.backend": ("use_vllm", "vllm_mode", "vllm_model_impl"),
+    "--sampling.server-url": (
+        "vllm_server_base_url",
+        "vllm_server_host",
+        "vllm_server_port",
+        "vllm_server_timeout",
+        "vllm_group_port",
+    ),
+    "--model.gpu-memory-share": ("vllm_gpu_memory_utilization",),
+    "--model.max-sequence-tokens": ("vllm_max_model_length",),
+    "the kit": ("vllm_enable_sleep_mode", "logging_strategy", "logging_steps", "remove_unused_columns"),
+    "nothing: each process runs its own vLLM": ("vllm_tensor_parallel_size",),
+    "nothing: the kit's samplers do not constrain completions": ("vllm_structured_outputs_regex",),
+    "nothing: scripts/push.py uploads the finished adapter": (
+        "push_to_hub",
+        "hub_token",
+        "hub_model_id",
+        "hub_strategy",
+        "hub_private_repo",
+        "hub_always_push",
+        "hub_revision",
+    ),
 }
+OWNED_FIELDS = {field: flag for flag, fields in _FIELDS_OF_FLAGS.items() for field in fields}
 """GRPOConfig field -> the flag that sets it. `--grpo` rejects these fields, so that each has only one source."""
 
 _SOURCES = (
@@ -94,40 +85,24 @@ UNREAD_FIELDS |= {"chat_template_kwargs", "use_transformers_continuous_batching"
 
 @functools.cache
 def grpo_fields() -> dict[str, str]:
-    """Return every field of the installed GRPOConfig, with its annotation as text.
-
-    Raises:
-        UserError: trl or transformers is not installed.
-    """
-    fields: dict[str, str] = {}
-    for package, relative, class_name in _SOURCES:
-        for statement in _class_body(package, relative, class_name):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                fields[statement.target.id] = ast.unparse(statement.annotation)
-    return fields
+    """Return every field of the installed GRPOConfig, with its annotation as text."""
+    statements = itertools.chain.from_iterable(_class_body(*source) for source in _SOURCES)
+    return {
+        statement.target.id: ast.unparse(statement.annotation)
+        for statement in statements
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
 
 
 def check_name(flag: str, name: str, relative: str, class_name: str) -> None:
-    """Check that a name is in an enumeration of the installed transformers.
-
-    Args:
-        flag: the flag that sets the name.
-        name: the name, e.g. `cosine`.
-        relative: the source file within transformers, e.g. `trainer_utils.py`.
-        class_name: the enumeration, e.g. `SchedulerType`.
-
-    Raises:
-        UserError: the name is unknown; suggests the closest match.
-    """
+    """Check that the value of a flag, e.g. `cosine`, is in an enumeration of a transformers source file."""
     known = [
         str(statement.value.value)
         for statement in _class_body("transformers", relative, class_name)
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
     ]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-        raise UserError(f"{flag} {name!r} is unknown to the installed transformers; {hint}")
+        raise UserError(f"{flag} {name!r} is unknown to the installed transformers; {suggestion(name, known)}")
 
 
 @functools.cache
@@ -137,17 +112,11 @@ def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
     if spec is None or spec.origin is None:
         raise UserError(f"{package} is not installed; run `pip install -e .` in the project's folder")
     tree = ast.parse((Path(spec.origin).parent / relative).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            return node.body
-    raise UserError(f"the installed {package} has no {class_name} in {relative}; install the pinned version")
+    return next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == class_name)
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Convert `["loss_type=dr_grpo", "epsilon_high=0.28"]` to keyword arguments of GRPOConfig.
-
-    Args:
-        items: KEY=VALUE strings; the value is YAML (number, true/false, null, list, mapping or text).
+    """Convert `["loss_type=dr_grpo", "epsilon_high=0.28"]` to keyword arguments of GRPOConfig. Values are YAML.
 
     Raises:
         UserError: a missing `=`, an unknown key, a key that another flag sets, a repeated key, or an invalid value.
@@ -160,8 +129,7 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--grpo {item!r} is not KEY=VALUE, e.g. --grpo epsilon_high=0.28")
         fields = grpo_fields()
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see TRL's GRPOConfig for its fields"
+            hint = suggestion(key, fields, otherwise="see TRL's GRPOConfig for its fields")
             raise UserError(f"--grpo {key!r} is not a field of the installed GRPOConfig; {hint}")
         if key in OWNED_FIELDS:
             raise UserError(f"--grpo {key} is set by {OWNED_FIELDS[key]}")
@@ -175,19 +143,18 @@ def _value(key: str, text: str, annotation: str) -> Any:
     """Parse one value, and check its type if the field's annotation consists of plain types."""
     import yaml
 
-    types = {name.strip(" \"'") for name in annotation.split("|")}
+    types = {name.strip(" \"'").replace("None", "NoneType") for name in annotation.split("|")}
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"--grpo {key}={text} cannot be read: {str(error).splitlines()[0]}") from None
-    if types <= {"str", "None"} and value is not None and not isinstance(value, str):
+    if types <= {"str", "NoneType"} and value is not None and not isinstance(value, str):
         value = text.strip()  # run_name=2026-11-21 is a name, not a date
     if isinstance(value, str) and types & {"float", "int"}:
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 parses 1e-5 as a string
-    is_plain = types <= {"int", "float", "bool", "str", "None"}
-    accepted = types | ({"int"} if "float" in types else set()) | ({"NoneType"} if "None" in types else set())
-    if is_plain and type(value).__name__ not in accepted:
+    accepted = types | {"int"} if "float" in types else types
+    if types <= {"int", "float", "bool", "str", "NoneType"} and type(value).__name__ not in accepted:
         raise UserError(f"--grpo {key}={text} is {type(value).__name__}; GRPOConfig expects {annotation}")
     if key in CHOICES and value not in CHOICES[key]:
         raise UserError(f"--grpo {key}={text} is unknown to TRL; expected one of {', '.join(CHOICES[key])}")

@@ -164,37 +164,10 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
     assert "--train.learning-rate is -0.001" in refusal("--train.learning-rate", "-1e-3")
 
 
-@pytest.mark.parametrize(
-    ("text", "rewards"),
-    [
-        ("rewards: [correct_answer=2, integer_answer]\n", ("correct_answer=2", "integer_answer")),
-        ("rewards: {correct_answer: 2, integer_answer: 1}\n", ("correct_answer=2", "integer_answer=1")),
-        ("rewards:\n  - correct_answer: 2\n  - integer_answer\n", ("correct_answer=2", "integer_answer")),
-        ("rewards: correct_answer\n", ("correct_answer",)),
-        ("rewards: {'pattern:a=b': -0.5}\n", ("pattern:a=b=-0.5",)),
-    ],
-)
-def test_rewards_in_a_file(text, rewards):
-    assert config(*settings(text)).rewards == rewards
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["grpo: {epsilon: 0.1, top_k: -1}\n", "grpo: ['epsilon=0.1', 'top_k=-1']\n", "grpo: [epsilon: 0.1, top_k: -1]\n"],
-)
-def test_grpo_in_a_file(text):
-    assert config(*settings(text)).grpo == ("epsilon=0.1", "top_k=-1")
-
-
-def test_values_of_grpo_keep_their_type_through_a_mapping():
-    from lora_grpo.config.trl_fields import parse_grpo_overrides
-
-    made = config(*settings("grpo: {epsilon_high: null, mask_truncated_completions: true, run_name: 'no'}\n"))
-    assert parse_grpo_overrides(made.grpo) == {
-        "epsilon_high": None,
-        "mask_truncated_completions": True,
-        "run_name": "no",
-    }
+def test_lists_in_a_file_are_written_as_on_the_command_line():
+    made = config(*settings("rewards: [correct_answer=2, integer_answer]\ngrpo: ['epsilon=0.1', 'top_k=-1']\n"))
+    assert made.rewards == ("correct_answer=2", "integer_answer")
+    assert made.grpo == ("epsilon=0.1", "top_k=-1")
 
 
 def test_rewards_of_a_flag_replace_those_of_the_file():
@@ -261,9 +234,9 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
         ("", "settings.yaml holds NoneType; expected e.g. `train: {max_steps: 60}`"),
         ("- a\n", "settings.yaml holds list; expected"),
         ("seed: [\n", "--config settings.yaml cannot be read: "),
-        ("sead: 1\n", "settings.yaml: unknown key sead; did you mean seed?"),
-        ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean train.max_steps?"),
-        ("trian: {max_steps: 1}\n", "settings.yaml: unknown key trian; did you mean train?"),
+        ("sead: 1\n", "settings.yaml: unknown key sead; did you mean 'seed'?"),
+        ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean 'train.max_steps'?"),
+        ("trian: {max_steps: 1}\n", "settings.yaml: unknown key trian; did you mean 'train'?"),
         ("1: 2\n", "settings.yaml: unknown key 1"),
         ("resume: true\n", "settings.yaml: unknown key resume"),
         ("train: 5\n", "settings.yaml: train is 5; expected a mapping of settings"),
@@ -276,7 +249,8 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
         ("lora: {rslora: maybe}\n", "settings.yaml: --lora.rslora is 'maybe'; expected a valid boolean"),
         ("model: {engine: fast}\n", "settings.yaml: --model.engine is 'fast'; expected 'auto', 'peft' or 'unsloth'"),
         ("rewards: []\n", "no rewards; name at least one"),
-        ("rewards: {corect_answer: 1}\n", "did you mean 'correct_answer'?"),
+        ("rewards: [corect_answer=1]\n", "did you mean 'correct_answer'?"),
+        ("rewards: {correct_answer: 1}\n", "settings.yaml: --rewards is {'correct_answer': 1}; expected a valid tuple"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_it(text, message):
@@ -296,7 +270,7 @@ def test_a_flag_over_a_wrong_value_of_the_file_does_not_hide_it():
 
 
 def test_a_key_of_a_preset_that_does_not_exist():
-    with pytest.raises(UserError, match=r"unknown key train\.max_stepz; did you mean train\.max_steps"):
+    with pytest.raises(UserError, match=r"unknown key train\.max_stepz; did you mean 'train.max_steps'"):
         read(presets={"starter": {"train": {"max_stepz": 1}}})
 
 
