@@ -12,19 +12,8 @@ from typing import NoReturn
 from lora_grpo import distributed
 from lora_grpo.cli import parse, run_command
 from lora_grpo.config import Overrides
-from lora_grpo.evaluation import (
-    Graded,
-    Protocol,
-    Report,
-    Result,
-    Sampling,
-    Source,
-    evaluate,
-    how_graded,
-    make_report,
-    write_report,
-)
-from lora_grpo.models import adapter_sha256, load_policy
+from lora_grpo.evaluation import Result, evaluate, report_run
+from lora_grpo.models import load_policy
 from lora_grpo.planning import make_plan, show_plan
 from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
@@ -91,7 +80,7 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     """
     if not distributed.is_main():
         return
-    report = _report(run, before, after) if before else None
+    report = report_run(run, before, after) if before else None
     reward = reward_change(run)
     run.finish({"table": [row.model_dump() for row in report.table] if report else [], "reward": reward})
     if report:
@@ -113,41 +102,6 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     }
     print("", report_line(run.folder), sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
-
-
-def _report(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
-    """Compare base and trained model, and write the report."""
-    config, policy = run.config, run.record["policy"]
-    data = run.record["data"]
-    protocol = Protocol(
-        task=config.data.evaluation_task,
-        rows=len({sample["task_id"] for sample in before}),
-        data_sha256=data["eval"]["sha256"],
-        data_source=config.data.eval,
-        left_out_as_trained_on=data.get("left_out_as_trained_on", 0),
-        contaminated=[],
-        sampling=Sampling(
-            prompt_style=config.data.prompt_style,
-            few_shot=config.data.few_shot,
-            num_samples=config.eval.num_samples,
-            temperature=config.eval.temperature,
-            top_p=config.eval.top_p,
-            max_completion_tokens=config.sampling.max_completion_tokens,
-        ),
-        grading=how_graded(config.data.evaluation_task),
-        sandbox=data.get("sandbox"),
-        seed=config.seed,
-    )
-    base = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}
-    trained = base | {"adapter_sha256": adapter_sha256(run.adapter)}
-    report = make_report(
-        protocol,
-        config.eval.k if config.eval.num_samples else (),
-        Graded("trained", after, Source(**trained)),
-        Graded("base", before, Source(**base)),
-    )
-    write_report(run.evaluation, report)
-    return report
 
 
 def reward_change(run: Run) -> dict[str, float]:

@@ -257,18 +257,19 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
 
 
 @functools.cache
-def _schema() -> TypeAdapter[RunConfig]:
-    return TypeAdapter(RunConfig)
+def _schema(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def check_fields(config: RunConfig) -> RunConfig:
-    """Return the configuration with every value converted to its field's type and checked against its range.
+def check_fields(config: Any) -> Any:
+    """Return a configuration with every value converted to its field's type and checked against its range.
 
     Raises:
         UserError: a value is invalid; names the first such field, its value and the expected value.
     """
+    kind: Any = type(config)
     try:
-        return _schema().validate_python(config.to_dict())
+        return _schema(kind).validate_python(dataclasses.asdict(config))
     except ValidationError as errors:
         error = errors.errors()[0]
     expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.measurement import Bounds, Schema, counts_by_task
+from lora_grpo.evaluation.measurement import Bounds, Counts, Schema, counts_by_task, metrics
 from lora_grpo.evaluation.results import GREEDY, Result
 
 SIGNIFICANT = 0.05
 """Differences with a smaller p-value are reported as better or worse."""
-
-Counts = dict[str, tuple[int, int]]
-"""(samples, passed) by task_id."""
 
 
 class Comparison(Schema):
@@ -32,6 +29,17 @@ class Comparison(Schema):
     test: str
     detectable: float | None = None
     """The smallest change that this number of tasks detects with 80% power, or None if no change can be detected."""
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says whether the metric changed."""
+        change = f"{100 * self.difference:+.1f} points (p {p_value(self.p_value)}, {self.test})"
+        if self.p_value < SIGNIFICANT:
+            return f"{self.metric}: {'better' if self.difference > 0 else 'worse'}, {change}"
+        power = "too few tasks to detect any change"
+        if self.detectable is not None:
+            power = f"this many tasks detect a change of {100 * self.detectable:.1f} points with 80% power"
+        return f"{self.metric}: no significant difference, {change}; {power}"
 
 
 class TaskChange(Schema):
@@ -55,13 +63,10 @@ def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int]
     Raises:
         UserError: the tasks differ, or a k exceeds the number of samples of a task.
     """
-    sampled = [counts_by_task(part, greedy=False) for part in (before, after)]
-    greedy = [counts_by_task(part, greedy=True) for part in (before, after)]
-    for first, second in (sampled, greedy):
-        if unpaired := first.keys() ^ second.keys():
-            raise UserError(f"{len(unpaired)} tasks have samples of one model only; evaluate both on the same tasks")
-    table = [_compare(f"pass@{k}", sampled[0], sampled[1], k, seed) for k in ks] if sampled[0] else []
-    return table + ([_compare("greedy", greedy[0], greedy[1], 1, seed)] if greedy[0] else [])
+    first, second = metrics(before, ks), metrics(after, ks)
+    if [counts.keys() for counts, _ in first.values()] != [counts.keys() for counts, _ in second.values()]:
+        raise UserError("the two models have samples of different tasks; evaluate both on the same tasks")
+    return [_compare(metric, counts, second[metric][0], k, seed) for metric, (counts, k) in first.items()]
 
 
 def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[list[TaskChange], list[TaskChange]]:
@@ -81,19 +86,6 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
             change = TaskChange(task_id=task, before=[passed, total], after=[passed_after, total_after])
             (fixed if solved_after else regressed).append(change)
     return sorted(fixed, key=_size, reverse=True), sorted(regressed, key=_size, reverse=True)
-
-
-def verdict(row: Comparison) -> str:
-    """Return one sentence that says whether the metric changed."""
-    change = f"{100 * row.difference:+.1f} points (p {p_value(row.p_value)}, {row.test})"
-    if row.p_value < SIGNIFICANT:
-        return f"{row.metric}: {'better' if row.difference > 0 else 'worse'}, {change}"
-    power = (
-        f"this many tasks detect a change of {100 * row.detectable:.1f} points with 80 % power"
-        if row.detectable is not None
-        else "too few tasks to detect any change"
-    )
-    return f"{row.metric}: no significant difference, {change}; {power}"
 
 
 def p_value(value: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,47 +45,24 @@ def check(folder: Path, request: Request, *, overwrite: bool) -> None:
         for name in (*state, STATE, "report.json", "report.md"):
             (folder / name).unlink(missing_ok=True)
         return
-    changed = _differences(state[RESULTS]["request"], request)
+    old = state[RESULTS]["request"]
+    changed = "; ".join(
+        f"{name} was {json.dumps(old.get(name)):.40}, now {json.dumps(request.get(name)):.40}"
+        for name in sorted(old.keys() | request.keys())
+        if old.get(name) != request.get(name)
+    )
     raise UserError(f"{folder} holds another evaluation: {changed}; pass another --output-dir, or --overwrite")
 
 
 def environment(folder: Path, name: str) -> dict[str, Any] | None:
     """Return the versions and hardware recorded when a results file was started, or None if it was not started."""
-    entry = _read(folder).get(name)
-    return entry["environment"] if entry else None
+    return _read(folder).get(name, {}).get("environment")
 
 
-def start(folder: Path, name: str, request: Request, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Record the request and environment of a results file, and return the environment.
-
-    If the file was started before, print what changed in the environment and return the recorded one.
-    """
-    state = _read(folder)
-    if name in state:
-        known: dict[str, Any] = state[name]["environment"]
-        if known != environment:
-            print(f"since {name} was started: {_differences(known, environment)}", file=sys.stderr)
-        return known
-    state[name] = {"request": request, "environment": environment}
-    atomic.write_json(folder / STATE, state)
-    return dict(environment)
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return each field that differs, as "temperature was 1.0, now 0.8"."""
-    fields = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return "; ".join(f"{name} was {_short(old.get(name))}, now {_short(new.get(name))}" for name in fields)
+def start(folder: Path, name: str, request: Request, environment: Mapping[str, Any]) -> None:
+    """Record the request and environment of a results file."""
+    atomic.write_json(folder / STATE, _read(folder) | {name: {"request": request, "environment": environment}})
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    if not (folder / STATE).exists():
-        return {}
-    state = json_files.read_object(folder / STATE)
-    if not all(isinstance(entry, dict) and {"request", "environment"} <= entry.keys() for entry in state.values()):
-        raise UserError(f"{folder / STATE} was written by another version; pass another --output-dir")
-    return state
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:17]}..."
+    return json_files.read_object(folder / STATE) if (folder / STATE).exists() else {}

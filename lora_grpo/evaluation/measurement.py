@@ -17,6 +17,8 @@ _RULES = ("strict", "flexible", "robust")
 
 Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 """Lower and upper bound of a 95% interval, as fractions."""
+Counts = dict[str, tuple[int, int]]
+"""(samples, passed) by task_id."""
 
 
 class Schema(BaseModel):
@@ -86,31 +88,23 @@ def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[
         source: where the samples come from.
         ks: values of k for the reported pass@k. The curve has more values.
         seed: seed of the bootstrap.
-
-    Raises:
-        UserError: a k exceeds the number of samples of a task.
     """
     scores: dict[str, float] = {}
     intervals: dict[str, list[float]] = {}
+    for metric, (counts, k) in metrics(results, ks).items():
+        scores[metric], intervals[metric] = _estimate(counts, k, seed)
     curve = []
-    sampled, greedy = counts_by_task(results, greedy=False), counts_by_task(results, greedy=True)
-    if sampled:
-        fewest = min(total for total, _ in sampled.values())
-        requested = set(ks)
-        for k in sorted(requested | _curve_ks(fewest)):
+    if sampled := counts_by_task(results, greedy=False):
+        for k in sorted({*ks, *_curve_ks(min(total for total, _ in sampled.values()))}):
             value, interval = _estimate(sampled, k, seed)
             curve.append(CurvePoint(k=k, value=value, interval=interval))
-            if k in requested:
-                scores[f"pass@{k}"], intervals[f"pass@{k}"] = value, interval
-    if greedy:
-        scores["greedy"], intervals["greedy"] = _estimate(greedy, 1, seed)
     statuses = Counter(str(result["status"]) for result in results)
     return Measurement(
         label=label,
         scores=scores,
         intervals=intervals,
         curve=curve,
-        tasks=len({**sampled, **greedy}),
+        tasks=len({result["task_id"] for result in results}),
         samples=len(results),
         statuses=dict(sorted(statuses.items())),
         rules={rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
@@ -119,7 +113,14 @@ def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[
     )
 
 
-def counts_by_task(results: Iterable[Result], *, greedy: bool) -> dict[str, tuple[int, int]]:
+def metrics(results: Iterable[Result], ks: Iterable[int]) -> dict[str, tuple[Counts, int]]:
+    """Return (samples, passed) by task and the k of each metric: `pass@k`, and `greedy` if there are such samples."""
+    sampled, greedy = (counts_by_task(results, greedy=greedy) for greedy in (False, True))
+    found = {f"pass@{k}": (sampled, k) for k in ks} if sampled else {}
+    return found | ({"greedy": (greedy, 1)} if greedy else {})
+
+
+def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
     """Return (samples, passed) for each task, sorted by task_id, counting either greedy samples or all others."""
     total: Counter[str] = Counter()
     passed: Counter[str] = Counter()
@@ -130,7 +131,7 @@ def counts_by_task(results: Iterable[Result], *, greedy: bool) -> dict[str, tupl
     return {task: (total[task], passed[task]) for task in sorted(total)}
 
 
-def _estimate(counts: dict[str, tuple[int, int]], k: int, seed: int) -> tuple[float, list[float]]:
+def _estimate(counts: Counts, k: int, seed: int) -> tuple[float, list[float]]:
     values, interval = pass_at_k.estimate(list(counts.values()), k, seed)
     return float(values.mean()), list(interval)
 

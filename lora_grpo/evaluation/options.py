@@ -6,25 +6,24 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig, flag
+from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.run import RowSampling
-from lora_grpo.tasks import CODE_TASKS, GradedTask, get_task, runs_programs
+from lora_grpo.sampling import SamplingParams
+from lora_grpo.tasks import CODE_TASKS, GradedTask
 
 DEFAULT_MAX_TOKENS = 512
-"""Longest completion of a model without a run, in tokens. The limit is half of the context if that is less."""
+"""Longest completion of a model without a run, in tokens."""
 
 _FOR_MODELS = (
-    *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "few_shot_data"),
+    *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
     *("backend", "bits", "base", "revision", "trust_remote_code"),
 )
-
-StyleName = Literal["xml", "hashes", "think", "code"]
 
 
 @dataclass(frozen=True)
@@ -48,26 +47,24 @@ class EvaluateOptions:
     data: str | None = None
     """Rows of the task: a JSON Lines file, optionally gzipped, or a Hub dataset; default: the run's rows, or the task's
     own dataset."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """Number of rows to evaluate on, sampled with the seed; default: the run's number, else all rows."""
-    k: tuple[int, ...] | None = None
-    """Values of k for pass@k; default: 1, or 1, 10 and 100 for a file with enough samples per task."""
-    num_samples: int | None = None
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    """Values of k for pass@k; default: those of 1, 10 and 100 that have enough samples."""
+    num_samples: PositiveInt | None = None
     """Completions per row; default: the largest k."""
-    temperature: float | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Softmax temperature, 0 is greedy; default: 0 for one sample per row, else the run's value, else 1."""
-    top_p: float | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Nucleus probability; default: the run's value, else 1."""
-    max_completion_tokens: int | None = None
-    """Longest completion in tokens; default: the run's value, else 512 or half of the context if less."""
-    style: StyleName | None = None
+    max_completion_tokens: PositiveInt | None = None
+    """Longest completion in tokens; default: the run's value, else 512."""
+    style: Literal["xml", "hashes", "think", "code"] | None = None
     """Answer format that the prompt requests and that GSM8K's strict rule expects; default: the run's style, `code`
     for programs, `hashes` (a last line `#### 18`) for GSM8K samples from a file, else `xml`."""
-    few_shot: int | None = None
+    few_shot: NonNegativeInt | None = None
     """Worked examples before each question, from the task's training rows; default: the run's value, else 0."""
-    few_shot_data: str | None = None
-    """Source of the worked examples, as in --data; default: the training rows of the run or of the task."""
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     """Seed for rows, samples and intervals; default: the run's seed, else 0."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     """Sampling engine. `auto`: vLLM if it is installed and a GPU is available, else transformers."""
@@ -95,137 +92,77 @@ class EvaluateOptions:
             raise UserError("nothing to evaluate; pass a run, an adapter, a model, a Hub id or a file of samples")
         return self.what or str(self.samples)
 
-    def check(self) -> None:
-        """Check that values are in range.
+    def check(self, *, samples_only: bool) -> None:
+        """Check that values are in range, and that files of samples are evaluated without flags for models.
 
         Raises:
-            UserError: a value is out of range.
+            UserError: a flag has another value.
         """
-        for name, fits, expected in (
-            ("num_samples", lambda n: n >= 1, "at least 1"),
-            ("temperature", lambda t: 0 <= t < float("inf"), "0 or more"),
-            ("top_p", lambda p: 0 < p <= 1, "more than 0 and at most 1"),
-            ("max_completion_tokens", lambda n: n >= 1, "at least 1"),
-            ("limit", lambda n: n >= 1, "at least 1"),
-            ("few_shot", lambda n: n >= 0, "0 or more"),
-            ("seed", lambda n: 0 <= n < 2**32, f"0 to {2**32 - 1}"),
-        ):
-            value = getattr(self, name)
-            if value is not None and not fits(value):
-                raise UserError(f"{flag(name)} is {value}; expected {expected}")
-        if self.k is not None and (not self.k or min(self.k) < 1):
-            given = " ".join(map(str, self.k)) or "empty"
-            raise UserError(f"--k is {given}; expected whole numbers of at least 1")
+        check_fields(self)
         sandbox.check_settings(self.sandbox)
-
-    def check_for_files(self) -> None:
-        """Check that no flag for models is set. Called if only files of samples are evaluated.
-
-        Raises:
-            UserError: a flag for models is set.
-        """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in _FOR_MODELS:
+        for name in _FOR_MODELS if samples_only else ():
             if getattr(self, name) != defaults[name]:
                 raise UserError(f"{flag(name)} is for models, and {self.target} is a file of samples; leave it out")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How models are sampled."""
+    """The rows of an evaluation, and how models are sampled."""
 
     data: DataConfig
-    sampling: RowSampling
-    ks: tuple[int, ...]
+    sampling: SamplingParams
     seed: int
-    limits: sandbox.Settings
-    run: Mapping[str, Any] | None
-    """run.json of the run whose settings are the defaults, if any."""
-    trained_seed: int | None
-    """Seed of that run if it trained on this data."""
+    trained: Mapping[str, Any] | None
+    """run.json of the run whose settings are the defaults, if that run trained on this data."""
 
     @property
     def task(self) -> str:
         return self.data.evaluation_task
 
     @property
-    def request(self) -> dict[str, Any]:
-        """The settings that determine samples and verdicts, in addition to the rows and the model."""
-        programs = runs_programs(self.data)
-        return {
-            "task": self.task,
-            "prompt_style": self.data.prompt_style,
-            "few_shot": self.data.few_shot,
-            "num_samples": self.sampling.num_samples,
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "max_completion_tokens": self.sampling.max_tokens,
-            "seed": self.seed,
-            "program_seconds": self.limits.timeout_seconds if programs else None,
-            "program_mb": self.limits.memory_mb if programs else None,
-        }
+    def trained_seed(self) -> int | None:
+        return self.trained["config"]["seed"] if self.trained else None
 
 
-def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None, context: int | None) -> Plan:
+def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
     """Combine the flags with the settings of a run.
 
     Args:
         options: the flags.
         run: run.json of the run that trained the model, if any.
-        context: the model's context length in tokens, if known.
 
     Raises:
         UserError: no task is specified, or settings conflict.
     """
-    settings = run["config"] if run else None
-    of_run = DataConfig(**settings["data"]) if settings else None
-    task = options.task or (of_run.evaluation_task if of_run else None)
-    if task is None:
-        raise UserError("--task is missing; expected gsm8k, humaneval, mbpp, starter or starter-code")
-    if task == "prompts":
-        raise UserError("the task `prompts` has no correct answers to evaluate; pass another --task")
-    trained = bool(of_run and of_run.evaluation_task == task and options.data in (None, of_run.eval))
-    if of_run and trained:
-        data = of_run
-        if options.few_shot_data and getattr(get_task(task), "ONE_SPLIT", False):
-            raise UserError(f"--few-shot-data cannot be combined with a run that trained on {task} itself")
+    config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": DEFAULT_MAX_TOKENS}})
+    task = options.task or (config.data.evaluation_task if run else None)
+    if task is None or task not in get_args(GradedTask):
+        raise UserError(f"--task is missing; expected {', '.join(get_args(GradedTask))}")
+    trained = run is not None and config.data.evaluation_task == task and options.data in (None, config.data.eval)
+    if trained:
+        data, defaults = config.data, config.eval
     else:
-        style = of_run.prompt_style if of_run and of_run.prompt_style != "code" else "xml"
-        data = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style)
-    changes: dict[str, Any] = {
+        style = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
+        data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
+    flags = {
         "eval": options.data,
         "eval_limit": options.limit,
         "prompt_style": options.style,
         "few_shot": options.few_shot,
-        "train": options.few_shot_data,
     }
-    data = dataclasses.replace(data, **{name: value for name, value in changes.items() if value is not None})
-    max_tokens = options.max_completion_tokens
-    if max_tokens is None:
-        half = (context or 2 * DEFAULT_MAX_TOKENS) // 2
-        max_tokens = settings["sampling"]["max_completion_tokens"] if settings else min(DEFAULT_MAX_TOKENS, half)
-    run_seed = settings["seed"] if settings else 0
-    ks = tuple(sorted(set(options.k or (1,))))
-    return Plan(
-        data=data,
-        sampling=_sampling(options, max(ks), max_tokens, settings["eval"] if settings and trained else {}),
-        ks=ks,
-        seed=run_seed if options.seed is None else options.seed,
-        limits=options.sandbox,
-        run=run,
-        trained_seed=run_seed if trained else None,
-    )
-
-
-def _sampling(options: EvaluateOptions, largest_k: int, max_tokens: int, defaults: Mapping[str, Any]) -> RowSampling:
-    num_samples = largest_k if options.num_samples is None else options.num_samples
-    temperature, top_p = options.temperature, options.top_p
-    if temperature is None:
-        temperature = 0.0 if num_samples == 1 else defaults.get("temperature", 1.0)
-    if top_p is None:
-        top_p = defaults.get("top_p", 1.0)
-    if largest_k > num_samples:
-        raise UserError(f"--k {largest_k} exceeds --num-samples {num_samples}; pass --num-samples {largest_k}")
-    if temperature == 0 and num_samples > 1:
+    num_samples = options.num_samples or max(options.k or (1,))
+    greedy = num_samples == 1 if options.temperature is None else options.temperature == 0
+    if greedy and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
-    return RowSampling(num_samples, temperature, 1.0 if temperature == 0 else top_p, max_tokens)
+    return Plan(
+        data=dataclasses.replace(data, **{name: value for name, value in flags.items() if value is not None}),
+        sampling=SamplingParams(
+            num_samples,
+            0.0 if greedy else options.temperature or defaults.temperature,
+            1.0 if greedy else options.top_p or defaults.top_p,
+            options.max_completion_tokens or config.sampling.max_completion_tokens,
+        ),
+        seed=config.seed if options.seed is None else options.seed,
+        trained=run if trained else None,
+    )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from lora_grpo import __version__
+from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, p_value, task_changes, verdict
+from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, p_value, task_changes
 from lora_grpo.evaluation.measurement import Measurement, Schema, Source, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files
+from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS
 
 REPORT = "report.json"
@@ -100,7 +103,7 @@ class Report(Schema):
             headings = ["", self.baseline.label, self.evaluated.label, "difference", "p"]
             return headings, [_comparison_cells(row) for row in self.table]
         model = self.evaluated
-        return ["", "%", "95 % interval"], [
+        return ["", "%", "95% interval"], [
             (name, f"{100 * score:.1f}", "{:.1f} to {:.1f}".format(*(100 * end for end in model.intervals[name])))
             for name, score in model.scores.items()
         ]
@@ -117,7 +120,7 @@ class Report(Schema):
 
     def sentences(self) -> list[str]:
         """Return the verdicts, the pass@k curves, and the tasks that were fixed or regressed."""
-        sentences = [verdict(row) for row in self.table]
+        sentences = [row.verdict for row in self.table]
         for model in self.models:
             if len(model.curve) > 1:
                 points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
@@ -160,7 +163,7 @@ class Report(Schema):
 
     def _summary(self) -> str:
         if self.table:
-            return f"{verdict(self.table[0])}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
+            return f"{self.table[0].verdict}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
         model = self.evaluated
         shares = (f"{name} {_share(count, model.samples)}" for name, count in model.health.items() if name != _LENGTH)
         return f"% of samples: {', '.join(shares)}"
@@ -174,26 +177,70 @@ class Graded:
     """The model's name in tables."""
     results: Sequence[Result]
     source: Source
+    protocol: Protocol
 
 
-def make_report(protocol: Protocol, ks: Sequence[int], evaluated: Graded, baseline: Graded | None = None) -> Report:
+def sampling_record(data: DataConfig, params: SamplingParams) -> Sampling:
+    """Return how completions are sampled, for the report."""
+    return Sampling(
+        prompt_style=data.prompt_style,
+        few_shot=data.few_shot,
+        num_samples=params.num_samples,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_completion_tokens=params.max_tokens,
+    )
+
+
+def make_protocol(
+    data: DataConfig,
+    record: Mapping[str, Any],
+    *,
+    rows: int,
+    params: SamplingParams,
+    seed: int,
+    contaminated: Sequence[str] = (),
+) -> Protocol:
+    """Return the protocol of an evaluation that samples a model.
+
+    Args:
+        data: settings of the rows.
+        record: the `data` entry of run.json, or the same of evaluation rows.
+        rows: number of evaluated rows.
+        params: how completions are sampled.
+        seed: seed of the rows and samples.
+        contaminated: labels of models that were trained on evaluated rows.
+    """
+    return Protocol(
+        task=data.evaluation_task,
+        rows=rows,
+        data_sha256=record["eval"]["sha256"],
+        data_source=data.eval,
+        left_out_as_trained_on=record.get("left_out_as_trained_on", 0),
+        contaminated=list(contaminated),
+        sampling=sampling_record(data, params),
+        grading=how_graded(data.evaluation_task),
+        sandbox=record.get("sandbox"),
+        seed=seed,
+    )
+
+
+def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = None) -> Report:
     """Measure one model, or compare two models on the same tasks.
 
     Raises:
         UserError: the tasks differ, or a k exceeds the number of samples of a task.
     """
-    seed = protocol.seed
-    table: list[Comparison] = []
-    fixed: list[TaskChange] = []
-    regressed: list[TaskChange] = []
-    if baseline:
-        table = compare(baseline.results, evaluated.results, ks, seed)
-        fixed, regressed = task_changes(baseline.results, evaluated.results)
+    seed = evaluated.protocol.seed
+    models = [model for model in (evaluated, baseline) if model]
+    measured = [measure(model.label, model.results, model.source, ks, seed) for model in models]
+    fixed, regressed = task_changes(baseline.results, evaluated.results) if baseline else ([], [])
+    contaminated = [label for model in models for label in model.protocol.contaminated]
     return Report(
-        protocol=protocol,
-        evaluated=measure(evaluated.label, evaluated.results, evaluated.source, ks, seed),
-        baseline=measure(baseline.label, baseline.results, baseline.source, ks, seed) if baseline else None,
-        table=table,
+        protocol=evaluated.protocol.model_copy(update={"contaminated": contaminated}),
+        evaluated=measured[0],
+        baseline=measured[1] if baseline else None,
+        table=compare(baseline.results, evaluated.results, ks, seed) if baseline else [],
         fixed=fixed,
         regressed=regressed,
     )

@@ -1,10 +1,15 @@
-"""One graded sample, which is one line of results.jsonl."""
+"""Graded samples, which are the lines of results.jsonl."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from lora_grpo.files import json_files
+from lora_grpo.progress import Progress
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 
 Result = dict[str, Any]
@@ -15,6 +20,29 @@ a number), `num_tokens` and `truncated`. They have `response`, the model's text,
 
 GREEDY = "greedy"
 """The `draw` of a greedy sample in a file that also has numbered samples."""
+
+
+def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], total: int, title: str) -> list[Result]:
+    """Append batches of results to a file as they are produced, and show the progress. Return all results.
+
+    Args:
+        path: the results file.
+        kept: results that are in the file already.
+        new: batches of results that are written to disk together.
+        total: final number of results.
+        title: what is evaluated, for the progress line.
+    """
+    results, passed = [*kept], sum(result["passed"] for result in kept)
+    if kept:
+        print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
+    progress = Progress(total, title)
+    with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
+        for batch in new:
+            json_files.append_lines(file, batch)
+            results += batch
+            passed += sum(result["passed"] for result in batch)
+            progress.show(len(results), f"{passed / len(results):.1%} pass")
+    return results
 
 
 def outcome(verdict: Verdict) -> Result:
@@ -28,15 +56,7 @@ def outcome(verdict: Verdict) -> Result:
 
 
 def sampled(task: str, row: Row, draw: str | int, response: str, verdict: Verdict) -> Result:
-    """Return a sample with its verdict.
-
-    Args:
-        task: name of the task.
-        row: the row that the sample answers.
-        draw: "greedy" or the number of the sample.
-        response: the model's text.
-        verdict: the verdict of the task's grader.
-    """
+    """Return the result of a sampled completion. `draw` is "greedy" or the number of the sample."""
     completion = response
     if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")

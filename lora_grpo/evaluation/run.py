@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from lora_grpo import distributed
+from lora_grpo.config import RunConfig
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation.results import GREEDY, Result, sampled, task_id
+from lora_grpo.evaluation.measurement import Source, counts_by_task
+from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
+from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
 from lora_grpo.files import atomic, json_files
-from lora_grpo.models import BASE
-from lora_grpo.progress import Progress
+from lora_grpo.models import BASE, adapter_sha256
 from lora_grpo.runs import Run
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat, grade_all
@@ -24,30 +24,22 @@ _UNIT = 256
 _STREAMED_UNIT = 64
 """Number of completions between two writes for a sampler that streams completions."""
 
-
-@dataclass(frozen=True)
-class RowSampling(SamplingParams):
-    """How each row is sampled. One completion if the temperature is 0."""
-
-    name: str = ""
-    """The `draw` of a single sample in a file with numbered samples; empty for numbered samples."""
-
-    @property
-    def names(self) -> tuple[str | int, ...]:
-        """The `draw` of each sample of a row."""
-        return (self.name,) if self.name else tuple(range(self.num_samples))
+_Draw = str | int
+"""The `draw` of a result: "greedy" or the number of the sample."""
 
 
 @dataclass(frozen=True)
 class _Unit:
     """Rows that are sampled together. A unit is either complete or repeated."""
 
-    sampling: RowSampling
+    params: SamplingParams
+    draws: tuple[_Draw, ...]
+    """The `draw` of each sample of a row."""
     rows: tuple[Row, ...]
 
     @property
-    def keys(self) -> list[tuple[str, str | int]]:
-        return [(task_id(row), name) for row in self.rows for name in self.sampling.names]
+    def keys(self) -> list[tuple[str, _Draw]]:
+        return [(task_id(row), draw) for row in self.rows for draw in self.draws]
 
 
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
@@ -70,13 +62,35 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     if distributed.is_main():
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
-    longest = config.sampling.max_completion_tokens
-    requested = [RowSampling(1, 0.0, 1.0, longest, GREEDY)]
-    if config.eval.num_samples:
-        requested.append(RowSampling(config.eval.num_samples, config.eval.temperature, config.eval.top_p, longest))
     path = run.evaluation / f"{name}.samples.jsonl"
-    task = config.data.evaluation_task
-    return sample_and_grade(path, sampler, rows, task, requested, config.seed, name, adapter=name != BASE)
+    task, adapter = config.data.evaluation_task, name != BASE
+    params = _params(config)
+    return sample_and_grade(path, sampler, rows, task, params, config.seed, name, adapter=adapter, greedy=True)
+
+
+def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
+    """Compare the samples of a run's base and trained model, and write the report."""
+    config, policy = run.config, run.record["policy"]
+    rows = len({sample["task_id"] for sample in before})
+    base = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}
+    trained = base | {"adapter_sha256": adapter_sha256(run.adapter)}
+    protocol = make_protocol(config.data, run.record["data"], rows=rows, params=_params(config), seed=config.seed)
+    report = make_report(
+        config.eval.k if config.eval.num_samples else (),
+        Graded("trained", after, Source(**trained), protocol),
+        Graded("base", before, Source(**base), protocol),
+    )
+    write_report(run.evaluation, report)
+    return report
+
+
+def count_passed(
+    path: Path, sampler: Sampler, rows: Sequence[Row], task: str, params: SamplingParams, seed: int, title: str
+) -> list[int]:
+    """Return how many samples of the base model pass, for each row. See `sample_and_grade` for the arguments."""
+    results = sample_and_grade(path, sampler, rows, task, params, seed, title, adapter=False)
+    counts = counts_by_task(results, greedy=False)
+    return [counts[task_id(row)][1] for row in rows]
 
 
 def sample_and_grade(
@@ -84,11 +98,12 @@ def sample_and_grade(
     sampler: Sampler,
     rows: Sequence[Row],
     task: str,
-    requested: Sequence[RowSampling],
+    params: SamplingParams,
     seed: int,
     title: str,
     *,
     adapter: bool,
+    greedy: bool = False,
 ) -> list[Result]:
     """Sample and grade every row, and append the results to a file. Samples in the file are not repeated.
 
@@ -102,10 +117,11 @@ def sample_and_grade(
         sampler: samples from the current model.
         rows: R rows with `prompt`.
         task: the task that grades the rows.
-        requested: one or more sampling settings, each of which is applied to every row.
+        params: how the numbered samples of each row are sampled. There may be none.
         seed: seed of the evaluation.
         title: name of the evaluated model, for the progress line.
         adapter: if False, sample from the base model.
+        greedy: also decode each row greedily.
 
     Returns:
         The results of every row, in an order that does not depend on interruptions.
@@ -113,80 +129,80 @@ def sample_and_grade(
     Raises:
         RunError: the file contains results of other rows.
     """
-    units = list(_units(rows, requested, sampler.streams))
+    units = list(_units(rows, params, greedy, sampler.streams))
     kept = distributed.broadcast_from_main(lambda: _kept(path, units))
     total = sum(len(unit.keys) for unit in units)
     if len(kept) == total:
         return kept
-    if kept:
-        print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
     finished = {(sample["task_id"], sample["draw"]) for sample in kept}
     todo = [unit for unit in units if unit.keys[0] not in finished][distributed.rank() :: distributed.world_size()]
-    if sampler.streams:  # submit all rows at once; the engine schedules them
-        todo = [
-            _Unit(sampling, tuple(unit.rows[0] for unit in same))
-            for sampling, same in groupby(todo, key=lambda unit: unit.sampling)
-        ]
-    prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
-    samples, passed = kept, sum(sample["passed"] for sample in kept)
     own, mine = path, total
     if distributed.world_size() > 1:
         own = path.with_name(f"{path.name}.rank{distributed.rank()}")
         mine = len(kept) + sum(len(unit.keys) for unit in todo)
         title += f" (1 of {distributed.world_size()} processes)"
-    progress = Progress(mine, f"evaluating {title}")
-    with contextlib.closing(progress), own.open("a", encoding="utf-8") as file, sampler.awake(adapter=adapter):
-        sampler.fit_batch(list(prompts.values()), max(sampling.max_tokens for sampling in requested))
-        for unit in todo:
-            for part in _sample_parts(sampler, unit, prompts, seed):
-                verdicts = grade_all(
-                    task,
-                    [rollout.text for _, rollouts in part for rollout in rollouts],
-                    [row for row, rollouts in part for _ in rollouts],
-                )
-                graded = iter(verdicts)
-                new = [
-                    sampled(task, row, name, rollout.text, next(graded))
-                    | {"num_tokens": len(rollout.token_ids), "truncated": rollout.truncated}
-                    for row, rollouts in part
-                    for name, rollout in zip(unit.sampling.names, rollouts, strict=True)
-                ]
-                json_files.append_lines(file, new)
-                samples += new
-                passed += sum(sample["passed"] for sample in new)
-                progress.show(len(samples), f"{passed / len(samples):.1%} pass")
+    if sampler.streams:  # submit all rows at once; the engine schedules them
+        todo = [
+            _Unit(params, draws, tuple(unit.rows[0] for unit in same))
+            for (params, draws), same in groupby(todo, key=lambda unit: (unit.params, unit.draws))
+        ]
+    prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
+    with sampler.awake(adapter=adapter):
+        sampler.fit_batch(list(prompts.values()), params.max_tokens)
+        append(own, kept, _graded(sampler, todo, prompts, task, seed), mine, f"evaluating {title}")
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
-def finished_samples(path: Path, rows: Sequence[Row], requested: Sequence[RowSampling]) -> list[Result] | None:
+def finished_samples(path: Path, rows: Sequence[Row], params: SamplingParams) -> list[Result] | None:
     """Return the results of a finished evaluation, or None if any are missing. See `sample_and_grade` for arguments."""
-    keys = [key for unit in _units(rows, requested, streams=False) for key in unit.keys]
+    keys = [key for unit in _units(rows, params, greedy=False, streams=False) for key in unit.keys]
     found = _found(path)
     return [found[key] for key in keys] if found.keys() == set(keys) else None
 
 
-def _sample_parts(
-    sampler: Sampler, unit: _Unit, prompts: dict[str, str], seed: int
-) -> Iterator[list[tuple[Row, list[SampledTokens]]]]:
-    """Yield the rows of a unit with their completions, in parts that are written together."""
-    sampling, part = unit.sampling, []
-    seeds = [completion_seed(seed, row["id"], name) for row in unit.rows for name in sampling.names]
-    for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], sampling, seeds):
-        part.append((unit.rows[index], samples))
-        if sampler.streams and len(part) * sampling.num_samples >= _STREAMED_UNIT:
-            yield part
-            part = []
-    if part:
-        yield part
+def _graded(
+    sampler: Sampler, units: Sequence[_Unit], prompts: dict[str, str], task: str, seed: int
+) -> Iterator[list[Result]]:
+    """Sample and grade units. Yield lists of results that are written together."""
+    for unit in units:
+        seeds = [completion_seed(seed, row["id"], draw) for row in unit.rows for draw in unit.draws]
+        part: list[tuple[Row, _Draw, SampledTokens]] = []
+        for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], unit.params, seeds):
+            part += [(unit.rows[index], draw, sample) for draw, sample in zip(unit.draws, samples, strict=True)]
+            if sampler.streams and len(part) >= _STREAMED_UNIT:
+                yield _grade(task, part)
+                part = []
+        if part:
+            yield _grade(task, part)
 
 
-def _units(rows: Sequence[Row], requested: Sequence[RowSampling], streams: bool) -> Iterator[_Unit]:
+def _grade(task: str, part: Sequence[tuple[Row, _Draw, SampledTokens]]) -> list[Result]:
+    verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
+    return [
+        sampled(task, row, draw, sample.text, verdict)
+        | {"num_tokens": len(sample.token_ids), "truncated": sample.truncated}
+        for (row, draw, sample), verdict in zip(part, verdicts, strict=True)
+    ]
+
+
+def _params(config: RunConfig) -> SamplingParams:
+    settings = config.eval
+    longest = config.sampling.max_completion_tokens
+    return SamplingParams(settings.num_samples, settings.temperature, settings.top_p, longest)
+
+
+def _units(rows: Sequence[Row], params: SamplingParams, greedy: bool, streams: bool) -> Iterator[_Unit]:
     """Split the work into units of rows with similar length, so that batches need little padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
-    for sampling in requested:
-        size = 1 if streams else max(1, _UNIT // sampling.num_samples)
+    settings: list[tuple[SamplingParams, tuple[_Draw, ...]]] = []
+    if greedy:
+        settings.append((SamplingParams(1, 0.0, 1.0, params.max_tokens), (GREEDY,)))
+    if params.num_samples:
+        settings.append((params, tuple(range(params.num_samples))))
+    for of_unit, draws in settings:
+        size = 1 if streams else max(1, _UNIT // len(draws))
         for start in range(0, len(ordered), size):
-            yield _Unit(sampling, tuple(ordered[start : start + size]))
+            yield _Unit(of_unit, draws, tuple(ordered[start : start + size]))
 
 
 def _shares(path: Path) -> list[Path]:
@@ -194,25 +210,20 @@ def _shares(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.rank*"))
 
 
-def _found(path: Path) -> dict[tuple[str, str | int], Result]:
+def _found(path: Path) -> dict[tuple[str, _Draw], Result]:
     found = [sample for file in (path, *_shares(path)) for sample in json_files.read_finished_lines(file)]
-    needed = {"task_id", "draw", "passed"}
-    if not all(isinstance(sample, dict) and needed <= sample.keys() for sample in found):
-        raise RunError(f"{path} has a line that is not a result; delete it and run the command again")
     return {(sample["task_id"], sample["draw"]): sample for sample in found}
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     """Return the results of finished units in order, and remove everything else from the file."""
     shares = _shares(path)
-    if not path.exists() and not shares:
-        return []
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
         raise RunError(f"{path} holds results of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     text = json_files.dump_lines(kept)
-    if shares or path.read_text(encoding="utf-8", errors="replace") != text:
+    if shares or (path.exists() and path.read_text(encoding="utf-8", errors="replace") != text):
         atomic.write_text(path, text)
     for share in shares:
         share.unlink()

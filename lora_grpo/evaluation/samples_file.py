@@ -13,20 +13,22 @@ Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.results import Result, outcome
+from lora_grpo.evaluation import folder as evaluation_folder
+from lora_grpo.evaluation.folder import Request
+from lora_grpo.evaluation.measurement import Source
+from lora_grpo.evaluation.options import EvaluateOptions, Plan
+from lora_grpo.evaluation.report import Graded, Protocol, how_graded
+from lora_grpo.evaluation.results import Result, append, outcome
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.files import atomic, json_files
-from lora_grpo.progress import Progress
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, mbpp
 
 _CHUNK = 256
@@ -49,86 +51,86 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleFile:
-    """A validated samples file, and the rows that its samples answer."""
+    """A validated file of samples to grade."""
 
+    label: str
     task: str
     samples: list[Sample]
-    tasks_in_data: int
-    identity: dict[str, Any]
-    """Everything that determines the verdicts."""
+    request: Request
+    protocol: Protocol
+    limits: sandbox.Settings
+
+    @property
+    def tasks(self) -> set[str]:
+        """The ids of the tasks that have samples."""
+        return {harness_id(sample.row) for sample in self.samples}
 
     @property
     def fewest(self) -> int:
         """The smallest number of samples of a task that has samples."""
         return min(Counter(sample.row["id"] for sample in self.samples).values())
 
-    def results_by_task(self, results: Sequence[Result]) -> list[Result]:
-        """Return the results with a normalized task_id."""
+    def grade(self, folder: Path, name: str) -> Graded:
+        """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk.
+
+        Raises:
+            RunError: the sandbox or the tests of a row cannot be run.
+            UserError: the results file does not match the samples.
+        """
+        path = folder / name
+        results: list[Result] = json_files.read_finished_lines(path)
+        for sample, result in zip(self.samples, results, strict=False):
+            if any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
+                raise UserError(f"{path} does not fit the samples; delete it and run the command again")
+        environment = evaluation_folder.environment(folder, name)
+        if environment is None or len(results) < len(self.samples):
+            environment = {"isolation": sandbox.start(self.limits) if self.task in CODE_TASKS else None}
+            evaluation_folder.start(folder, name, self.request, environment)
+            json_files.keep_lines(path, len(results))
+            results = append(path, results, self._graded(len(results)), len(self.samples), f"grading {self.task}")
         pairs = zip(self.samples, results, strict=True)
-        return [{**result, "task_id": harness_id(sample.row)} for sample, result in pairs]
+        results = [{**result, "task_id": harness_id(sample.row)} for sample, result in pairs]
+        protocol = self.protocol.model_copy(update={"sandbox": environment["isolation"]})
+        return Graded(self.label, results, Source(**self.request), protocol)
+
+    def _graded(self, start: int) -> Iterator[list[Result]]:
+        for first in range(start, len(self.samples), _CHUNK):
+            yield _grade_chunk(self.task, self.samples[first : first + _CHUNK])
 
 
-def read(path: Path, task: str, data: str | None, style: str | None, limits: sandbox.Settings) -> SampleFile:
+def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> SampleFile:
     """Read a samples file and the rows of its task.
 
     Args:
         path: JSON Lines, optionally gzipped.
-        task: the task that the samples answer.
-        data: rows of the task: a file, a Hub dataset, or None for the task's own data.
-        style: answer format that the strict rule expects. None is `hashes` for GSM8K (the format of the dataset), else
-            `xml`.
-        limits: limits of the programs that are run.
+        label: the file's name in tables.
+        options: the answer format that the strict rule expects, and the limits of programs.
+        plan: the task that the samples answer, and its rows.
 
     Raises:
         UserError: a file is missing, empty or malformed, a task_id is unknown, or the tests of a row are invalid.
     """
-    style = style or ("hashes" if task == "gsm8k" else "xml")
-    rows = _rows(task, data, style)
+    task = plan.task
+    style = options.style or ("hashes" if task == "gsm8k" else "xml")
+    rows = _rows(task, plan.data.eval, style)
     samples = _samples(path, task, rows)
-    identity: dict[str, Any] = {
-        "task": task,
-        "samples_sha256": atomic.sha256(path),
-        "data_sha256": fingerprint(list(rows.values())),
-    }
+    data_sha256 = fingerprint(list(rows.values()))
+    request: dict[str, Any] = {"task": task, "samples_sha256": atomic.sha256(path), "data_sha256": data_sha256}
     if task in CODE_TASKS:
         code_grading.check_tests({sample.row["id"]: sample.row for sample in samples}.values())
-        identity |= {name: value for name, value in asdict(limits).items() if name != "workers"}
+        request |= {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:
-        identity["style"] = style
-    return SampleFile(task, samples, len(rows), identity)
-
-
-def grade(file: SampleFile, target: Path) -> list[Result]:
-    """Grade every sample that has no result yet, and return all results.
-
-    Args:
-        file: from `read`.
-        target: the results file. A killed evaluation resumes after the last complete chunk.
-
-    Raises:
-        RunError: the sandbox or the tests of a row cannot be run.
-        UserError: the results file does not match the samples.
-    """
-    results: list[Result] = json_files.read_finished_lines(target)
-    for sample, result in zip(file.samples, results, strict=False):
-        same = isinstance(result, dict) and "passed" in result
-        if not same or any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
-            raise UserError(f"{target} does not fit the samples; delete it and run the command again")
-    json_files.keep_lines(target, len(results))
-    if len(results) == len(file.samples):
-        return results
-    if results:
-        print(f"{len(results)} of {len(file.samples)} samples are done", file=sys.stderr)
-    passed = sum(result["passed"] for result in results)
-    progress = Progress(len(file.samples), f"grading {file.task}")
-    with contextlib.closing(progress), target.open("a", encoding="utf-8") as stream:
-        for start in range(len(results), len(file.samples), _CHUNK):
-            new = _grade_chunk(file.task, file.samples[start : start + _CHUNK])
-            json_files.append_lines(stream, new)
-            results += new
-            passed += sum(result["passed"] for result in new)
-            progress.show(len(results), f"{passed / len(results):.1%} pass")
-    return results
+        request["style"] = style
+    protocol = Protocol(
+        task=task,
+        rows=len(rows),
+        data_sha256=data_sha256,
+        data_source=plan.data.eval,
+        contaminated=[],
+        grading=how_graded(task, as_program=True),
+        seed=plan.seed,
+    )
+    return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
 def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:

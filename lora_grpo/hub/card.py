@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.evaluation import verdict
 from lora_grpo.hub.evaluations import dataset_of
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile
@@ -56,7 +55,6 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     names = [file.name for file in files]
     ggufs = [name for name in names if name.endswith(".gguf")]
     text = environment.get_template("card.md.jinja").render(
-        verdict=verdict,
         repo_id=repo_id,
         name=repo_id.split("/")[-1],
         facts=facts,

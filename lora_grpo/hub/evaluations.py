@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import Report, Source, read_report
+from lora_grpo.evaluation import Report, read_report
 from lora_grpo.hub.files import without_paths
 from lora_grpo.models import adapter_sha256, base_model
 from lora_grpo.tasks import TASK_NAMES, get_task
@@ -46,9 +46,8 @@ def evaluations_of(run: Path, folder: Path, kind: str, merge: Mapping[str, Any] 
             continue
         if report is None or report.protocol.sampling is None:
             continue
-        measured = report.evaluated.source
-        of_adapter = measured.adapter_sha256 == current
-        of_upload = of_adapter if kind == "adapter" else kind == "merged" and _is_model(measured, folder)
+        of_adapter = report.evaluated.source.adapter_sha256 == current
+        of_upload = of_adapter if kind == "adapter" else kind == "merged" and _is_model(report, folder)
         if of_upload or (of_adapter and made_from_adapter):
             dataset = dataset_of(report.protocol.task, report.protocol.data_source)
             yield Evaluation(Report.model_validate(without_paths(report.model_dump())), of_upload, dataset)
@@ -56,7 +55,8 @@ def evaluations_of(run: Path, folder: Path, kind: str, merge: Mapping[str, Any] 
             print(f"{path}/report.json measured other weights; the card leaves it out", file=sys.stderr)
 
 
-def _is_model(measured: Source, folder: Path) -> bool:
+def _is_model(report: Report, folder: Path) -> bool:
+    measured = report.evaluated.source
     return measured.adapter_sha256 is None and measured.weights_sha256 == base_model.weights_fingerprint(folder)
 
 

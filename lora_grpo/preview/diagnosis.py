@@ -111,7 +111,7 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
         else ["--data.filter-by-difficulty, which searches for problems that are solved sometimes"]
     )
     if never == found.groups:
-        most = 100 * found.solved.interval.high
+        most = 100 * found.solved.high
         text = f"none of {found.completions} completions is correct (95 % upper bound: {most:.0f} %)"
         ways = ["easier problems (--data.train)", *keep]
         if config.data.task in CODE_TASKS:

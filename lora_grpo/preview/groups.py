@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lora_grpo.evaluation import UNPARSED, Interval, bootstrap_interval, wilson_interval
+from lora_grpo.evaluation import UNPARSED, bootstrap_interval, wilson_interval
 from lora_grpo.tasks import Row, Verdict
 
 _EQUAL = 1e-6
@@ -75,10 +75,11 @@ class Share:
     """A share with its 95 % interval, as fractions."""
 
     value: float
-    interval: Interval
+    low: float
+    high: float
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.0f} % [{100 * self.interval.low:.0f}, {100 * self.interval.high:.0f}]"
+        return f"{100 * self.value:.0f} % [{100 * self.low:.0f}, {100 * self.high:.0f}]"
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,9 @@ def _moments(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 def share_of(count: int, total: int) -> Share:
     """Return a share of groups with its Wilson interval."""
-    return Share(count / max(1, total), wilson_interval(count, max(1, total)))
+    return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
 
 
 def _share(groups: Sequence[Sequence[bool]]) -> Share:
     values = [statistics.mean(map(float, group)) for group in groups]
-    return Share(statistics.mean(values), bootstrap_interval(values))
+    return Share(statistics.mean(values), *bootstrap_interval(values))

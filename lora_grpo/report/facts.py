@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from lora_grpo.config import RunConfig
-from lora_grpo.evaluation import Report, verdict
+from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import reward_names
 from lora_grpo.runs import RunFiles, flat
 
@@ -81,7 +81,10 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
 
 def verdicts(report: Report) -> list[str]:
     """Return a sentence for each score and the number of changed problems."""
-    return [*map(verdict, report.table), f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed"]
+    return [
+        *(row.verdict for row in report.table),
+        f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed",
+    ]
 
 
 def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.evaluation import outcome
 from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import RewardFunction, completion_text
 from lora_grpo.tasks import UNGRADED_TASKS, Row, Verdict, grade_all
@@ -100,7 +99,7 @@ def completion_lines(
                 "completion": completion,
                 "extracted": verdict.extracted if verdict else None,
                 "passed": verdict.passed if verdict else None,
-                "status": outcome(verdict)["status"] if verdict else None,
+                "status": verdict and ("passed" if verdict.passed else verdict.reason),
                 "num_tokens": len(ids),
                 "truncated": not ids or ids[-1] not in eos_token_ids,
                 "rewards": dict(earned),

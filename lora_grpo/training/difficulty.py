@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import RowSampling, counts_by_task, sample_and_grade, task_id
+from lora_grpo.evaluation import count_passed
 from lora_grpo.runs import Run
-from lora_grpo.sampling import Sampler
+from lora_grpo.sampling import Sampler, SamplingParams
 from lora_grpo.tasks import Row, prompt_order
 
 _CHUNK = 128
@@ -32,7 +32,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     """
     config, sampling = run.config, run.config.sampling
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
-    draws = RowSampling(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
+    params = SamplingParams(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
     kept: list[Row] = []
     sampled = always = never = 0
@@ -43,12 +43,11 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         chunk = [rows[index] for index in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        samples = sample_and_grade(path, sampler, chunk, config.data.task, [draws], config.seed, title, adapter=False)
-        solved = {name: passed for name, (_, passed) in counts_by_task(samples, greedy=False).items()}
-        kept += [row for row in chunk if 0 < solved[task_id(row)] < size]
+        solved = count_passed(path, sampler, chunk, config.data.task, params, config.seed, title)
+        kept += [row for row, passed in zip(chunk, solved, strict=True) if 0 < passed < size]
         sampled += len(chunk)
-        always += sum(passed == size for passed in solved.values())
-        never += sum(passed == 0 for passed in solved.values())
+        always += sum(passed == size for passed in solved)
+        never += sum(passed == 0 for passed in solved)
     run.update(filter={"rows": sampled, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
     summary = f"of {sampled} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
     if len(kept) < config.train.prompts_per_step:

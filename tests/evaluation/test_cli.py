@@ -11,8 +11,8 @@ import pytest
 
 from lora_grpo import sandbox, starter
 from lora_grpo.config.schema import ModelConfig, RunConfig
-from lora_grpo.errors import RunError, UserError
-from lora_grpo.evaluation import cli
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation import model_samples
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import read_report
@@ -172,18 +172,10 @@ def test_two_runs_of_one_evaluation_agree_in_every_byte(finished, tmp_path, monk
     assert [path.name for path in files if path.read_bytes() != (again / path.name).read_bytes()] == []
 
 
-@pytest.mark.parametrize("line", ["[]", '{"task_id": "x"}', "3"])
-def test_a_line_that_is_not_a_result_is_refused(line, copied, no_model):
-    with (copied.output_dir / "results.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(RunError, match="delete it and run the command again"):
-        evaluate_and_report(copied)
-
-
 def plan_of(run, **changes):
     options = EvaluateOptions(str(run), **changes)
     target = resolve(str(run), Overrides())
-    return make_plan(options, target.run, target.context_tokens)
+    return make_plan(options, target.run)
 
 
 def test_the_settings_of_a_run_are_the_defaults(run_folder, tmp_path):
@@ -208,12 +200,12 @@ def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_
     base = trained.without_adapter()
     plan = plan_of(run_folder)
     data = load_evaluation_rows(plan.data, plan.seed, trained_seed=plan.trained_seed)
-    held = cli._Loaded()
+    loader = model_samples.Loader("transformers", plan.seed)
     for target in (trained, base):
-        cli._ModelSide(target.label, target, plan, data, "transformers", held)._load()
+        loader.load(target, data.eval, plan.sampling.max_tokens)
     assert loaded == ["trained"]
     other = resolve("starter", Overrides())  # 16 bits
-    cli._ModelSide(other.label, other, plan, data, "transformers", held)._load()
+    loader.load(other, data.eval, plan.sampling.max_tokens)
     assert loaded == ["trained", "starter"]
 
 
@@ -266,11 +258,11 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": (8,), "num_samples": 4}, "--k 8 exceeds --num-samples 4; pass --num-samples 8"),
-        ({"k": (0,)}, "--k is 0; expected whole numbers of at least 1"),
+        ({"k": (8,), "num_samples": 4}, "--k 8 exceeds 4, the fewest samples of a task; pass --k 4 or less"),
+        ({"k": (0,)}, "--k is 0; expected a value greater than 0"),
         ({"num_samples": 4, "k": (1,), "temperature": 0.0}, "4 greedy samples of a row are all the same"),
-        ({"num_samples": 0, "k": None}, "--num-samples is 0; expected at least 1"),
-        ({"temperature": -1.0}, "--temperature is -1.0; expected 0 or more"),
+        ({"num_samples": 0, "k": None}, "--num-samples is 0; expected a value greater than 0"),
+        ({"temperature": -1.0}, "--temperature is -1.0; expected a value greater than or equal to 0"),
         ({"temperature": float("nan")}, "--temperature is nan"),
         ({"top_p": 0.0}, "--top-p is 0.0"),
         (
@@ -284,7 +276,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"what": "starter", "compare": None}, "--task is missing"),
         ({"limit": 0}, "--limit is 0"),
         ({"few_shot": -1}, "--few-shot is -1"),
-        ({"seed": -1}, "--seed is -1; expected 0 to 4294967295"),
+        ({"seed": -1}, "--seed is -1; expected a value greater than or equal to 0"),
         ({"what": "TOKENIZERLESS", "compare": None, "task": "starter"}, "the tokenizer of .* cannot be loaded"),
         ({"what": "CONFIGLESS", "compare": None, "task": "starter"}, "cannot be (loaded|read)"),
         ({"task": "mbpp", "data": "ONLY 123"}, "no mbpp row is left to evaluate"),
@@ -355,27 +347,14 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, real_
     assert "CONTAMINATED: trained was trained on this benchmark" in capsys.readouterr().out
 
 
-def test_worked_examples_come_from_the_training_rows(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(6))
-    )
-    shots = tmp_path / "shots.jsonl"
-    shots.write_text(json.dumps({"question": "What is 7 + 7?", "answer": "7 + 7 = 14\n#### 14"}) + "\n")
+def test_worked_examples_are_in_the_prompts(tmp_path):
     options = EvaluateOptions(
-        "starter",
-        "gsm8k",
-        data=str(rows),
-        few_shot=1,
-        few_shot_data=str(shots),
-        style="hashes",
-        max_completion_tokens=8,
+        "starter", "starter", limit=6, few_shot=1, style="hashes", max_completion_tokens=8, output_dir=tmp_path / "out"
     )
-    report = evaluate_and_report(replace(options, output_dir=tmp_path / "out"))
+    report = evaluate_and_report(options)
     sampling = report.protocol.sampling
     assert (sampling.few_shot, sampling.prompt_style, report.evaluated.tasks) == (1, "hashes", 6)
     bare = evaluate_and_report(replace(options, output_dir=tmp_path / "bare", few_shot=0))
     assert report.evaluated.source.prompts_sha256 != bare.evaluated.source.prompts_sha256
-    shots.write_text(json.dumps({"question": "What is 8 + 8?", "answer": "8 + 8 = 16\n#### 16"}) + "\n")
-    with pytest.raises(UserError, match="rows_sha256 was "):
-        evaluate_and_report(replace(options, output_dir=tmp_path / "out"))
+    with pytest.raises(UserError, match="few_shot was 1, now 2; rows_sha256 was "):
+        evaluate_and_report(replace(options, few_shot=2))

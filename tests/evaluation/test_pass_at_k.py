@@ -68,18 +68,9 @@ def test_pass_at_k_is_unbiased():
     assert expected == pytest.approx(float(1 - (1 - rate) ** k), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((5, 2, 10), "k=10 exceeds num_samples=5; pass --num-samples 10"),
-        ((5, 2, 0), "k=0 is not"),
-        ((5, 6, 1), r"num_correct=6 is outside 0\.\.5"),
-        ((5, -1, 1), r"num_correct=-1 is outside 0\.\.5"),
-    ],
-)
-def test_pass_at_k_refuses_impossible_counts(arguments, message):
-    with pytest.raises(UserError, match=message):
-        pass_at_k(*arguments)
+def test_more_samples_than_there_are_are_refused():
+    with pytest.raises(UserError, match="k=10 exceeds num_samples=5"):
+        pass_at_k(5, 2, 10)
 
 
 def test_tasks_count_equally_however_many_samples_they_have():
@@ -100,11 +91,10 @@ def test_wilson_equals_the_table_of_newcombe_1998(correct, trials, low, high):
     assert wilson_interval(correct, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_wilson_is_symmetric_narrows_with_trials_and_widens_with_confidence():
+def test_wilson_is_symmetric_and_narrows_with_trials():
     low, high = wilson_interval(30, 100)
     assert wilson_interval(70, 100) == pytest.approx((1 - high, 1 - low))
     assert wilson_interval(300, 1000).low > low
-    assert wilson_interval(30, 100, confidence=0.99).low < low
     for trials in range(1, 100):
         assert wilson_interval(0, trials).low == 0.0 < wilson_interval(0, trials).high < 1
         assert wilson_interval(trials, trials).high == 1.0 > wilson_interval(trials, trials).low > 0
@@ -147,8 +137,6 @@ def test_bootstrap_matches_the_normal_interval_of_a_large_evaluation():
     expected = (values.mean() - half_width, values.mean() + half_width)
     assert bootstrap_interval(values) == pytest.approx(expected, abs=0.05 * half_width)
     assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)  # each bound is the mean of a quarter of the resamples
-    narrower = bootstrap_interval(values, confidence=0.8)
-    assert narrower.high - narrower.low == pytest.approx(2 * half_width * 1.2816 / 1.96, rel=0.05)
 
 
 def test_bootstrap_repeats_itself_and_does_not_depend_on_its_chunks(monkeypatch):
@@ -258,8 +246,6 @@ def test_detectable_change_is_the_normal_formula():
     changes = after.astype(float) - before
     expected = (1.959964 + 0.841621) * changes.std(ddof=1) / np.sqrt(200)
     assert minimum_detectable_change(before, after) == pytest.approx(expected, rel=1e-6)
-    assert minimum_detectable_change(before, after, power=0.9) > expected
-    assert minimum_detectable_change(before, after, alpha=0.01) > expected
 
 
 @pytest.mark.parametrize("gained", [0, 1])
@@ -274,42 +260,3 @@ def test_no_change_is_detectable_with_five_tasks():
     assert minimum_detectable_change([0] * 5, [0] * 5) is None  # even 5 of 5 gained has p = 2 / 32
     assert minimum_detectable_change([0] * 6, [0] * 6) is not None
     assert minimum_detectable_change([1, 0] * 3, [0, 1] * 3) is None  # so noisy that the change would exceed 100%
-
-
-# Invalid arguments
-
-
-PAIRED = [difference_interval, mcnemar_exact, paired_permutation, minimum_detectable_change]
-
-
-@pytest.mark.parametrize("function", PAIRED)
-def test_paired_functions_refuse_other_tasks_no_tasks_and_percentages(function):
-    with pytest.raises(UserError, match="2 tasks before, 1 after"):
-        function([1, 0], [1])
-    with pytest.raises(UserError, match="at least one task"):
-        function([], [])
-    with pytest.raises(UserError, match=r"value of task 1 is 55\.0"):
-        function([1, 55], [1, 0])
-    with pytest.raises(UserError, match=r"value of task 0 is -1\.0"):
-        function([1, 0], [-1, 0])
-    with pytest.raises(UserError, match="value of task 0 is nan"):
-        function([float("nan"), 1], [1, 0])
-
-
-def test_mcnemar_refuses_fractions():
-    with pytest.raises(UserError, match="use paired_permutation"):
-        mcnemar_exact([0.5, 1], [1, 0])
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: wilson_interval(5, 0),
-        lambda: wilson_interval(6, 5),
-        lambda: wilson_interval(-1, 5),
-        lambda: bootstrap_interval([[0, 1]]),
-    ],
-)
-def test_values_out_of_range_are_refused(call):
-    with pytest.raises(UserError):
-        call()

@@ -214,7 +214,7 @@ def test_a_share_of_eight_groups_is_told_with_its_interval():
     assert str(found.flat) == "25 % [7, 59]"
     assert found.difficulty == (0, 6, 2)
     assert found.solved.value == pytest.approx(12 / 32)
-    assert found.solved.interval.low < 12 / 32 < found.solved.interval.high
+    assert found.solved.low < 12 / 32 < found.solved.high
 
 
 # What a person sees
