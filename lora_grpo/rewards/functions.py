@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,11 +31,7 @@ _SHORT_THOUGHT_CHARACTERS = 20
 
 
 def completion_text(completion: Any) -> str:
-    """Return the text of a completion: the string itself, or the content of the last message of a conversation.
-
-    Raises:
-        TypeError: the completion is neither a string nor a conversation.
-    """
+    """Return the text of a completion: the string itself, or the content of the last message of a conversation."""
     content = completion
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
         content = completion[-1].get("content")
@@ -56,23 +51,13 @@ def _of_text(rate: Callable[[str], float]) -> RewardFunction:
 
 
 def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward 1 for a completion that passes the grader of the row's task; None for a row without an `answer`.
+    """Reward 1 for a completion that passes the grader of the rows' task, which evaluation uses too.
 
-    The row's `task` column sets the task. The default is gsm8k. Evaluation uses the same grader.
+    All rows of a batch have the same `task`; without this column, it is gsm8k.
     """
-    if "answer" not in columns:
-        raise ValueError("correct_answer needs an 'answer' column in the dataset")
     rows = _rows(columns, len(completions))
-    by_task: dict[str, list[int]] = defaultdict(list)
-    for i, row in enumerate(rows):
-        if row["answer"] is not None:
-            by_task[row.get("task") or "gsm8k"].append(i)
-    rewards: list[float | None] = [None] * len(rows)
-    for task, indices in by_task.items():
-        verdicts = grade_all(task, [completion_text(completions[i]) for i in indices], [rows[i] for i in indices])
-        for i, verdict in zip(indices, verdicts, strict=True):
-            rewards[i] = float(verdict.passed)
-    return rewards
+    texts = [completion_text(completion) for completion in completions]
+    return [float(verdict.passed) for verdict in grade_all(rows[0].get("task", "gsm8k"), texts, rows)]
 
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -83,8 +68,7 @@ def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | Non
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Reward the share of the row's asserts that a program passes. Requires a code task.
 
-    The reward is 1 only if the verdict is a pass. A program that is killed after its last assert loses at least one
-    assert. The reward is 0 if there is no verdict or no code.
+    The reward is 1 only if the verdict is a pass: a program that is killed after its last assert loses one assert.
     """
     rewards: list[float | None] = []
     for _, verdict in _run_tests(completions, columns, count_tests=True):
@@ -122,8 +106,8 @@ def soft_xml_format(text: str) -> float:
 def xml_tag_count(text: str) -> float:
     """Reward 0.25 for each of the four tags that occurs exactly once.
 
-    Text after `</answer>` reduces the value of that tag, to 0 at 125 characters. In the GSM8K demo, each character
-    costs 0.001 without a limit. Here, the reward is never below 0.
+    Text after `</answer>` reduces the value of that tag, to 0 at 125 characters. In the GSM8K demo, the cost of such
+    text has no limit.
     """
     quarters = float(sum(text.count(tag) == 1 for tag in XML_TAGS))
     if text.count("</answer>") == 1:
@@ -148,33 +132,18 @@ def matches_pattern(pattern: str) -> RewardFunction:
     """Return a reward function that returns 1 if the regular expression matches anywhere in the completion.
 
     `.` also matches line breaks. `^` and `$` match at the start and end of the completion, or of each line with `(?m)`.
-
-    Raises:
-        re.error: the pattern is not a valid regular expression.
     """
     compiled = re.compile(pattern, re.DOTALL)
     return _of_text(lambda text: bool(compiled.search(text)))
 
 
 def longer_is_better(cap: int = 1000, unit: str = "characters") -> RewardFunction:
-    """Return a reward function that grows with length and reaches 1 at `cap`.
-
-    Args:
-        cap: the length with the max reward, at least 1.
-        unit: "characters" or "tokens".
-    """
-
+    """Return a reward function that grows with length in "characters" or "tokens" and reaches 1 at `cap`."""
     return _of_length(lambda length: min(1.0, length / cap), unit)
 
 
 def near_length(ideal: int, unit: str = "characters") -> RewardFunction:
-    """Return a reward function that is 1 at the ideal length and falls linearly to 0 at 0 and at twice that length.
-
-    Args:
-        ideal: the length with the max reward, at least 1.
-        unit: "characters" or "tokens".
-    """
-
+    """Return a reward function that is 1 at the ideal length and falls linearly to 0 at 0 and at twice that length."""
     return _of_length(lambda length: max(0.0, 1.0 - abs(length - ideal) / ideal), unit)
 
 
@@ -235,9 +204,7 @@ def _of_length(rate: Callable[[int], float], unit: str) -> RewardFunction:
     if unit == "characters":
         return _of_text(lambda text: rate(len(text)))
 
-    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        if "completion_ids" not in columns:
-            raise ValueError("a length in tokens needs the trainer's 'completion_ids' column")
-        return [rate(len(ids)) for ids in columns["completion_ids"]]
+    def reward(completions: Sequence[Any], completion_ids: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [rate(len(ids)) for ids in completion_ids]
 
     return reward

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from lora_grpo.errors import RunError
+from lora_grpo.errors import RunError, first_line
 from lora_grpo.rewards.functions import RewardFunction, completion_text
 
 
@@ -33,7 +32,9 @@ def guard(function: RewardFunction, name: str) -> RewardFunction:
             values = list(output) if is_list else None
         except (Exception, SystemExit) as error:
             row = _find_failing_row(function, batch, size)
-            raise RewardError(f"reward {name!r} raised {one_line(error)}; {_describe(batch, row)}") from error
+            raise RewardError(
+                f"reward {name!r} raised {type(error).__name__}: {first_line(error)}; {_describe(batch, row)}"
+            ) from error
         if values is None or len(values) != size:
             returned = _shorten(output) if values is None else f"{len(values)} values"
             raise RewardError(
@@ -78,32 +79,22 @@ def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any], size: 
 
 def _describe(batch: Mapping[str, Any], i: int | None) -> str:
     """Describe a row and its completion on one line."""
-    size = len(batch["completions"])
     if i is None:
-        return f"in a batch of {size}, but for no row alone; columns: {', '.join(sorted(batch))}"
+        return f"in a batch of {len(batch['completions'])}, but for no row alone; columns: {', '.join(sorted(batch))}"
     row = {key: value[i] for key, value in batch.items() if isinstance(value, list) and i < len(value)}
-    parts = [f"row {row.get('id') or i}"]
-    question = row.get("question") or row.get("prompts")
-    completion = row.get("completions")
-    with contextlib.suppress(
-        TypeError
-    ):  # Show an invalid completion unchanged, because it may be why the reward failed.
-        question = completion_text(question)
-    with contextlib.suppress(TypeError):
-        completion = completion_text(completion)
-    if question:
-        parts.append(f"question {_shorten(question)}")
-    parts.append(f"completion {_shorten(completion, 200)}")
-    return ", ".join(parts)
+    question = _shorten(_readable(row.get("question") or row.get("prompts")))
+    return f"row {row.get('id') or i}, question {question}, completion {_shorten(_readable(row['completions']), 200)}"
+
+
+def _readable(completion: Any) -> Any:
+    """Return the text of a completion or prompt. An invalid one may be why the reward failed, so it is unchanged."""
+    try:
+        return completion_text(completion)
+    except TypeError:
+        return completion
 
 
 def _shorten(value: Any, characters: int = 80) -> str:
     """Return the start of a value's repr, without line breaks."""
-    text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= characters else text[:characters] + "…"
-
-
-def one_line(error: BaseException, characters: int = 300) -> str:
-    """Return an exception's type and the start of its message, without line breaks."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}"[:characters] if message else type(error).__name__

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo.errors import UserError
-from lora_grpo.rewards.guard import one_line
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.rewards.specs import Reward
 from lora_grpo.tasks import Row, chat
 
@@ -22,12 +21,7 @@ def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Build the dataset for TRL's trainer.
-
-    Args:
-        tokenizer: the policy's tokenizer.
-        rows: training rows with `prompt`.
-        order: the row index of each prompt, in training order.
+    """Build the dataset for TRL's trainer: the rows in the order of training, which lists row indices.
 
     Raises:
         UserError: a column has values of different types.
@@ -38,7 +32,7 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
     try:
         return Dataset.from_list(trl_rows(tokenizer, rows)).select(order)
     except (ArrowInvalid, ArrowTypeError) as error:
-        raise UserError(f"a column of the training rows has values of several types: {one_line(error)}") from error
+        raise UserError(f"a column of the training rows has values of several types: {first_line(error)}") from error
 
 
 def score(
@@ -55,7 +49,7 @@ def score(
         rows: B rows from `trl_rows`, one per completion.
         texts: B completions.
         token_ids: B lists of token ids, including the end-of-sequence token.
-        trainer_state: state of the transformers Trainer, if there is one.
+        trainer_state: passed to the reward functions.
 
     Returns:
         B dictionaries that map a reward name to its unweighted value, or None if the reward cannot grade the row.

@@ -3,25 +3,23 @@
 A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies the value of the function, which is 0 to 1 for built-in rewards
 and has any range for TRL and user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of:
 
-| NAME                                              | reward                                                |
-|---------------------------------------------------|-------------------------------------------------------|
-| `correct_answer`, `xml_tag_count`, ...            | one of `functions.PLAIN_REWARDS`                      |
-| `near_length:200`, `near_length:50tokens`         | closeness to a length in characters or tokens         |
-| `longer_is_better`, `longer_is_better:2000`       | length up to a cap (default: 1,000 characters)        |
-| `pattern:REGEX`                                   | the regular expression matches; `=WEIGHT` is required |
-| `trl:think_format_reward`                         | a TRL reward                                          |
-| `trl:get_repetition_penalty_reward(ngram_size=4)` | a TRL reward with arguments                           |
-| `my_rewards.py:my_reward`                         | a function in a Python file, with TRL's signature     |
+| NAME                                        | reward                                                |
+|---------------------------------------------|-------------------------------------------------------|
+| `correct_answer`, `xml_tag_count`, ...      | one of `functions.PLAIN_REWARDS`                      |
+| `near_length:200`, `near_length:50tokens`   | closeness to a length in characters or tokens         |
+| `longer_is_better`, `longer_is_better:2000` | length up to a cap (default: 1,000 characters)        |
+| `pattern:REGEX`                             | the regular expression matches; `=WEIGHT` is required |
+| `trl:think_format_reward`                   | one of `TRL_REWARDS`                                  |
+| `my_rewards.py:my_reward`                   | a function in a Python file, with TRL's signature     |
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,20 +60,9 @@ class Reward:
     """The guarded function. TRL calls it with keyword arguments; it raises RewardError on any failure."""
 
 
-TRL_REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "accuracy_reward": ((), ()),
-    "reasoning_accuracy_reward": ((), ()),
-    "think_format_reward": ((), ()),
-    "get_cosine_scaled_reward": (
-        ("max_len",),
-        ("min_value_wrong", "max_value_wrong", "min_value_correct", "max_value_correct"),
-    ),
-    "get_repetition_penalty_reward": ((), ("ngram_size", "max_penalty")),
-    "get_soft_overlong_punishment": (("max_completion_len", "soft_punish_cache"), ()),
-}
-"""Required and optional arguments of each reward in `trl.rewards`, used to check specs without importing TRL."""
+TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""Rewards in `trl.rewards` that need no arguments. A user's file can define the others."""
 
-_NEED_MATH_VERIFY = {"accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward"}
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
 _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern", *(f"trl:{name}" for name in TRL_REWARDS)]
 
@@ -97,9 +84,7 @@ def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
 
 
 def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
-    """Import and guard the reward functions.
-
-    Multiple rewards of the same kind get numbered names, such as `pattern` and `pattern_2`.
+    """Import and guard the reward functions. Rewards of the same kind get numbered names: `pattern`, `pattern_2`.
 
     Raises:
         UserError: a user's file fails to import, or TRL rejects an argument.
@@ -132,27 +117,23 @@ def _parse(item: str) -> RewardSpec:
 
 def _find(name: str) -> tuple[str, Callable[[], RewardFunction]]:
     """Check a name without heavy imports. Return a short label and a function that loads the reward."""
-    kind, colon, argument = name.partition(":")
-    if kind == "trl" and colon:
-        trl_name, arguments = _parse_trl(name)
-        return trl_name.removeprefix("get_"), lambda: _load_trl(trl_name, arguments)
+    kind, _, argument = name.partition(":")
+    file, _, function = name.rpartition(":")
+    if name in PLAIN_REWARDS:
+        return name, lambda: PLAIN_REWARDS[name]
     if kind == "pattern":
         pattern = _pattern(argument)
         return kind, lambda: pattern
     if kind in LENGTH_REWARDS:
         length = _length_reward(name)
         return kind, lambda: length
-    if name in PLAIN_REWARDS:
-        return name, lambda: PLAIN_REWARDS[name]
-    file, _, function = name.rpartition(":")
+    if kind == "trl":
+        _check_trl(name, argument)
+        return argument, lambda: _load_trl(argument)
     if file.endswith(".py"):
         path = Path(file).expanduser()
         check_file(path, function)
         return function, lambda: load_file(path, function)
-    if name.endswith(".py"):
-        raise UserError(f"reward {name!r} names no function; write {name}:my_reward")
-    if kind in PLAIN_REWARDS:
-        raise UserError(f"reward {kind!r} takes no argument, got {argument!r}; write {kind}=1.0")
     hint = suggestion(kind, _NAMES, otherwise=f"expected one of {', '.join(_NAMES)}, or FILE.py:FUNCTION")
     raise UserError(f"unknown reward {name!r}; {hint}")
 
@@ -176,45 +157,17 @@ def _length_reward(name: str) -> RewardFunction:
     return LENGTH_REWARDS[kind](int(length[1]), length[2] or "characters")
 
 
-def _parse_trl(name: str) -> tuple[str, dict[str, Any]]:
-    """Parse `trl:NAME` or `trl:NAME(key=value, ...)` into a name in `trl.rewards` and keyword arguments.
-
-    Raises:
-        UserError: TRL has no such reward, or its arguments are invalid.
-    """
-    text = name.removeprefix("trl:")
-    function = text.partition("(")[0]
+def _check_trl(name: str, function: str) -> None:
     if function not in TRL_REWARDS:
         raise UserError(f"unknown reward {name!r}; {suggestion(name, [f'trl:{known}' for known in TRL_REWARDS])}")
-    required, optional = TRL_REWARDS[function]
-    example = f"trl:{function}({', '.join(f'{key}=...' for key in required or optional)})".removesuffix("()")
-    arguments: dict[str, Any] = {}
-    if text != function:
-        try:
-            call = ast.parse(text, mode="eval").body
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-                raise ValueError
-            arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        except (ValueError, SyntaxError):
-            raise UserError(f"reward {name!r}: cannot read its arguments; write {example}") from None
-    if unknown := arguments.keys() - {*required, *optional}:
-        raise UserError(f"reward {name!r} has no argument {min(unknown)!r}; write {example}")
-    if missing := {*required} - arguments.keys():
-        raise UserError(f"reward {name!r} needs the argument {min(missing)!r}; write {example}")
-    if function in _NEED_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
+    if "accuracy" in function and importlib.util.find_spec("math_verify") is None:
         raise UserError(f"reward {name!r} needs the math-verify package; pip install 'math-verify[antlr4_13_2]'")
-    return function, arguments
 
 
-def _load_trl(name: str, arguments: Mapping[str, Any]) -> RewardFunction:
+def _load_trl(name: str) -> RewardFunction:
     import trl.rewards
 
     reward = getattr(trl.rewards, name)
-    if any(TRL_REWARDS[name]):  # A factory.
-        try:
-            reward = reward(**arguments)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"reward 'trl:{name}': {error}") from None
 
     def with_messages(completions: Sequence[Any], **columns: Any) -> list[float | None]:
         # TRL's rewards accept only conversations.

@@ -10,17 +10,12 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from lora_grpo.errors import UserError, suggestion
+from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.rewards.functions import RewardFunction
-from lora_grpo.rewards.guard import one_line
 
 
 def check_file(path: Path, function: str) -> None:
-    """Check that a file defines a reward function at its top level. The file is parsed but not run.
-
-    Args:
-        path: the Python file.
-        function: a name that the file defines, assigns or imports.
+    """Check that a file defines, assigns or imports a reward function at its top level, without running the file.
 
     Raises:
         UserError: the file or function is missing, the file is not Python, or the trainer could not call the function.
@@ -30,14 +25,11 @@ def check_file(path: Path, function: str) -> None:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a Python file that defines {function!r}") from None
     except (SyntaxError, ValueError) as error:
-        where, reason = (f":{error.lineno}", error.msg) if isinstance(error, SyntaxError) else ("", error)
-        raise UserError(f"{path}{where}: {reason}; the file of reward {function!r} is not Python") from None
+        raise UserError(f"{path} is not Python: {first_line(error)}") from None
     defined: list[str] = []
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, ast.FunctionDef):
             defined.append(node.name)
-            if node.name == function and isinstance(node, ast.AsyncFunctionDef):
-                raise UserError(f"{path}:{node.lineno}: {function!r} is async; make it a plain function")
             if node.name == function and node.args.kwarg is None:
                 raise UserError(f"{path}:{node.lineno}: {function!r} must take **columns; the trainer passes them all")
         elif isinstance(node, ast.Assign):
@@ -53,17 +45,16 @@ def load_file(path: Path, function: str) -> RewardFunction:
     """Return a function from a user's file. A file runs only once, even if it defines several rewards.
 
     Raises:
-        UserError: the file raises an error on import (the message includes the file and line), or the name is not a
-            function.
+        UserError: the file raises an error on import, or the name is not a function.
     """
-    reward = getattr(_import_file(path.resolve(), path.stat().st_mtime_ns), function, None)
+    reward = getattr(_import_file(path.resolve()), function)
     if not callable(reward):
         raise UserError(f"{path}: {function!r} is {reward!r:.60}; expected a function (completions, **columns)")
     return reward
 
 
 @functools.cache
-def _import_file(path: Path, modified_ns: int) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     name = f"reward_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
@@ -72,8 +63,7 @@ def _import_file(path: Path, modified_ns: int) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}:{lines[-1]}" if lines else str(path)
-        raise UserError(f"{where}: importing this file of rewards raised {one_line(error)}") from error
+        raise UserError(f"{where}: importing this file raised {type(error).__name__}: {first_line(error)}") from error
     return module

@@ -60,7 +60,7 @@ def test_a_reward_that_raises_only_for_the_whole_batch():
         if len(completions) > 1:
             raise ValueError("too\nmany")
 
-    assert "raised ValueError: too many; in a batch of 2, but for no row alone" in str(failure(reward))
+    assert "raised ValueError: too; in a batch of 2, but for no row alone" in str(failure(reward))
 
 
 def test_a_generator_that_raises_is_caught_too():

@@ -1,4 +1,3 @@
-import inspect
 import subprocess
 import sys
 
@@ -14,8 +13,6 @@ def my_reward(completions, **columns):
     calls.append(1)
     return [float(len(calls))] * len(completions)
 other = lambda completions, **columns: [float(len(calls))] * len(completions)
-async def judge(completions, **columns):
-    return [1.0]
 def narrow(completions):
     return [1.0]
 number = 3
@@ -52,12 +49,6 @@ def parse_one(item):
         ("pattern:x=(5)=1", "pattern:x=(5)", 1.0),
         ("pattern:(?m)^a:b.py:c$=1", "pattern:(?m)^a:b.py:c$", 1.0),
         ("trl:think_format_reward=0.5", "trl:think_format_reward", 0.5),
-        ("trl:get_repetition_penalty_reward", "trl:get_repetition_penalty_reward", 1.0),
-        (
-            "trl:get_repetition_penalty_reward(ngram_size=2, max_penalty=-0.5)",
-            "trl:get_repetition_penalty_reward(ngram_size=2, max_penalty=-0.5)",
-            1.0,
-        ),
     ],
 )
 def test_a_spec_is_a_name_and_a_weight(item, name, weight):
@@ -78,7 +69,7 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
         (["correct_answer=nan"], "weight 'nan' is not a finite number"),
         (["correct_answer=inf"], "weight 'inf' is not a finite number"),
         (["correct_answer=1", "correct_answer=2"], "reward 'correct_answer' is listed 2 times"),
-        (["correct_answer:5"], "takes no argument, got '5'"),
+        (["correct_answer:5"], "did you mean 'correct_answer'?"),
         (["near_length"], "write near_length:200 or near_length:50tokens"),
         (["near_length:0"], "needs a length, got '0'"),
         (["near_length:20words"], "needs a length, got '20words'"),
@@ -88,14 +79,9 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
         (["pattern:a=b"], "needs its weight; write pattern:a=b=1.0"),
         (["pattern:(=1"], "not a regular expression"),
         (["trl:think_format"], "did you mean 'trl:think_format_reward'?"),
-        (["trl:think_format_reward(a=1)"], "has no argument 'a'; write trl:think_format_reward"),
-        (["trl:get_soft_overlong_punishment"], "needs the argument 'max_completion_len'"),
-        (["trl:get_repetition_penalty_reward(n=1)"], "has no argument 'n'"),
-        (["trl:get_repetition_penalty_reward(3)"], "cannot read its arguments"),
-        (["trl:get_repetition_penalty_reward(ngram_size=open)"], "cannot read its arguments"),
-        (["trl:get_repetition_penalty_reward(ngram_size=3"], "cannot read its arguments"),
+        (["trl:get_soft_overlong_punishment"], "expected one of trl:accuracy_reward"),
         (["missing.py:my_reward=1"], "missing.py: No such file"),
-        (["missing.py"], "names no function; write missing.py:my_reward"),
+        (["missing.py"], "or FILE.py:FUNCTION"),
     ],
 )
 def test_a_wrong_spec_says_what_to_write(items, message):
@@ -109,8 +95,7 @@ def test_a_wrong_spec_says_what_to_write(items, message):
     ("function", "message"),
     [
         ("my_rewrad", "does not define 'my_rewrad'; did you mean 'my_reward'?"),
-        ("judge", ":8: 'judge' is async"),
-        ("narrow", ":10: 'narrow' must take **columns"),
+        ("narrow", ":8: 'narrow' must take **columns"),
     ],
 )
 def test_a_users_file_is_checked_before_it_is_run(file, function, message):
@@ -119,7 +104,7 @@ def test_a_users_file_is_checked_before_it_is_run(file, function, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"def f(:\n", r"my\.py:1: "), (b"\0", "is not Python")])
+@pytest.mark.parametrize(("content", "message"), [(b"def f(:\n", r"my\.py, line 1"), (b"\0", "is not Python")])
 def test_a_users_file_that_is_not_python(tmp_path, content, message):
     path = tmp_path / "my.py"
     path.write_bytes(content)
@@ -133,7 +118,7 @@ def test_checking_does_not_run_the_file_and_resolving_does(tmp_path):
     specs = parse_reward_specs([f"{path}:f"])
     with pytest.raises(UserError) as error:
         resolve(specs)
-    assert f"{path}:4: importing this file of rewards raised KeyError" in str(error.value)
+    assert f"{path}:4: importing this file raised KeyError" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -164,31 +149,28 @@ def test_lengths_have_a_unit():
 
 
 def test_trls_rewards_accept_strings_and_conversations():
-    think, repetition = resolve(
-        parse_reward_specs(["trl:think_format_reward", "trl:get_repetition_penalty_reward(ngram_size=1)"])
-    )
-    assert (think.name, repetition.name) == ("think_format_reward", "repetition_penalty_reward")
+    (think,) = resolve(parse_reward_specs(["trl:think_format_reward"]))
+    assert think.name == "think_format_reward"
     text = "<think>\nr\n</think>\n18"
     completions = [text, [{"role": "assistant", "content": text}], "18"]
     assert think.function(completions=completions) == [1.0, 1.0, 0.0]
-    assert repetition.function(completions=["x"], completion_ids=[[5, 5, 5, 5]]) == [-0.75]
 
 
-def test_an_argument_that_trl_rejects():
-    with pytest.raises(UserError, match="should not be positive"):
-        resolve(parse_reward_specs(["trl:get_repetition_penalty_reward(max_penalty=1)"]))
+def test_a_users_file_can_define_trls_rewards_with_arguments(tmp_path):
+    path = tmp_path / "my.py"
+    path.write_text(
+        "from trl.rewards import get_repetition_penalty_reward\n"
+        "repetition = get_repetition_penalty_reward(ngram_size=1)\n"
+    )
+    (reward,) = resolve(parse_reward_specs([f"{path}:repetition"]))
+    assert reward.function(completions=["x"], completion_ids=[[5, 5, 5, 5]]) == [-0.75]
 
 
-def test_the_table_of_trls_rewards_matches_trl():
+def test_trl_has_the_rewards():
     import trl.rewards
 
-    assert set(TRL_REWARDS) == {name for names in trl.rewards._import_structure.values() for name in names}
-    for name, (required, optional) in TRL_REWARDS.items():
-        assert name.startswith("get_") == bool(required or optional)
-        if name.startswith("get_"):
-            parameters = inspect.signature(getattr(trl.rewards, name)).parameters.values()
-            assert required == tuple(p.name for p in parameters if p.default is p.empty)
-            assert optional == tuple(p.name for p in parameters if p.default is not p.empty)
+    names = {name for names in trl.rewards._import_structure.values() for name in names}
+    assert set(TRL_REWARDS) == {name for name in names if not name.startswith("get_")}
 
 
 def test_checking_specs_imports_nothing_heavy():
