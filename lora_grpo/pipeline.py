@@ -14,7 +14,7 @@ from lora_grpo.cli import parse, run_command
 from lora_grpo.config import Overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import load_policy
-from lora_grpo.planning import make_plan, show_plan
+from lora_grpo.planning import make_plan, show_plan, summary
 from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, open_run, read_metrics
@@ -44,7 +44,7 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
         if invocation.preview:
             return preview(config, data)
         run = open_run(config, invocation, recipe, data.record, plan.record())
-        print("\n".join(plan.lines()), file=sys.stderr)
+        print("\n".join(summary(plan)), file=sys.stderr)
         train_and_evaluate(run, data)
 
     sys.exit(run_command(main))

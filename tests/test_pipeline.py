@@ -20,7 +20,7 @@ def run(tmp_path):
     )
     record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "started": now()}
     record |= {"data": {"eval": {"sha256": "bb"}}, "policy": {"base_model": "starter"}}
-    made = Run(tmp_path, config, record)
+    made = Run(config, record)
     made.evaluation.mkdir()
     made.metrics.write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 1.5}\n')
     return made

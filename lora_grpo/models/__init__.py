@@ -8,17 +8,15 @@ step = memory.parts(Shape.of(config_json), memory.Step(...))
 
 target       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 base_model   finds, checks and loads the base model and its tokenizer; sets up torch
-policy       loads the base model with a new adapter, using PEFT or Unsloth
-adapter      saves and loads an adapter
+policy       loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
 shape        the dimensions of a transformer, read from its config.json
 memory       estimates the memory of each part of a GRPO step from the shape
 """
 
 from lora_grpo.models import base_model, memory
-from lora_grpo.models.adapter import load_adapter, save_adapter
 from lora_grpo.models.memory import GIB
-from lora_grpo.models.policy import Policy, check_model, load_policy
-from lora_grpo.models.shape import Shape, UnknownFamily, positive_int
+from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
+from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.models.target import BASE, ModelSpec, Overrides, adapter_sha256, resolve, run_of
 
 __all__ = [
@@ -35,7 +33,6 @@ __all__ = [
     "load_adapter",
     "load_policy",
     "memory",
-    "positive_int",
     "resolve",
     "run_of",
     "save_adapter",

@@ -42,15 +42,7 @@ def is_folder_name(name: str) -> bool:
 
 
 def check_folder(name: str, flag: str) -> None:
-    """Check that a folder contains a model, without importing torch. A Hub id is not checked.
-
-    Args:
-        name: folder or Hub id of the model.
-        flag: the flag to name in error messages.
-
-    Raises:
-        UserError: a file is missing.
-    """
+    """Check that a folder contains a model, or raise a UserError that names the flag. A Hub id is not checked."""
     if not is_folder_name(name):
         return
     folder = Path(name).expanduser()
@@ -120,11 +112,7 @@ def compute_dtype() -> Any:
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:
-    """Return a model's config.json, without importing torch or transformers.
-
-    Raises:
-        UserError: config.json cannot be found or read.
-    """
+    """Return a model's config.json, or raise a UserError. Imports neither torch nor transformers."""
     folder = Path(source(settings.name))
     try:
         return json_files.read_object(folder / "config.json" if folder.is_dir() else _from_hub(settings))
@@ -136,13 +124,10 @@ def _from_hub(settings: ModelConfig) -> Path:
     """Return the path of a model's config.json in the Hub cache, and download the file if necessary.
 
     The Hub is checked first, because huggingface_hub (1.33) retries for half a minute if it is unreachable.
-
-    Raises:
-        UserError: the file is not cached, and the Hub is unreachable.
     """
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
     with contextlib.suppress(LocalEntryNotFoundError):
@@ -151,17 +136,11 @@ def _from_hub(settings: ModelConfig) -> Path:
         get_hf_file_metadata(hf_hub_url(**wanted))
     except (httpx.TransportError, ConnectionError) as error:
         raise UserError(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
-    except HfHubHTTPError:
-        pass  # the download succeeds or raises a better message
     return Path(hf_hub_download(**wanted))
 
 
 def load_base(settings: ModelConfig) -> Any:
-    """Load the model without an adapter, on the GPU if one is available.
-
-    Raises:
-        UserError: the model cannot be found or read.
-    """
+    """Load the model without an adapter, on the GPU if one is available, or raise a UserError."""
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -193,11 +172,7 @@ def load_base(settings: ModelConfig) -> Any:
 
 
 def load_tokenizer(settings: ModelConfig) -> Any:
-    """Load only the tokenizer of a model.
-
-    Raises:
-        UserError: the tokenizer cannot be found or read.
-    """
+    """Load the tokenizer of a model, or raise a UserError."""
     silence_libraries()
     from transformers import AutoTokenizer
 
@@ -215,13 +190,8 @@ def load_tokenizer(settings: ModelConfig) -> Any:
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
     """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
 
-    Args:
-        generation_config: generation configuration of the model.
-        tokenizer: tokenizer of the model.
-        name: name of the model, for error messages.
-
     Raises:
-        RunError: there is no end-of-sequence token, so completions would never end.
+        RunError: the model `name` has no end-of-sequence token, so completions would never end.
     """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lora_grpo.config import RunConfig
 from lora_grpo.models.shape import Shape
 
 GIB = 1024**3
@@ -37,64 +38,54 @@ _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 
 @dataclass(frozen=True)
 class Step:
-    """The settings that determine the memory of a GRPO step, in addition to the model's shape."""
+    """What determines the memory of a GRPO step, in addition to the model's shape."""
 
+    config: RunConfig
     micro_batch_size: int
     """Number of completions in one forward and backward pass."""
-    prompt_tokens: int
-    """Longest prompt, in tokens."""
-    completion_tokens: int
-    """Longest completion, in tokens."""
     sequences: int
     """Number of completions that are decoded at once."""
     sampler: SamplerKind = "transformers"
     """`transformers` (the trained model itself), `vllm` (an engine with its own copy of the base), `shared` (Unsloth's
     engine, which shares the base with the trainer) or `merged` (an unpacked copy, on a CPU)."""
-    bits: int = 4
-    """Precision of the base model: 4 (NF4 with double quantization) or 16."""
-    rank: int = 16
-    targets: tuple[str, ...] = ("all-linear",)
-    dora: bool = False
-    optimizer: str = "adamw_torch"
-    """Name of a transformers optimizer."""
-    checkpointing: bool = True
-    """Gradient checkpointing, which recomputes activations in the backward pass."""
     fused: bool = False
     """Layers use Unsloth's kernels."""
     on_cpu: bool = False
     """Everything except the 4-bit weights is float32, without autocast."""
 
     @property
+    def length(self) -> int:
+        """Longest prompt plus completion, in tokens."""
+        return self.config.model.max_sequence_tokens
+
+    @property
     def tokens(self) -> int:
         """T."""
-        return self.micro_batch_size * (self.prompt_tokens + self.completion_tokens)
+        return self.micro_batch_size * self.length
 
 
 def parts(shape: Shape, step: Step) -> dict[str, int]:
-    """Return the peak memory of each part of a GRPO step in bytes.
-
-    The parts do not all exist at the same time. See `phases`. `context`, `workspace` and `vllm_workspace` are guesses.
-    """
-    tensors = shape.adapter_tensors(step.rank, step.targets, dora=step.dora)
+    """Return the peak memory of each part of a GRPO step in bytes. They do not all exist at once; see `phases`."""
+    model, lora = step.config.model, step.config.lora
+    tensors = shape.adapter_tensors(lora.rank, lora.targets, dora=lora.dora)
     adapter = sum(tensors)
     engine, merged = step.sampler in ("vllm", "shared"), step.sampler == "merged"
     activations, layer = _activations(shape, step, adapter)
     width = 4 if step.on_cpu else 2
-    cached_tokens = step.sequences * (step.prompt_tokens + step.completion_tokens)
     return {
         # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
-        "weights": weight_bytes(shape, step.bits, double_quantized=step.sampler != "shared", width=width),
+        "weights": weight_bytes(shape, model.bits, double_quantized=step.sampler != "shared", width=width),
         "adapter": 4 * adapter,  # float32, see training.make_trainer
         "gradients": 4 * adapter,
-        "optimizer": sum(optimizer_bytes(size, step.optimizer) for size in tensors),
+        "optimizer": sum(optimizer_bytes(size, step.config.train.optimizer) for size in tensors),
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": cached_tokens * kv_bytes_per_token(shape.layers, shape.keys, width),
+        "kv_cache": step.sequences * step.length * kv_bytes_per_token(shape.layers, shape.keys, width),
         "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
         # The copy, plus the base weights of layers with an adapter.
-        "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(step.targets)),
-        "vllm_weights": weight_bytes(shape, step.bits, double_quantized=False) if step.sampler == "vllm" else 0,
+        "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(lora.targets)),
+        "vllm_weights": weight_bytes(shape, model.bits, double_quantized=False) if step.sampler == "vllm" else 0,
         "vllm_adapter": 2 * adapter if engine else 0,
         "vllm_workspace": VLLM_WORKSPACE if engine else 0,
         "context": 0 if step.on_cpu else CONTEXT,
@@ -103,24 +94,17 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     }
 
 
-def phases(sizes: Mapping[str, int], *, sleeps: bool = True) -> dict[str, dict[str, int]]:
-    """Return the parts that are allocated in each phase of a step.
+def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return the parts that are allocated in each phase of a step, from the result of `parts`.
 
     The phases are the three that need the most memory: `sampling` (generating completions), `loss` (which needs the
-    logits), and `backward` (the backward pass through the layers).
-
-    Args:
-        sizes: from `parts`.
-        sleeps: whether a vLLM engine sleeps during training. A sleeping engine discards its KV cache and moves its
-            weights and adapter to host memory (level 1 in vLLM, standby mode in Unsloth). Its CUDA graphs remain.
+    logits), and `backward` (the backward pass through the layers). The sampler frees its cache after sampling. A vLLM
+    engine sleeps during training (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
     """
     always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
-    vllm = {"kv_cache", "vllm_weights", "vllm_adapter"}
-    # This package's sampler frees its cache after sampling.
-    awake = vllm if sizes["vllm_workspace"] and not sleeps else set()
-    training = always | awake | {"gradients", "activations"}
+    training = always | {"gradients", "activations"}
     names_by_phase = {
-        "sampling": always | vllm | {"picking"},
+        "sampling": always | {"kv_cache", "picking", "vllm_weights", "vllm_adapter"},
         "loss": training | {"logits"},
         "backward": training | {"one_layer"},
     }
@@ -157,13 +141,7 @@ _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
 
 
 def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
-    """Return the size of the keys and values of one token in all layers, in bytes.
-
-    Args:
-        layers: number of layers.
-        key_width: total width of all key heads.
-        width: bytes per number.
-    """
+    """Return the bytes of one token's keys and values in all layers, from the total width of all key heads."""
     return 2 * width * layers * key_width
 
 
@@ -192,7 +170,7 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     heads = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
     if shape.head_norms:
         heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
-    ranks = step.rank * len(shape.linears())
+    ranks = step.config.lora.rank * len(shape.linears())
     if step.on_cpu:
         return 16 * (h + q + i) + 4 * ranks + heads
     return 18 * h + 10 * q + 8 * i + 2 * ranks + heads
@@ -218,19 +196,20 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     of a padded batch is stored as booleans and, for each layer, as numbers.
     """
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
-    mask = step.micro_batch_size * (step.prompt_tokens + step.completion_tokens) ** 2
+    checkpointing = step.config.train.gradient_checkpointing
+    mask = step.tokens * step.length
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
     elif step.on_cpu:
-        added = max(20 * h, 8 * h + 8 * i) if step.checkpointing else max(28 * h, 8 * h + 8 * i)
+        added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
     else:
-        added = 14 * h + 6 * i if step.checkpointing else max(24 * h, 10 * h + 6 * i)
+        added = 14 * h + 6 * i if checkpointing else max(24 * h, 10 * h + 6 * i)
     added = step.tokens * added + unpacked
     copy = 0 if step.on_cpu else 2 * adapter
-    if step.checkpointing:
+    if checkpointing:
         left = width * step.tokens * h * shape.layers + mask * (1 + width)
         return left, kept + added + copy // shape.layers
     return shape.layers * (kept + mask * width) + mask + copy, added
@@ -248,7 +227,7 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
     - the last norm
     """
     width = 4 if step.on_cpu else 2
-    completions = step.micro_batch_size * step.completion_tokens
+    completions = step.micro_batch_size * step.config.sampling.max_completion_tokens
     norm = (8 + width) * step.tokens * shape.hidden
     rows = min(completions, _TOKEN_CHUNK)
     entries = min(shape.vocabulary, _VOCABULARY_CHUNK)

@@ -1,23 +1,21 @@
-"""The policy: a frozen base model with a trainable LoRA adapter. Only this module imports Unsloth."""
+"""The policy: a frozen base model with a trainable LoRA adapter. Only this module imports Unsloth.
+
+An adapter is saved in the folder format of PEFT, which vLLM and Unsloth also read.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import (
-    RunConfig,
-    choose_engine,
-    hardware,
-    use_one_gpu,
-    uses_vllm,
-    vllm_available,
-)
+from lora_grpo.config import RunConfig, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
 from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.optional import require
 
@@ -38,22 +36,19 @@ class Policy:
 
 
 def check_model(config: RunConfig) -> None:
-    """Check that the model folder and the engine can be used, without importing torch.
-
-    Raises:
-        UserError: a file or package is missing.
-    """
+    """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
     base_model.check_folder(config.model.name, "--model.name")
     if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
-        raise UserError(
-            "--model.engine unsloth needs the package unsloth; run `pip install -e .[gpu]` "
-            "(on a CPU: `make engines`), or pass --model.engine peft"
-        )
+        raise _missing("--model.engine", "unsloth", "peft")
     if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_available():
-        raise UserError(
-            "--sampling.backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), "
-            "or pass --sampling.backend transformers"
-        )
+        raise _missing("--sampling.backend", "vllm", "transformers")
+
+
+def _missing(flag: str, package: str, instead: str) -> UserError:
+    return UserError(
+        f"{flag} {package} needs the package {package}; run `pip install -e .[gpu]` (on a CPU: `make engines`), or "
+        f"pass {flag} {instead}"
+    )
 
 
 def load_policy(config: RunConfig) -> Policy:
@@ -96,6 +91,29 @@ def load_policy(config: RunConfig) -> Policy:
     return Policy(model, tokenizer, eos_token_ids, engine, record)
 
 
+def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:
+    """Save the adapter and the tokenizer atomically, replacing an existing folder."""
+    with atomic.new_folder(path) as folder:
+        model.save_pretrained(folder, selected_adapters=["default"])
+        tokenizer.save_pretrained(folder)
+        # PEFT's model card is only a template that contains the local path of the base.
+        (folder / "README.md").unlink(missing_ok=True)
+        (folder / "adapter_model.safetensors").chmod(0o644)
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        # PEFT writes this set in hash order, which differs between processes.
+        if isinstance(settings["target_modules"], list):
+            settings["target_modules"].sort()
+        atomic.write_json(folder / "adapter_config.json", settings)
+
+
+def load_adapter(model: Any, path: Path) -> None:
+    """Load the weights of a saved adapter into a model with an adapter of the same shape."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    set_peft_model_state_dict(model, load_file(path / "adapter_model.safetensors"))
+
+
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     import torch
     from peft import LoraConfig, get_peft_model
@@ -132,10 +150,8 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from unsloth import FastLanguageModel
 
-    on_gpu = torch.cuda.is_available()
-    fast = on_gpu and uses_vllm(config)
     options: dict[str, Any] = {}
-    if fast:
+    if torch.cuda.is_available() and uses_vllm(config):
         options = {"fast_inference": True, "max_lora_rank": config.lora.rank}
         if config.model.gpu_memory_share is not None:  # set by the plan
             options["gpu_memory_utilization"] = config.model.gpu_memory_share
@@ -153,13 +169,11 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
-    targets = list(config.lora.targets)
-    if targets == ["all-linear"]:
-        targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    every_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(config.seed)
     model = FastLanguageModel.get_peft_model(
         model,
-        target_modules=targets,
+        target_modules=every_linear if config.lora.targets == ("all-linear",) else list(config.lora.targets),
         **_lora_options(config),
         use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
         random_state=config.seed,

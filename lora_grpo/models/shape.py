@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,31 +38,24 @@ class Shape:
     """Names of the linear layers that have a bias."""
     head_norms: bool = False
     """Whether query and key heads have norms."""
+    context: int | None = None
+    """The declared maximum length of a sequence, in tokens."""
 
     @classmethod
-    def of(cls, config: Any) -> Shape:
-        """Read the shape from a model configuration.
-
-        Args:
-            config: config.json as a dictionary, or a transformers configuration.
+    def of(cls, values: Mapping[str, Any]) -> Shape:
+        """Read the shape from a model's config.json.
 
         Raises:
             UnknownFamily: the model family is not supported.
             UserError: a size is missing or not a positive integer.
         """
-        values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
         family = values.get("model_type")
         if family not in _FAMILIES:
             raise UnknownFamily(
                 f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
-        hidden, heads = positive_int(values, "hidden_size"), positive_int(values, "num_attention_heads")
-        if values.get("head_dim") is not None:
-            width = positive_int(values, "head_dim")
-        else:
-            width = 128 if family == "qwen3" else hidden // heads
-        if not width:
-            raise UserError(f"the model's config.json has a hidden_size of {hidden} for {heads} num_attention_heads")
+        hidden, heads = _positive_int(values, "hidden_size"), _positive_int(values, "num_attention_heads")
+        width = _optional_int(values, "head_dim") or (128 if family == "qwen3" else max(1, hidden // heads))
         biases: list[str] = []
         if family == "qwen2":
             biases += ["q_proj", "k_proj", "v_proj"]
@@ -70,18 +63,18 @@ class Shape:
             biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
         if family == "llama" and values.get("mlp_bias", False):
             biases += ["gate_proj", "up_proj", "down_proj"]
-        grouped = values.get("num_key_value_heads") is not None
         return cls(
             hidden=hidden,
-            layers=positive_int(values, "num_hidden_layers"),
+            layers=_positive_int(values, "num_hidden_layers"),
             queries=heads * width,
-            keys=(positive_int(values, "num_key_value_heads") if grouped else heads) * width,
+            keys=(_optional_int(values, "num_key_value_heads") or heads) * width,
             head=width,
-            inner=positive_int(values, "intermediate_size"),
-            vocabulary=positive_int(values, "vocab_size"),
+            inner=_positive_int(values, "intermediate_size"),
+            vocabulary=_positive_int(values, "vocab_size"),
             tied=bool(values.get("tie_word_embeddings", False)),
             biases=tuple(biases),
             head_norms=family == "qwen3",
+            context=_optional_int(values, "max_position_embeddings"),
         )
 
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -133,29 +126,27 @@ class Shape:
         """Return the number of weights of the modules that get an adapter. See `adapter_tensors` for `targets`."""
         return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
 
-    def _adapted(self, targets: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Yield (inputs, outputs) of every module that gets an adapter."""
-        everything = tuple(targets) == ("all-linear",)
-        for name, inputs, outputs in self._targets():
-            head = name in ("lm_head", "model.embed_tokens")
-            if not head if everything else any(name == end or name.endswith(f".{end}") for end in targets):
-                yield inputs, outputs
-
-    def _targets(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (full name, inputs, outputs) of every module that can have an adapter."""
-        for layer in range(self.layers):
-            for name, (inputs, outputs) in self.linears().items():
-                yield f"model.layers.{layer}.{name}", inputs, outputs
-        yield "lm_head", self.hidden, self.vocabulary
-        yield "model.embed_tokens", self.vocabulary, self.hidden
+    def _adapted(self, targets: Sequence[str]) -> list[tuple[int, int]]:
+        """Return (inputs, outputs) of every module that gets an adapter."""
+        sizes = {
+            f"model.layers.{layer}.{name}": size
+            for layer in range(self.layers)
+            for name, size in self.linears().items()
+        }
+        if tuple(targets) == ("all-linear",):
+            return list(sizes.values())
+        sizes["lm_head"] = self.hidden, self.vocabulary
+        sizes["model.embed_tokens"] = self.vocabulary, self.hidden
+        return [size for name, size in sizes.items() if any(f".{name}".endswith(f".{end}") for end in targets)]
 
 
-def positive_int(values: Mapping[str, Any], name: str) -> int:
-    """Return a positive integer from a model's configuration.
+def _optional_int(values: Mapping[str, Any], name: str) -> int | None:
+    """Return a positive integer from a model's configuration; None if it is missing or null."""
+    return None if values.get(name) is None else _positive_int(values, name)
 
-    Raises:
-        UserError: the value is missing or is not a positive integer.
-    """
+
+def _positive_int(values: Mapping[str, Any], name: str) -> int:
+    """Return a positive integer from a model's configuration, or raise a UserError."""
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         got = f"has {name} {value!r}" if name in values else f"lacks {name}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.config import STARTER, ModelConfig
+from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, json_files
 from lora_grpo.models import base_model
@@ -69,9 +69,8 @@ class ModelSpec:
     def context_tokens(self) -> int | None:
         """Maximum length of a prompt and its completion in tokens, or None if the configuration does not specify it."""
         config = json_files.read_object(Path(self.base.name) / "config.json")
-        longest = config.get("max_position_embeddings")
-        longest = longest or (config.get("text_config") or {}).get("max_position_embeddings")
-        return longest if isinstance(longest, int) and longest > 0 else None
+        longest = (config.get("text_config") or config).get("max_position_embeddings")
+        return longest if isinstance(longest, int) else None
 
     def without_adapter(self) -> ModelSpec:
         """Return the base model with the same tokenizer.
@@ -93,17 +92,17 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
     if base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
         raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
     folder, commit = _find(name, overrides.revision)
-    if (folder / "run.json").is_file():
-        return _of_run(name, folder, overrides)
+    if run := run_of(folder):  # run.json identifies the base of an adapter exactly
+        return _of_run(run, run / "adapter" if run == folder else folder, overrides)
     if (folder / "adapter_config.json").is_file():
-        return _of_adapter(name, folder, overrides)
+        return _of_adapter(folder, overrides)
     if overrides.base:
         raise UserError(f"--base {overrides.base} needs an adapter, and {name} has none; remove the flag")
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
         )
-    return _model(name, folder, commit, overrides, None)
+    return _spec(Path(name).name, name, folder, commit, overrides)
 
 
 def adapter_sha256(folder: Path) -> str:
@@ -121,74 +120,74 @@ def run_of(folder: Path) -> Path | None:
     return None
 
 
-def _of_run(name: str, folder: Path, overrides: Overrides, adapter: Path | None = None) -> ModelSpec:
+def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
     record = read_record(folder)
-    adapter = adapter or folder / "adapter"
     if not (adapter / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"the run in {name} has no adapter yet; finish it with --resume, or give another folder")
+        raise UserError(f"the run in {folder} has no adapter yet; finish it with --resume, or give another folder")
     trained, policy = record["config"]["model"], record["policy"]
-    base, commit = _find(overrides.base or trained["name"], overrides.revision or policy.get("revision"))
+    requested = overrides.base or trained["name"]
+    base, commit = _find(requested, overrides.revision or policy.get("revision"))
     resolved = dataclasses.replace(
         overrides,
         bits=overrides.bits or trained["bits"],
         trust_remote_code=overrides.trust_remote_code or trained["trust_remote_code"],
     )
-    target = _model(trained["name"], base, commit, resolved, adapter)
+    spec = _spec("trained", trained["name"], base, commit, resolved, adapter, record)
     known = policy.get("fingerprint")
-    if known and not overrides.any_base and base_model.weights_fingerprint(Path(target.base.name)) != known:
+    if known and not overrides.any_base and base_model.weights_fingerprint(base) != known:
         raise UserError(
-            f"{overrides.base or trained['name']} is not the base that the run in {name} was trained on: its weights "
-            "differ from those in run.json; pass that base with --base"
+            f"{requested} is not the base that the run in {folder} was trained on: its weights differ from those in "
+            "run.json; pass that base with --base"
         )
-    return dataclasses.replace(target, label="trained", run=record)
+    return spec
 
 
-def _of_adapter(name: str, folder: Path, overrides: Overrides) -> ModelSpec:
-    run = run_of(folder)
-    if run is not None:  # run.json identifies the base exactly
-        return _of_run(str(run), run, overrides, folder)
+def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"{name} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
+        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
     config = json_files.read_object(folder / "adapter_config.json")
-    base = overrides.base or config.get("base_model_name_or_path")
-    if not base:
-        raise UserError(f"{name}/adapter_config.json does not specify a base model; pass it with --base")
-    below, commit = _find(str(base), config.get("revision"))
-    return dataclasses.replace(_model(str(base), below, commit, overrides, folder), label="adapter")
+    name = overrides.base or config.get("base_model_name_or_path")
+    if not name:
+        raise UserError(f"{folder}/adapter_config.json does not specify a base model; pass it with --base")
+    base, commit = _find(name, config.get("revision"))
+    return _spec("adapter", name, base, commit, overrides, folder)
 
 
-def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """Return the folder of a model, and its commit if it comes from the Hub."""
-    where = base_model.source(name)
-    if name == STARTER or base_model.is_folder_name(where):
-        return Path(where), None
-    folder = _fetch(where, revision)
-    return folder, folder.name
-
-
-def _model(name: str, folder: Path, commit: str | None, overrides: Overrides, adapter: Path | None) -> ModelSpec:
-    """Return the spec of the model in a folder."""
-    base_model.check_folder(str(folder), "the model")
+def _spec(
+    label: str,
+    name: str,
+    base: Path,
+    commit: str | None,
+    overrides: Overrides,
+    adapter: Path | None = None,
+    run: Mapping[str, Any] | None = None,
+) -> ModelSpec:
+    """Return the spec of the model in the folder `base`, or of an adapter for it."""
+    base_model.check_folder(str(base), "the model")
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json")
     has_tokenizer = adapter is not None and any((adapter / file).is_file() for file in vocabularies)
     settings = ModelConfig(
-        name=str(folder),
+        name=str(base),
         bits=4 if overrides.bits == 4 else 16,
         trust_remote_code=overrides.trust_remote_code,
         revision=commit,
     )
     base_name = str(Path(name)) if base_model.is_folder_name(name) else name
-    return ModelSpec(Path(name).name, settings, base_name, adapter, adapter if adapter and has_tokenizer else folder)
+    return ModelSpec(label, settings, base_name, adapter, adapter if adapter and has_tokenizer else base, run)
 
 
-def _fetch(name: str, revision: str | None) -> Path:
-    """Download a repository from the Hub and return its folder, which is named after the commit."""
+def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
+    """Return the folder of a model, and its commit if it was downloaded from the Hub."""
+    where = base_model.source(name)
+    if base_model.is_folder_name(where):
+        return Path(where), None
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+        folder = Path(snapshot_download(where, revision=revision, allow_patterns=_HUB_FILES))
     except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
         raise UserError(f"{name} is not a folder and cannot be loaded from the Hub ({first_line(error)})") from error
+    return folder, folder.name
 
 
 def _digest(folder: Path, names: tuple[str, ...]) -> str:

@@ -18,6 +18,6 @@ text.py          prints the plan
 from lora_grpo.planning.plan import make_plan
 from lora_grpo.planning.roofline import Limits, StepWork
 from lora_grpo.planning.suggestions import as_flags, cheaper_settings
-from lora_grpo.planning.text import show_plan
+from lora_grpo.planning.text import show_plan, summary
 
-__all__ = ["Limits", "StepWork", "as_flags", "cheaper_settings", "make_plan", "show_plan"]
+__all__ = ["Limits", "StepWork", "as_flags", "cheaper_settings", "make_plan", "show_plan", "summary"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +63,12 @@ class Work:
 class Duration:
     """Lowest and highest estimate of a run's duration, in seconds."""
 
-    training: tuple[float, float] | None
-    """All steps; None without an estimate."""
-    evaluation: tuple[float, float] | None
-    """The evaluations before and after training; None if unknown."""
     source: str
     """The source of the estimate, or how to get one."""
+    training: tuple[float, float] | None = None
+    """All steps; None without an estimate."""
+    evaluation: tuple[float, float] | None = None
+    """The evaluations before and after training; None if unknown."""
 
     def text(self) -> str:
         """Return the estimate as one line."""
@@ -82,39 +81,22 @@ class Duration:
             line += ", without the evaluations before and after"
         return f"{line} ({self.source})"
 
-    def record(self) -> dict[str, Any]:
-        """Return the fields for run.json."""
-        both = {"training_seconds": self.training, "evaluation_seconds": self.evaluation}
-        return {
-            **{name: value and [round(each) for each in value] for name, value in both.items()},
-            "source": self.source,
-        }
 
-
-def estimate(
-    config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None, derived: Collection[str] = ()
-) -> Duration:
-    """Estimate the duration of a run.
-
-    Args:
-        config: the resolved configuration.
-        work: the remaining work.
-        shape: the model's shape; None if unknown.
-        fit: the memory plan; None if the memory is not planned.
-        derived: settings that the plan resolved.
-    """
-    if measured := _measured_step(config, derived):
-        seconds, steps = measured
-        source = f"measured: the median of {steps} steps in {config.output_dir}, {seconds:.1f} s per step"
-        return Duration((work.steps * seconds,) * 2, None if work.evaluated != 0 else (0.0, 0.0), source)
+def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None) -> Duration:
+    """Estimate the duration of a run from its resolved configuration. Shape and fit are None without a memory plan."""
+    nothing = (0.0, 0.0)
+    if measured := _measured_steps(config):
+        seconds = statistics.median(measured)
+        source = f"measured: the median of {len(measured)} steps in {config.output_dir}, {seconds:.1f} s per step"
+        return Duration(source, (work.steps * seconds,) * 2, None if work.evaluated != 0 else nothing)
     hint = f"run {_MEASURED_STEPS} steps in {config.output_dir} and repeat --plan, which reads its metrics.jsonl"
     if shape is None or fit is None:
-        return Duration(None, None, f"no estimate, because the memory is not planned; {hint}")
+        return Duration(f"no estimate, because the memory is not planned; {hint}")
     if fit.device.on_cpu:
-        return Duration(None, None, f"no estimate for a CPU; {hint}")
+        return Duration(f"no estimate for a CPU; {hint}")
     limits = published_limits(fit.device.name)
     if limits is None:
-        return Duration(None, None, f"no estimate: the rates of {fit.device.name} are unknown; {hint}")
+        return Duration(f"no estimate: the rates of {fit.device.name} are unknown; {hint}")
     step = StepWork(
         shape,
         fit.max_num_seqs,
@@ -124,7 +106,7 @@ def estimate(
         config.lora.rank,
         config.train.gradient_checkpointing,
     )
-    tokens_per_second, operations = step.decoding_bound(limits), step.training_operations() / fit.max_num_seqs
+    tokens_per_second = step.decoding_bound(limits)
 
     def sampling(completions: int) -> tuple[float, float]:
         rounds = math.ceil(completions / fit.max_num_seqs)
@@ -132,13 +114,14 @@ def estimate(
         return _at_shares(tokens / tokens_per_second, SAMPLING_SHARES[fit.sampler])
 
     sampled = sampling(work.completions_per_step)
-    trained = _at_shares(work.completions_per_step * operations / (limits.matmul_tflops * 1e12), TRAINING_SHARE)
+    operations = work.completions_per_step * step.training_operations() / fit.max_num_seqs
+    trained = _at_shares(operations / (limits.matmul_tflops * 1e12), TRAINING_SHARE)
     source = (
         f"from NVIDIA's {limits.copy_gb_per_second:g} GB/s and {limits.matmul_tflops:g} TFLOPS for a "
         f"{fit.device.name} and guessed shares of them; completions at maximum length, rewards not included"
     )
     training = work.steps * (sampled[0] + trained[0]), work.steps * (sampled[1] + trained[1])
-    return Duration(training, None if work.evaluated is None else sampling(work.evaluated), source)
+    return Duration(source, training, None if work.evaluated is None else sampling(work.evaluated))
 
 
 def _range(seconds: tuple[float, float]) -> str:
@@ -154,25 +137,26 @@ def _at_shares(seconds: float, shares: tuple[float, float]) -> tuple[float, floa
     return seconds / shares[1], seconds / shares[0]
 
 
-def _measured_step(config: RunConfig, derived: Collection[str]) -> tuple[float, int] | None:
-    """Return the median step time in the output folder and the number of steps; None if the settings differ."""
+def _measured_steps(config: RunConfig) -> list[float]:
+    """Return the step times in the output folder, without the first; [] if the settings differ or steps are missing."""
     try:
         record = json.loads((config.folder / "run.json").read_text(encoding="utf-8"))
-        # Settings that were planned in both runs depend on the free memory and hardly affect the duration.
-        ignored = {*derived} & {*(record.get("memory") or {}).get("derived", ())} | {"model.gpu_memory_share"}
-        now = json.loads(json.dumps(config.to_dict()))
-        if _speed_settings(record["config"], ignored) != _speed_settings(now, ignored):
-            return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        if _speed_settings(record["config"]) != _speed_settings(json.loads(json.dumps(config.to_dict()))):
+            return []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
     lines = read_metrics(config.folder)
-    seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))][1:]
-    return (statistics.median(seconds), len(seconds)) if len(seconds) >= _MEASURED_STEPS - 1 else None
+    seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))]
+    return seconds[1:] if len(seconds) >= _MEASURED_STEPS else []
 
 
-def _speed_settings(settings: dict[str, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """Return the settings that affect the duration of a step, by dotted name."""
-    names = [f"{section}.{name}" for section in ("model", "lora", "sampling") for name in settings[section]]
-    names += ["train.prompts_per_step", "train.micro_batch_size", "train.gradient_checkpointing", "train.optimizer"]
-    pairs = [(name, *name.split(".")) for name in names if name not in ignored]
-    return {name: settings[section][key] for name, section, key in pairs}
+def _speed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that affect the duration of a step, by section."""
+    names = ("prompts_per_step", "micro_batch_size", "gradient_checkpointing", "optimizer")
+    return {
+        # The share depends on the free memory and hardly affects the duration.
+        "model": settings["model"] | {"gpu_memory_share": None},
+        "lora": settings["lora"],
+        "sampling": settings["sampling"],
+        "train": {name: settings["train"][name] for name in names},
+    }

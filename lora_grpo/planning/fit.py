@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape, hardware, micro_batches
-from lora_grpo.errors import UserError
+from lora_grpo.config import RunConfig, batch_shape, micro_batches
 from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
@@ -29,10 +28,6 @@ class Device:
         """Memory that a plan may use; see USABLE_SHARE."""
         return int(USABLE_SHARE * self.free)
 
-    @classmethod
-    def of(cls, gpu: hardware.Gpu) -> Device:
-        return cls(gpu.name, int(gpu.memory_gib * GIB), int(gpu.free_gib * GIB))
-
 
 @dataclass(frozen=True)
 class Fit:
@@ -40,28 +35,21 @@ class Fit:
 
     micro_batch_size: int
     """Completions per forward and backward pass."""
-    gpu_memory_share: float | None
-    """vLLM's `gpu_memory_utilization`: a share of the GPU's total memory, or of the free memory with Unsloth. None
-    without vLLM."""
-    max_model_len: int
-    """Maximum length of prompt plus completion, in tokens."""
     max_num_seqs: int
     """Completions sampled in parallel."""
     sampler: memory.SamplerKind
-    sleeps: bool
-    """vLLM sleeps during training."""
     parts: dict[str, int]
     """The result of `memory.parts`, in bytes."""
     device: Device
+    gpu_memory_share: float | None = None
+    """vLLM's `gpu_memory_utilization`: a share of the GPU's total memory, or of the free memory with Unsloth. None
+    without vLLM."""
+    least_share: float = 0.0
+    """The smallest share that has room for the parallel completions."""
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
-        return memory.phases(self.parts, sleeps=self.sleeps)
-
-    @property
-    def needed(self) -> int:
-        """Memory of the phase that needs most, in bytes."""
-        return max(self.sampling, self.training)
+        return memory.phases(self.parts)
 
     @property
     def sampling(self) -> int:
@@ -71,20 +59,31 @@ class Fit:
     @property
     def training(self) -> int:
         """Memory of the larger of the two training phases (loss and backward), in bytes."""
-        return max(sum(phase.values()) for name, phase in self.phases.items() if name != "sampling")
+        return max(sum(self.phases[name].values()) for name in ("loss", "backward"))
+
+    @property
+    def needed(self) -> int:
+        """Memory of the phase that needs most, in bytes."""
+        return max(self.sampling, self.training)
+
+    @property
+    def sampling_fits(self) -> bool:
+        return self.sampling <= self.device.usable and self.least_share <= (self.gpu_memory_share or 1.0)
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.device.usable
+        return self.sampling_fits and self.training <= self.device.usable
 
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""
-        names = ("micro_batch_size", "gpu_memory_share", "max_model_len", "max_num_seqs", "sampler", "sleeps")
         return {
             "gpu": self.device.name,
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),
-            **{name: getattr(self, name) for name in names},
+            "micro_batch_size": self.micro_batch_size,
+            "gpu_memory_share": self.gpu_memory_share,
+            "max_num_seqs": self.max_num_seqs,
+            "sampler": self.sampler,
             "planned_gib": {name: _gib(size) for name, size in self.parts.items() if size},
             "planned_phases_gib": {name: _gib(sum(phase.values())) for name, phase in self.phases.items()},
         }
@@ -99,50 +98,31 @@ class Planner:
     sampler: memory.SamplerKind
     fused: bool = False
     """Whether Unsloth's kernels run the layers."""
-    sleeps: bool = True
-    """vLLM sleeps during training."""
-    world_size: int | None = None
-    """Number of training processes; None reads `WORLD_SIZE`."""
 
     def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
         """Return the plan for a micro-batch size and a number of parallel completions, even if it does not fit."""
-        sampler, completion = self._sampler(config), config.sampling.max_completion_tokens
-        step = memory.Step(
-            micro_batch_size=micro,
-            prompt_tokens=config.model.max_sequence_tokens - completion,
-            completion_tokens=completion,
-            sequences=sequences,
-            sampler=sampler,
-            bits=config.model.bits,
-            rank=config.lora.rank,
-            targets=config.lora.targets,
-            dora=config.lora.dora,
-            optimizer=config.train.optimizer,
-            checkpointing=config.train.gradient_checkpointing,
-            fused=self.fused,
-            on_cpu=self.device.on_cpu,
-        )
-        sizes, longest = memory.parts(self.shape, step), config.model.max_sequence_tokens
-        plan = Fit(micro, None, longest, sequences, sampler, self.sleeps, sizes, self.device)
+        # The backend may be a suggestion, which differs from the run's.
+        replaced = config.sampling.backend == "transformers" and self.sampler != "merged"
+        sampler = "transformers" if replaced else self.sampler
+        step = memory.Step(config, micro, sequences, sampler, self.fused, self.device.on_cpu)
+        sizes = memory.parts(self.shape, step)
+        fit = Fit(micro, sequences, sampler, sizes, self.device)
         if sampler not in ("vllm", "shared"):
-            return plan
-        # Rounded up to a thousandth.
-        share = math.ceil(1000 * (_engine_bytes(plan) + sizes["kv_cache"]) / max(_share_base(plan), 1)) / 1000
-        return dataclasses.replace(plan, gpu_memory_share=min(1.0, share))
-
-    def candidates(self, config: RunConfig) -> list[Fit]:
-        """Return the plans to choose from; the last one needs the least memory.
-
-        Raises:
-            UserError: the requested share leaves vLLM no room for one completion.
-        """
-        most = self._completions(config)
-        if self.device.on_cpu:  # samples a whole step in parallel; the micro-batch size does not depend on the memory
-            return [self.at(config, batch_shape(config, self.world_size).micro_batch_size, most)]
-        if self._has_share(config):
-            return [self._with_share(config, micro) for micro in self._sizes(config)]
-        parallel = [most >> halvings for halvings in range(most.bit_length())]
-        return [self.at(config, micro, sequences) for sequences in parallel for micro in self._sizes(config)]
+            return fit
+        engine = sum(sizes[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
+        base = self.device.total
+        if sampler == "shared":
+            # Unsloth's share includes the trained weights, and refers to the free memory.
+            # Source: unsloth_zoo.vllm_utils.approximate_vllm_memory_usage.
+            engine += sizes["weights"]
+            base = max(self.device.free - sizes["context"], 1)
+        least = math.ceil(1000 * (engine + sizes["kv_cache"]) / base) / 1000  # rounded up to a thousandth
+        share = config.model.gpu_memory_share
+        if share is None:
+            return dataclasses.replace(fit, gpu_memory_share=min(1.0, least), least_share=least)
+        # vLLM fills its share with the KV cache.
+        sizes["kv_cache"] = max(sizes["kv_cache"], int(share * base) - engine)
+        return dataclasses.replace(fit, gpu_memory_share=share, least_share=least)
 
     def choose(self, config: RunConfig) -> Fit | None:
         """Return the plan with the largest micro-batch and the most parallel completions that fit; None if none fits.
@@ -150,95 +130,27 @@ class Planner:
         Args:
             config: the run. `train.micro_batch_size` and `model.gpu_memory_share` are planned if they are None, else
                 used as requested. A requested micro-batch that is too large is used if a smaller one would fit.
-
-        Raises:
-            UserError: the requested share leaves vLLM no room for one completion.
         """
-        candidates = self.candidates(config)
+        candidates = [self.at(config, micro, sequences) for micro, sequences in self._choices(config)]
         fitting = [plan for plan in candidates if plan.fits]
-        if not fitting and config.train.micro_batch_size is not None and self.fits(config, 1, 1):
-            fitting = [plan for plan in candidates if plan.sampling <= plan.device.usable] or candidates[-1:]
-        # If vLLM sleeps, both sizes can be at their maximum; otherwise sampling and training share the memory.
-
-        def sizes(plan: Fit) -> tuple[int, int]:
-            return plan.micro_batch_size * plan.max_num_seqs, plan.max_num_seqs
-
-        return max(fitting, key=sizes, default=None)
+        if not fitting and config.train.micro_batch_size is not None and self.at(config, 1, 1).fits:
+            fitting = [plan for plan in candidates if plan.sampling_fits] or candidates[-1:]
+        return max(fitting, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
 
     def least(self, config: RunConfig) -> Fit:
-        """Return the candidate that needs the least memory."""
-        if self.device.on_cpu:
-            return self.candidates(config)[-1]
-        micro = self._sizes(config)[-1]
-        return self._with_share(config, micro) if self._has_share(config) else self.at(config, micro, 1)
+        """Return the plan that needs the least memory."""
+        return self.at(config, *self._choices(config)[-1])
 
-    def fits(self, config: RunConfig, micro: int, sequences: int) -> bool:
-        """Return whether a micro-batch fits with this many parallel completions."""
-        if self.device.on_cpu or not self._has_share(config):
-            return self.at(config, micro, sequences).fits
-        try:
-            plan = self._with_share(config, micro)
-        except UserError:  # the share is too small
-            return False
-        return plan.fits and plan.max_num_seqs >= sequences
-
-    def accepts(self, config: RunConfig) -> bool:
-        """Return whether at least one plan fits."""
-        try:
-            return self.least(config).fits
-        except UserError:  # the share is too small
-            return False
-
-    def _sizes(self, config: RunConfig) -> list[int]:
-        """Return the micro-batch sizes to choose from, the smallest last."""
-        requested = config.train.micro_batch_size
-        return micro_batches(config, self.world_size) if requested is None else [requested]
-
-    def _completions(self, config: RunConfig) -> int:
-        """Return the completions per step and process."""
-        shape = batch_shape(config, self.world_size)
-        return shape.accumulation_steps * shape.micro_batch_size
-
-    def _has_share(self, config: RunConfig) -> bool:
-        return config.model.gpu_memory_share is not None and self._sampler(config) != "transformers"
-
-    def _with_share(self, config: RunConfig, micro: int) -> Fit:
-        """Return the plan with the requested share, which vLLM fills with its KV cache."""
-        share = config.model.gpu_memory_share
-        assert share is not None
-        one = self.at(config, micro, 1)
-        sequence, base, engine = one.parts["kv_cache"], _share_base(one), _engine_bytes(one)
-        cache = int(share * base) - engine
-        if cache < sequence:
-            enough = math.ceil(100 * (engine + sequence) / base) / 100
-            raise UserError(
-                f"--model.gpu-memory-share {share:g} leaves vLLM {max(cache, 0) / GIB:.2f} GiB for its KV cache, and "
-                f"one completion needs {sequence / GIB:.2f}; leave the flag out"
-                + (f", or pass {enough:g} or more" if enough <= 1 else "")
-            )
-        sequences = min(self._completions(config), cache // sequence)
-        sizes = {**one.parts, "kv_cache": cache}
-        return dataclasses.replace(one, gpu_memory_share=share, max_num_seqs=sequences, parts=sizes)
-
-    def _sampler(self, config: RunConfig) -> memory.SamplerKind:
-        """Return the sampler; a suggestion may have changed it."""
-        is_engine = self.sampler in ("vllm", "shared")
-        return "transformers" if is_engine and config.sampling.backend == "transformers" else self.sampler
-
-
-def _engine_bytes(plan: Fit) -> int:
-    """Return vLLM's memory without its KV cache, in bytes."""
-    size = sum(plan.parts[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
-    return size + (plan.parts["weights"] if plan.sampler == "shared" else 0)
-
-
-def _share_base(plan: Fit) -> int:
-    """Return the memory that vLLM's share refers to, in bytes: the free memory for Unsloth, else the GPU's total
-    memory.
-
-    Source: unsloth_zoo.vllm_utils.approximate_vllm_memory_usage.
-    """
-    return plan.device.free - plan.parts["context"] if plan.sampler == "shared" else plan.device.total
+    def _choices(self, config: RunConfig) -> list[tuple[int, int]]:
+        """Return the micro-batch sizes and numbers of parallel completions to choose from, the smallest last."""
+        sizes = micro_batches(config)
+        completions = sizes[0]  # of one step, on this process
+        if self.device.on_cpu:  # samples a whole step in parallel; the micro-batch size does not depend on the memory
+            return [(batch_shape(config).micro_batch_size, completions)]
+        if config.train.micro_batch_size is not None:
+            sizes = [config.train.micro_batch_size]
+        parallel = [completions >> halvings for halvings in range(completions.bit_length())]
+        return [(micro, sequences) for sequences in parallel for micro in sizes]
 
 
 def _gib(size: int) -> float:

@@ -21,11 +21,7 @@ _LEAST_TOKENS, _LEAST_RANK = 32, 4
 
 
 def choose_fit(planner: Planner, config: RunConfig) -> Fit:
-    """Return the plan for a run; see `Planner.choose`.
-
-    Raises:
-        UserError: no plan fits; the error lists the memory by part and three settings to change.
-    """
+    """Return the plan for a run, or raise a UserError with the memory by part and three settings to change."""
     if fit := planner.choose(config):
         return fit
     raise UserError(refusal(planner, config))
@@ -35,11 +31,7 @@ def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[li
     """Return settings that need less memory, the least harmful first, each with decreasing values.
 
     The order is: settings that only cost time, settings that hardly change the result, settings that limit learning.
-
-    Args:
-        config: the run.
-        with_engine: whether vLLM samples the completions. Unlike vLLM, the kit's own sampler needs no extra copy of the
-            weights.
+    `with_engine` says whether vLLM, which may hold its own copy of the weights, samples the completions.
     """
     micro, longest = config.train.micro_batch_size, config.model.max_sequence_tokens
     completion = config.sampling.max_completion_tokens
@@ -87,29 +79,38 @@ def changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
 def refusal(planner: Planner, config: RunConfig) -> str:
     """Return the error message for a run that does not fit: the smallest plan's memory by part, and what to change."""
     least, device = planner.least(config), planner.device
+    share = config.model.gpu_memory_share
+    if share is not None and least.least_share > share:
+        return (
+            f"--model.gpu-memory-share {share:g} is too small: vLLM's weights and one completion need "
+            f"{least.least_share:g}; leave the flag out"
+        )
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
     return (
         f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
-        f"needs {least.needed / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
-        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {advice(planner, config)}"
+        f"needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
+        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {_advice(planner, config)}"
     )
 
 
-def advice(planner: Planner, config: RunConfig) -> str:
+def _advice(planner: Planner, config: RunConfig) -> str:
     """Return three settings to change: single settings that are enough, else a combination, else the closest one."""
     if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
         config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
     ladders = cheaper_settings(config, with_engine=planner.sampler in ("vllm", "shared"))
 
-    def needed(*suggestions: Suggestion) -> int:
-        return planner.least(changed(config, *suggestions)).needed
+    def least(*suggestions: Suggestion) -> Fit:
+        return planner.least(changed(config, *suggestions))
+
+    def needed(*suggestions: Suggestion) -> float:
+        return least(*suggestions).needed / GIB
 
     def fits(*suggestions: Suggestion) -> bool:
-        return planner.accepts(changed(config, *suggestions))
+        return least(*suggestions).fits
 
     def describe(suggestion: Suggestion, verdict: str) -> str:
-        return f"{as_flags(suggestion)} ({needed(suggestion) / GIB:.2f} GiB, {verdict})"
+        return f"{as_flags(suggestion)} ({needed(suggestion):.2f} GiB, {verdict})"
 
     def also(named: Sequence[Suggestion]) -> str:
         names = set().union(*named)
@@ -123,12 +124,12 @@ def advice(planner: Planner, config: RunConfig) -> str:
     combinations = _combinations(ladders)
     if together := next((each for each in combinations if fits(*each)), None):
         parts = ", ".join(describe(each, "not enough alone") for each in together)
-        return f"pass together ({needed(*together) / GIB:.2f} GiB, enough): {parts}{also(together)}"
+        return f"pass together ({needed(*together):.2f} GiB, enough): {parts}{also(together)}"
     if not combinations:
         return "pass a smaller --model.name"
     closest = min(combinations, key=lambda each: needed(*each))
     flags = ", ".join(map(as_flags, closest))
-    return f"not enough even together: {flags} ({needed(*closest) / GIB:.2f} GiB); pass a smaller --model.name"
+    return f"not enough even together: {flags} ({needed(*closest):.2f} GiB); pass a smaller --model.name"
 
 
 def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> list[tuple[Suggestion, ...]]:

@@ -1,4 +1,4 @@
-"""Prints the plan of a run for `--plan`."""
+"""Prints the plan of a run: in full for `--plan`, and a summary at the start of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB
 from lora_grpo.planning.fit import Fit
-from lora_grpo.planning.plan import Largest, Plan, count
+from lora_grpo.planning.plan import Plan
 
 _SAMPLERS = {
     "transformers": "the kit's own sampler",
@@ -28,60 +28,61 @@ def show_plan(plan: Plan) -> None:
         raise UserError(plan.too_large)
 
 
-def _lines(plan: Plan) -> Iterator[str]:
-    yield _line("model", _model(plan))
+def summary(plan: Plan) -> Iterator[str]:
+    """Yield the lines that a run prints at the start."""
+    yield from _settings(plan)
+    if plan.too_large:
+        yield f"warning: {plan.too_large}"
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    """Yield the planned settings, memory, work and time."""
     if plan.fit and plan.largest:
-        yield from _memory(plan.fit)
-        yield from _settings(plan, plan.fit, plan.largest)
+        fit = plan.fit
+        yield _line("micro-batch", f"{fit.micro_batch_size} completions; at most {plan.largest.micro_batch_size} fit")
+        share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
+        yield _line("sampling", f"{fit.max_num_seqs} completions in parallel by {_SAMPLERS[fit.sampler]}{share}")
+        sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
+        yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
     work = plan.work
     completions = f"{work.steps:,} steps x {work.completions_per_step} = {work.completions:,} completions"
-    yield _line("work", f"{completions}; at most {count(work.tokens)} tokens")
-    if work.evaluated is None:
-        yield _line("evaluation", "before and after, on all evaluation rows, counted once they are loaded")
-    elif work.evaluated:
-        yield _line("evaluation", f"{work.evaluated:,} completions, before and after together")
+    evaluated = f"; {work.evaluated:,} completions to evaluate" if work.evaluated else ""
+    yield _line("work", f"{completions}, at most {_count(work.tokens)} tokens{evaluated}")
     yield _line("time", plan.duration.text())
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    shape, fit, largest = plan.shape, plan.fit, plan.largest
+    if not shape or not fit or not largest:
+        yield _line("model", plan.model)
+    else:
+        adapter = _count(fit.parts["adapter"] // 4)
+        yield _line("model", f"{plan.model}: {_count(shape.parameters)} parameters, {adapter} in the adapter")
+        yield _line("engine", plan.engine + (f", {plan.processes} processes" if plan.processes > 1 else ""))
+        yield from _table(fit)
+        declared = f"; the model declares {shape.context:,}" if shape.context else ""
+        yield _line(
+            "context",
+            f"at most {largest.context:,} tokens fit with these batch sizes, {largest.smallest_batch_context:,} with "
+            f"batches of one{declared}",
+        )
+    yield from _settings(plan)
     yield "\nAssumptions:"
     yield from (f"- {assumption}" for assumption in plan.assumptions)
 
 
-def _model(plan: Plan) -> str:
-    if not plan.shape or not plan.fit:
-        return plan.model
-    return (
-        f"{plan.model}: {count(plan.shape.parameters)} parameters, {count(plan.shape.linear_parameters)} of them in "
-        f"linear layers; adapter {count(plan.fit.parts['adapter'] // 4)}"
-    )
-
-
-def _memory(fit: Fit) -> Iterator[str]:
+def _table(fit: Fit) -> Iterator[str]:
     """Yield a table of memory by part and phase, in GiB."""
-    device, phases = fit.device, fit.phases
-    names = [name for name in fit.parts if any(phase.get(name) for phase in phases.values())]
+    phases = fit.phases
+    names = [name for name in fit.parts if any(name in phase for phase in phases.values())]
     width = max(map(len, names)) + 2
-    free = f"{device.name}: {device.free / GIB:.2f} GiB free of {device.total / GIB:.2f}"
-    yield _line("memory" if device.on_cpu else "GPU", free) + "\n"
-    yield f"{'GiB':<{width}}" + "".join(f"{phase:>10}" for phase in phases)
+    yield f"\n{'GiB':<{width}}" + "".join(f"{phase:>10}" for phase in phases)
     for name in names:
         yield f"{name.replace('_', ' '):<{width}}" + "".join(_cell(phase.get(name, 0)) for phase in phases.values())
     yield f"{'total':<{width}}" + "".join(_cell(sum(phase.values())) for phase in phases.values())
-    yield f"{'usable':<{width}}" + _cell(device.usable) * len(phases) + "\n"
-
-
-def _settings(plan: Plan, fit: Fit, largest: Largest) -> Iterator[str]:
-    """Yield the planned settings and the largest values that fit."""
-    yield _line("engine", plan.engine + (f", {plan.processes} processes" if plan.processes > 1 else ""))
-    yield _line("micro-batch", f"{fit.micro_batch_size} completions; largest that fits: {largest.micro_batch_size}")
-    share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
-    yield _line("sampling", f"{fit.max_num_seqs} completions in parallel by {_SAMPLERS[fit.sampler]}{share}")
-    declared = f"; the model declares {largest.declared:,}" if largest.declared else ""
-    yield _line(
-        "context",
-        f"{fit.max_model_len:,} tokens; longest that fits: {largest.context:,} with these batch sizes, "
-        f"{largest.smallest_batch_context:,} with batches of one{declared}",
-    )
+    yield f"{'usable':<{width}}" + _cell(fit.device.usable) * len(phases) + "\n"
 
 
 def _line(name: str, text: str) -> str:
@@ -91,3 +92,11 @@ def _line(name: str, text: str) -> str:
 def _cell(size: int) -> str:
     text = "-" if not size else "<0.01" if size < 0.005 * GIB else f"{size / GIB:.2f}"
     return f"{text:>10}"
+
+
+def _count(number: float) -> str:
+    """Format a count with three significant digits: 16.4 million."""
+    for unit, word in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {word}"
+    return f"{number:,.0f}"

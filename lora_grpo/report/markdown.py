@@ -28,7 +28,6 @@ def report_markdown(run: RunFiles) -> str:
     changed = [(setting.name, setting.value) for setting in facts.settings(run) if setting.differs]
     lines += ["## Settings that are not the default", "", *table(["", ""], changed)]
     lines += ["## Versions", "", *table(["", ""], list(facts.versions(run).items()))]
-    lines += [f"- {escape(remark)}" for remark in run.remarks]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -12,13 +12,11 @@
 record       the schema of run.json; versions and git revision
 run          the open run: creates, resumes and closes its folder
 checkpoints  `AtomicCheckpoints` renames a complete checkpoint into place; finds the newest complete one
-lines        reads JSON Lines files that may still be growing
 reader       reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step
-from lora_grpo.runs.lines import Line, read_metrics
-from lora_grpo.runs.reader import RunFiles, read_run
+from lora_grpo.runs.reader import Line, RunFiles, read_metrics, read_run
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
 from lora_grpo.runs.run import Run, begun_run, close_run, open_run
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
-from lora_grpo.runs.lines import Line, read_lines
 from lora_grpo.runs.record import read_record
+
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,6 @@ class RunFiles:
     """`question` and `answer` of the evaluation set, by task_id."""
     is_running: bool
     """Whether a process holds the folder's lock."""
-    remarks: list[str]
-    """Messages about incomplete lines that were skipped."""
 
     @property
     def name(self) -> str:
@@ -52,33 +52,62 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the folder of a run. An incomplete last line of a file is skipped and added to `remarks`.
+    """Read the folder of a run.
 
     Raises:
         UserError: the folder does not contain a run, or a file is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the folder of a run, e.g. outputs/gsm8k_lora")
-    is_running = lock.is_held(folder)  # check before reading, in case the run ends in the meantime
-    record = read_record(folder)
-    remarks: list[str] = []
-
-    def read(path: Path, **required: type) -> list[Line]:
-        lines, whole = read_lines(path, required)
-        if not whole:
-            remarks.append(f"{path.name}: the last line is incomplete and left out")
-        return lines
 
     def by_step(name: str) -> list[Line]:
         paths = sorted((folder / name).glob("step-*.jsonl"))
-        lines = [line for path in paths for line in read(path, step=int, completion=str, rewards=dict)]
+        lines = [line for path in paths for line in _read_lines(path, step=int, completion=str, rewards=dict)]
         return sorted(lines, key=lambda line: line["step"])
 
-    metrics = sorted(read(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
-    completions, validation = by_step("completions"), by_step("validation")
-    samples = {
-        path.name.removesuffix(".samples.jsonl"): read(path, task_id=str, completion=str, passed=bool)
-        for path in sorted((folder / "evaluation").glob("*.samples.jsonl"))
-    }
-    rows = {row["task_id"]: row for row in read(folder / "evaluation" / "rows.jsonl", task_id=str)}
-    return RunFiles(folder, record, metrics, completions, validation, samples, rows, is_running, remarks)
+    evaluation = folder / "evaluation"
+    return RunFiles(
+        folder=folder,
+        is_running=lock.is_held(folder),  # before reading, in case the run ends in the meantime
+        record=read_record(folder),
+        metrics=read_metrics(folder),
+        completions=by_step("completions"),
+        validation=by_step("validation"),
+        samples={
+            path.name.removesuffix(".samples.jsonl"): _read_lines(path, task_id=str, completion=str, passed=bool)
+            for path in sorted(evaluation.glob("*.samples.jsonl"))
+        },
+        rows={row["task_id"]: row for row in _read_lines(evaluation / "rows.jsonl", task_id=str)},
+    )
+
+
+def read_metrics(folder: Path) -> list[Line]:
+    """Return the complete lines of a run's metrics.jsonl, one per training step.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    return sorted(_read_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
+
+
+def _read_lines(path: Path, **required: type) -> list[Line]:
+    """Return the objects in a JSON Lines file that may still be growing; [] if there is no file.
+
+    Args:
+        path: the file. A last line without a newline is incomplete and skipped.
+        required: keys that every line must have, with the type of each value.
+
+    Raises:
+        UserError: a line is not such an object.
+    """
+    values: list[Line] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):
+            expected = f"expected an object with {', '.join(required)}, got {line[:60]!r}"
+            raise UserError(f"{path}:{number}: {expected}; delete the line")
+        values.append(value)
+    return values

@@ -27,7 +27,6 @@ class RowsRecord:
     source: str | None = None
     """File or Hub id; None for the task's own data."""
     rows: int | None = None
-    """Number of rows."""
     sha256: str | None = None
     """SHA-256 of the rows' content, in order."""
 
@@ -59,7 +58,6 @@ class PolicyRecord:
     """SHA-256 of the base model's safetensors files; None for a Hub model."""
     engine: str | None = None
     bits: int | None = None
-    """Precision of the frozen base weights."""
     device: str | None = None
     trust_remote_code: bool | None = None
 
@@ -126,14 +124,8 @@ def git_revision() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    commit = git("rev-parse", "HEAD")
-    return f"{commit}+changes" if commit and git("status", "--porcelain", "-uno") else commit or None
+    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,9 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lora_grpo import distributed
@@ -20,7 +18,8 @@ from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files, lock
 from lora_grpo.rewards import parse_reward_specs
-from lora_grpo.runs.lines import Line, read_metrics
+from lora_grpo.runs.checkpoints import newest_step
+from lora_grpo.runs.reader import Line, read_metrics
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
 
 _ENTRIES = (
@@ -44,51 +43,27 @@ _MAY_CHANGE = (
 """Settings that a resumed run may change. They do not affect training, except that the micro-batch changes rounding."""
 
 
-@dataclass
 class Run:
     """An open run folder."""
 
-    folder: Path
-    config: RunConfig
-    record: dict[str, Any] = field(default_factory=dict)
-    """run.json."""
-    begun: bool = False
-    """Whether this process has written run.json."""
-
-    @property
-    def adapter(self) -> Path:
+    def __init__(self, config: RunConfig, record: dict[str, Any]) -> None:
+        self.config = config
+        self.record = record
+        """run.json."""
+        self.begun = False
+        """Whether this process has written run.json."""
+        self.folder = config.folder
+        self.adapter = self.folder / "adapter"
         """The trained adapter. Exists only when training is finished."""
-        return self.folder / "adapter"
-
-    @property
-    def best(self) -> Path:
+        self.best = self.folder / "best"
         """The adapter of the step with the highest validation reward."""
-        return self.folder / "best"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def completions(self) -> Path:
-        return self.folder / "completions"
-
-    @property
-    def validation(self) -> Path:
-        return self.folder / "validation"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.folder / "evaluation"
-
-    @property
-    def filter(self) -> Path:
+        self.checkpoints = self.folder / "checkpoints"
+        self.completions = self.folder / "completions"
+        self.validation = self.folder / "validation"
+        self.evaluation = self.folder / "evaluation"
+        self.filter = self.folder / "filter"
         """Samples that measure the difficulty of training rows. Exists only if the run filters rows."""
-        return self.folder / "filter"
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
+        self.metrics = self.folder / "metrics.jsonl"
 
     @property
     def is_trained(self) -> bool:
@@ -152,7 +127,7 @@ def open_run(
     invocation: Invocation,
     recipe: str,
     data_record: dict[str, Any],
-    plan_record: Mapping[str, Any] = MappingProxyType({"memory": None, "plan": None}),
+    plan_record: Mapping[str, Any] | None = None,
 ) -> Run:
     """Create the folder of a run, or resume the run in it.
 
@@ -161,7 +136,7 @@ def open_run(
         invocation: resume, overwrite, or neither.
         recipe: name of the recipe.
         data_record: description of the rows, from `Data.record`.
-        plan_record: entries of the memory plan, from `Plan.record()`.
+        plan_record: the entries `memory` and `plan`, from `Plan.record`.
 
     Raises:
         UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a
@@ -184,42 +159,36 @@ def open_run(
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); pass an empty or new --output-dir")
     if distributed.is_main():
         lock.claim(folder)
-    if invocation.resume and not is_run:
-        print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
-    run = Run(folder, config)
-    _opened[:] = [run]
     if invocation.resume and is_run:
-        run.record = read_record(folder)
-        _check_resumable(run, data_record)
-        before, isolation = run.record["data"].get("sandbox"), data_record.get("sandbox")
+        record = read_record(folder)
+        _check_resumable(record, config, data_record)
+        before, isolation = record["data"].get("sandbox"), data_record.get("sandbox")
         if before and isolation and isolation not in before:
-            run.record["data"]["sandbox"] = f"{before}; resumed with {isolation}"
-        run.record.update(config=config.to_dict(), **plan_record, resumed=[*run.record.get("resumed", []), now()])
+            record["data"]["sandbox"] = f"{before}; resumed with {isolation}"
+        record["resumed"] = [*record.get("resumed", []), now()]
     else:
-        run.record = {
+        if invocation.resume:
+            print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
+        record = {
             "lora_grpo_run": 1,
             "recipe": recipe,
             "started": now(),
             "command": sys.argv,
-            "config": config.to_dict(),
             "data": data_record,
-            **plan_record,
             "reward_files": _reward_files(config),
             "versions": versions(),
             "git_revision": git_revision(),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         }
+    run = Run(config, {**record, "config": config.to_dict(), **(plan_record or {})})
+    _opened[:] = [run]
     return run
 
 
 def close_run(status: str, error: str | None = None) -> str | None:
-    """Record in run.json how the open run of this process ended.
+    """Record in run.json that the open run of this process ended as `failed` or `interrupted`, and why.
 
-    If the run has not begun, its folder is left as it was before.
-
-    Args:
-        status: `failed` or `interrupted`. A complete run stays complete.
-        error: message of the error that ended the run.
+    A complete run stays complete. If the run has not begun, its folder is left as it was before.
 
     Returns:
         The command that resumes the run; None if there is nothing to resume.
@@ -232,14 +201,13 @@ def close_run(status: str, error: str | None = None) -> str | None:
             run.update(status=status, ended=now(), error=error)
         launcher = distributed.launcher(distributed.world_size()) if distributed.world_size() > 1 else []
         return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
-    if not distributed.is_main():
-        return None
-    with contextlib.suppress(OSError):  # not empty: it existed before
-        run.checkpoints.rmdir()
-    if not (run.folder / "run.json").exists():
-        (run.folder / ".lock").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            run.folder.rmdir()
+    if distributed.is_main():
+        with contextlib.suppress(OSError):  # not empty: it existed before
+            run.checkpoints.rmdir()
+        if not (run.folder / "run.json").exists():
+            (run.folder / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                run.folder.rmdir()
     return None
 
 
@@ -248,41 +216,38 @@ def begun_run() -> Run | None:
     return _opened[0] if _opened and _opened[0].begun else None
 
 
-def _check_resumable(run: Run, data_record: dict[str, Any]) -> None:
+def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any]) -> None:
     """Raise a UserError if the settings, rows or reward files have changed since the run began."""
-    before_steps, max_steps = run.record["config"]["train"]["max_steps"], run.config.train.max_steps
-    if max_steps < (done := run.record.get("trained_steps", 0)):
+    folder, elsewhere = config.folder, "or pass another --output-dir"
+    before_steps, max_steps = record["config"]["train"]["max_steps"], config.train.max_steps
+    if max_steps < (done := newest_step(folder / "checkpoints")):
         raise UserError(
-            f"the run in {run.folder} is at step {done} already; pass --train.max-steps {done} or more, or another "
-            "--output-dir"
+            f"the run in {folder} is at step {done} already; pass --train.max-steps {done} or more, {elsewhere}"
         )
-    if before_steps != max_steps and not run.config.train.lr_scheduler.startswith("constant"):
+    if before_steps != max_steps and not config.train.lr_scheduler.startswith("constant"):
         raise UserError(
-            f"--train.max-steps {max_steps} cannot follow {before_steps}: the {run.config.train.lr_scheduler} schedule "
+            f"--train.max-steps {max_steps} cannot follow {before_steps}: the {config.train.lr_scheduler} schedule "
             "spans the whole run; pass another --output-dir"
         )
-    before, after = flat(run.record["config"]), flat(json.loads(json.dumps(run.config.to_dict())))
+    before, after = flat(record["config"]), flat(json.loads(json.dumps(config.to_dict())))
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
             raise UserError(
-                f"the run in {run.folder} has {name}={before.get(name)!r}, this command has {after.get(name)!r}; "
-                "leave the flag out to resume, or pass another --output-dir"
+                f"the run in {folder} has {name}={before.get(name)!r}, this command has {after.get(name)!r}; "
+                f"leave the flag out to resume, {elsewhere}"
             )
     for split in ("train", "eval"):
-        if run.record["data"][split]["sha256"] != data_record[split]["sha256"]:
+        if record["data"][split]["sha256"] != data_record[split]["sha256"]:
             raise UserError(
-                f"the {split} rows have changed since the run in {run.folder} began; restore the file, or pass another "
-                "--output-dir"
+                f"the {split} rows have changed since the run in {folder} began; restore the file, {elsewhere}"
             )
-    for path, digest in _reward_files(run.config).items():
-        if run.record.get("reward_files", {}).get(path) != digest:
-            raise UserError(
-                f"{path} has changed since the run in {run.folder} began; restore it, or pass another --output-dir"
-            )
+    for path, digest in _reward_files(config).items():
+        if record.get("reward_files", {}).get(path) != digest:
+            raise UserError(f"{path} has changed since the run in {folder} began; restore it, {elsewhere}")
     installed = versions()
     changed = [
         f"{name} {old} -> {installed.get(name)}"
-        for name, old in run.record["versions"].items()
+        for name, old in record["versions"].items()
         if installed.get(name) != old
     ]
     if changed:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.errors import Interrupted, RunError, UserError
+from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.models import Policy, load_adapter, save_adapter
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
@@ -34,7 +34,6 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
         Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
         RewardError: a reward function failed.
         RunError: the GPU ran out of memory, or no row could be graded.
-        UserError: a checkpoint has more steps than `--train.max-steps`.
     """
     max_steps = run.config.train.max_steps
     if run.is_trained:
@@ -48,11 +47,6 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
         trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
     policy.model.enable_adapter_layers()  # evaluating the base may have disabled them
     checkpoint, done = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints)) or (None, 0)
-    if done > max_steps:
-        raise UserError(
-            f"the run in {run.folder} is at step {done}, --train.max-steps is {max_steps}; pass --train.max-steps "
-            f"{done} or more, or another --output-dir"
-        )
     _discard_after(run, done)
     run.update(logprob_check=trainer.logprob_check)
     if checkpoint:

@@ -1,6 +1,7 @@
 """Compare the planned memory of a step with the tensors that transformers, PEFT, bitsandbytes and torch allocate."""
 
 import contextlib
+import dataclasses
 import gc
 import json
 
@@ -15,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from lora_grpo import starter
+from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models.memory import Step, kv_bytes_per_token, optimizer_bytes, parts, phases, weight_bytes
 from lora_grpo.models.shape import Shape
@@ -69,6 +71,16 @@ MODELS = {
 }
 
 
+def a_step(micro_batch_size, prompt, completion, *, rank=16, checkpointing=True, **others):
+    settings = {
+        "model": {"max_sequence_tokens": prompt + completion},
+        "sampling": {"max_completion_tokens": completion},
+        "lora": {"rank": rank},
+        "train": {"optimizer": "adamw_8bit", "gradient_checkpointing": checkpointing},
+    }
+    return Step(replace(RunConfig(), settings), micro_batch_size, **{"sequences": 1, **others})
+
+
 def on_meta(config, **changes):
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**config, **changes}), dtype=torch.bfloat16)
@@ -83,7 +95,7 @@ def test_every_parameter_is_counted(name):
     assert published in (None, shape.parameters)
     linear = [m for n, m in model.named_modules() if type(m) is torch.nn.Linear and n != "lm_head"]
     assert shape.linear_parameters == sum(module.weight.numel() for module in linear)
-    assert Shape.of(model.config) == shape
+    assert Shape.of(model.config.to_dict()) == dataclasses.replace(shape, context=model.config.max_position_embeddings)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +206,15 @@ def fake_policy(config, step, monkeypatch):
             setattr(model.get_submodule(parent), key, FakeLinear4bit(module, dtype))
     model.is_loaded_in_4bit = True
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)  # fake tensors cannot be swapped
-    adapter = LoraConfig(r=step.rank, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+    adapter = LoraConfig(
+        r=step.config.lora.rank, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False
+    )
     model = get_peft_model(model, adapter)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = torch.empty(parameter.shape)  # in float32, see training.make_trainer
             parameter.grad = torch.empty(parameter.shape)
-    if step.checkpointing:
+    if step.config.train.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable()
     return model.train()
@@ -208,7 +222,7 @@ def fake_policy(config, step, monkeypatch):
 
 def most_held(config, step, monkeypatch):
     """Return the peak memory of a pass through the layers, excluding weights and gradients."""
-    rows, length = step.micro_batch_size, step.prompt_tokens + step.completion_tokens
+    rows, length = step.micro_batch_size, step.length
     precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
     with FakeTensorMode():
         model = fake_policy(config, step, monkeypatch)
@@ -237,7 +251,7 @@ def most_held(config, step, monkeypatch):
 def test_activations_are_at_least_those_that_torch_saves(config, on_cpu, checkpointing, monkeypatch):
     config = {**config, "num_hidden_layers": 2, "vocab_size": min(1000, config["vocab_size"])}
     rows, length = (16, 256) if config["hidden_size"] > 500 else (8, 64)
-    step = Step(rows, length, length, sequences=16, rank=16, checkpointing=checkpointing, on_cpu=on_cpu)
+    step = a_step(rows, length, length, checkpointing=checkpointing, on_cpu=on_cpu)
     planned = parts(Shape.of(config), step)
     held = most_held(config, step, monkeypatch)
     assert 1.0 <= (planned["activations"] + planned["one_layer"]) / held <= 1.05
@@ -260,14 +274,14 @@ def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on
         with TensorMemory() as held:
             logps, _ = _ChunkedLogProbFunction.apply(states, head, None, labels, 1.0, 8192, None, 1.0)
             logps.backward(torch.ones_like(logps))
-    step = Step(1, prompt_tokens=0, completion_tokens=tokens, sequences=1, on_cpu=on_cpu)
+    step = a_step(1, 0, tokens, on_cpu=on_cpu)
     planned = parts(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
     assert held.peak == pytest.approx(planned, rel=0.04)
     if vocabulary > 8192:
         assert held.largest < tokens * shape.vocabulary
 
 
-STEP = Step(8, prompt_tokens=512, completion_tokens=512, sequences=64, rank=32, optimizer="adamw_8bit")
+STEP = a_step(8, 512, 512, rank=32, sequences=64)
 
 
 def test_each_phase_of_a_step_holds_its_parts():
@@ -277,13 +291,11 @@ def test_each_phase_of_a_step_holds_its_parts():
         *("weights", "adapter", "optimizer", "context", "workspace"),
         *("kv_cache", "picking"),
     }
-    assert "kv_cache" not in phases(own, sleeps=False)["backward"]  # this package's sampler keeps no cache
-    vllm = parts(shape, Step(**{**vars(STEP), "sampler": "vllm"}))
-    asleep, awake = phases(vllm), phases(vllm, sleeps=False)
-    assert asleep["sampling"] == awake["sampling"]
-    lent = vllm["kv_cache"] + vllm["vllm_weights"] + vllm["vllm_adapter"]
-    assert sum(awake["backward"].values()) - sum(asleep["backward"].values()) == lent
-    shared = parts(shape, Step(**{**vars(STEP), "sampler": "shared"}))
+    vllm = parts(shape, dataclasses.replace(STEP, sampler="vllm"))
+    engine = {"kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace"}
+    assert engine <= phases(vllm)["sampling"].keys()
+    assert engine & phases(vllm)["backward"].keys() == {"vllm_workspace"}  # the rest of the engine sleeps
+    shared = parts(shape, dataclasses.replace(STEP, sampler="shared"))
     assert shared["vllm_weights"] == 0
     assert shared["weights"] == vllm["vllm_weights"]
 
@@ -292,16 +304,19 @@ def test_each_setting_grows_its_own_parts():
     shape = Shape.of(QWEN25_HALF)
     before = parts(shape, STEP)
 
-    def grown(**changes):
-        after = parts(shape, Step(**{**vars(STEP), **changes}))
+    def grown(step):
+        after = parts(shape, step)
         return {name for name in after if after[name] > before[name]}
 
-    assert grown(micro_batch_size=16) == {"activations", "one_layer", "logits"}
-    assert grown(sequences=128) == {"kv_cache", "picking"}
-    assert grown(optimizer="adamw_torch") == {"optimizer"}
-    assert grown(rank=64) == {"adapter", "gradients", "optimizer", "one_layer"}
-    assert grown(bits=16) == {"weights"}
-    assert "activations" in grown(checkpointing=False)
+    def with_settings(**changes):
+        return dataclasses.replace(STEP, config=replace(STEP.config, changes))
+
+    assert grown(dataclasses.replace(STEP, micro_batch_size=16)) == {"activations", "one_layer", "logits"}
+    assert grown(dataclasses.replace(STEP, sequences=128)) == {"kv_cache", "picking"}
+    assert grown(with_settings(train={"optimizer": "adamw_torch"})) == {"optimizer"}
+    assert grown(with_settings(lora={"rank": 64})) == {"adapter", "gradients", "optimizer", "one_layer"}
+    assert grown(with_settings(model={"bits": 16})) == {"weights"}
+    assert "activations" in grown(with_settings(train={"gradient_checkpointing": False}))
 
 
 @pytest.mark.parametrize(

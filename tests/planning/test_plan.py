@@ -22,7 +22,7 @@ from lora_grpo.planning.duration import Duration
 from lora_grpo.planning.fit import Planner
 from lora_grpo.planning.plan import make_plan
 from lora_grpo.planning.roofline import published_limits
-from lora_grpo.planning.text import show_plan
+from lora_grpo.planning.text import show_plan, summary
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -35,7 +35,7 @@ def planned(config, **how):
 
 def start_lines(config):
     """What a run begins with."""
-    return make_plan(config, Invocation())[1].lines()
+    return list(summary(make_plan(config, Invocation())[1]))
 
 
 @pytest.fixture
@@ -55,12 +55,14 @@ def asked(model, **changes):
 
 def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     config = asked(model)
-    assert planned(config) == (config, None)
+    settled, record = planned(config)
+    assert settled == config
+    assert record["derived"] == [] and record["gpu"] == "this machine"
     told = start_lines(config)
-    assert [line.partition(":")[0] for line in told] == ["memory", "work", "time"]
-    assert told[0].startswith("memory: micro-batch 8 (at most ")
-    assert told[1] == "work: 200 steps of 64 completions, at most 13.1 million tokens"
-    assert told[2].startswith("time: no estimate for a CPU; run 3 steps in out and repeat --plan")
+    assert [line.split()[0] for line in told] == ["micro-batch", "sampling", "memory", "work", "time"]
+    assert told[0].startswith("micro-batch 8 completions; at most ")
+    assert told[3] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
+    assert told[4].startswith("time        no estimate for a CPU; run 3 steps in out and repeat --plan")
 
 
 def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
@@ -68,10 +70,10 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
     config, record = planned(asked(model))
     assert config.train.micro_batch_size in micro_batches(config)
     assert config.train.micro_batch_size > 1
-    line = start_lines(asked(model))[0]
-    assert line.startswith(f"memory: micro-batch {config.train.micro_batch_size} (at most ")
-    assert ", 64 parallel completions; planned " in line
-    assert line.endswith(" of 7.5 free")
+    told = start_lines(asked(model))
+    assert told[0].startswith(f"micro-batch {config.train.micro_batch_size} completions; at most ")
+    assert told[1].startswith("sampling    64 completions in parallel by the kit's own sampler")
+    assert told[2].endswith("; 7.51 GiB are free on Card 0")
     assert record["derived"] == ["train.micro_batch_size"]
     assert record["gpu"] == "Card 0"
     assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
@@ -92,8 +94,10 @@ def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     with pytest.raises(UserError, match=r"a gemma3 model cannot be planned; .*; pass --train\.micro-batch-size$"):
         planned(asked(model))
     named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
-    assert planned(named) == (named, None)
-    assert start_lines(named)[0].startswith("memory: not planned: the memory of a gemma3 model")
+    settled, record = planned(named)
+    assert settled == named
+    assert record["derived"] == [] and "a gemma3 model" in record["not_planned"]
+    assert start_lines(named)[0].startswith("memory      not planned: the memory of a gemma3 model")
     assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
     with pytest.raises(UserError, match="cannot be read"):
@@ -169,6 +173,7 @@ def test_the_largest_that_fit_are_accepted_and_one_more_is_not(machine, tmp_path
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
     config, plan = recipe(*flags)
     found, largest = plan.fit, plan.largest
+    config = replace(config, {"model": {"gpu_memory_share": None}})  # planned anew
     planner = Planner(plan.shape, found.device, found.sampler, fused=True)
     assert found.micro_batch_size <= largest.micro_batch_size
     for more, fits in ((0, True), (1, False)):
@@ -258,10 +263,10 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     with pytest.raises(UserError, match=r"cheapest first, pass --train\.micro-batch-size 2 "):
         show_plan(plan)
     told = capsys.readouterr().out
-    assert "\ntotal " in told and "longest that fits: 0 with these batch sizes" in told
+    assert "\ntotal " in told and "at most 0 tokens fit with these batch sizes" in told
     assert planned(named)[0].train.micro_batch_size == 64
-    line = start_lines(named)[0]
-    assert "not enough for your settings; cheapest first, pass --train.micro-batch-size 2 (" in line
+    warning = start_lines(named)[-1]
+    assert warning.startswith("warning: ") and "; cheapest first, pass --train.micro-batch-size 2 (" in warning
 
 
 def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):
@@ -297,14 +302,14 @@ def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model,
         cheaper = replace(config, {section: {key: int(value) if value.isdigit() else value or True}})
         if verdict == "enough":
             show_plan(make_plan(cheaper, Invocation(plan=True))[1])
-            assert "not enough for your settings" not in start_lines(cheaper)[0]
+            assert start_lines(cheaper)[-1].startswith("time ")
         else:
             refused(cheaper)
     if micro is None:  # by a run too, which would take 8
         with pytest.raises(UserError, match="does not fit on this machine"):
             make_plan(config, Invocation())
     else:
-        assert "not enough for your settings; cheapest first, pass " in start_lines(config)[0]
+        assert start_lines(config)[-1] == f"warning: {message}"
 
 
 def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):
@@ -318,7 +323,7 @@ def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):
     assert make_plan(replace(asked(model), shared), Invocation())[1].fit.fits
 
 
-def test_the_longest_context_of_a_named_share_draws_as_many_at_once(machine, model):
+def test_the_longest_context_of_a_named_share_has_the_same_batch_sizes(machine, model):
     machine(8192)
     config = replace(asked(model), {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.16}})
     _, plan = make_plan(config, Invocation(plan=True))
@@ -326,7 +331,8 @@ def test_the_longest_context_of_a_named_share_draws_as_many_at_once(machine, mod
     for more, fits in ((0, True), (1, False)):
         longest = plan.largest.context + more
         _, longer = make_plan(replace(config, {"model": {"max_sequence_tokens": longest}}), Invocation(plan=True))
-        assert (longer.fit.max_num_seqs >= plan.fit.max_num_seqs) is fits
+        sizes = [(each.micro_batch_size, each.max_num_seqs) for each in (plan.fit, longer.fit)]
+        assert (sizes[0] == sizes[1]) is fits
 
 
 ODD = [
@@ -384,13 +390,12 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert plan.fit.device.on_cpu and plan.fit.sampler == "merged"
     assert {"merged_copy", "libraries"} <= plan.fit.phases["sampling"].keys()
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
-    assert plan.record()["memory"] is None
     record = plan.record()["plan"]
     assert json.loads(json.dumps(record)) == record
     assert record["work"] == {
         "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 4000,
-        "completions": 7680, "tokens": 7680 * 1024,
     }  # fmt: skip
+    assert (plan.work.completions, plan.work.tokens) == (7680, 7680 * 1024)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
@@ -428,24 +433,21 @@ def test_measured_steps_of_a_like_run_are_the_estimate(machine, tmp_path):
     assert recipe(*flags, "--sampling.num-generations", "8")[1].duration.training is None
 
 
-def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_path):
+def test_measured_steps_need_the_same_micro_batch_but_not_the_same_share(machine, tmp_path):
     flags = ["--preset", "12gb", "--model.name", folder_of(tmp_path, {**QWEN25_HALF, **LARGE["1.5B"]})]
     flags += ["--output-dir", str(tmp_path / "run"), "--sampling.backend", "vllm", "--model.engine", "unsloth"]
 
-    def with_free(free, *more):
+    def with_free(free):
         machine(script=f"echo '0, GPU-1, Card, 12288, {free}'")
-        return recipe(*flags, *more)
+        return recipe(*flags)
 
-    config, plan = with_free(11900)
+    config, _ = with_free(11900)
     with_steps(tmp_path / "run", config, [90.0, 4.0, 4.0])
-    record = {"config": config.to_dict(), **plan.record()}
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
-    less, plan = with_free(5000)
-    assert less.model.gpu_memory_share != config.model.gpu_memory_share
-    assert less.train.micro_batch_size != config.train.micro_batch_size
-    assert plan.duration.source.startswith("measured")
-    named = ["--train.micro-batch-size", str(less.train.micro_batch_size)]
-    assert not with_free(5000, *named)[1].duration.source.startswith("measured")
+    for free, is_measured in ((11500, True), (5000, False)):
+        less, plan = with_free(free)
+        assert less.model.gpu_memory_share != config.model.gpu_memory_share
+        assert (less.train.micro_batch_size == config.train.micro_batch_size) is is_measured
+        assert plan.duration.source.startswith("measured") is is_measured
 
 
 @pytest.mark.parametrize(
@@ -460,7 +462,7 @@ def test_steps_are_those_of_a_like_run_though_less_memory_is_free(machine, tmp_p
     ],
 )
 def test_a_duration_is_said_in_plain_numbers(seconds, said):
-    assert Duration(seconds, (0.0, 0.0), "here").text() == f"{said} for the steps (here)"
+    assert Duration("here", seconds, (0.0, 0.0)).text() == f"{said} for the steps (here)"
 
 
 def test_a_recipe_without_an_evaluation_counts_none(machine, tmp_path):

@@ -61,7 +61,7 @@ def ask(parts):
 
     def filtered(folder, **changes):
         folder.mkdir(exist_ok=True)
-        run = Run(folder, replace(config, {"output_dir": str(folder), **changes}))
+        run = Run(replace(config, {"output_dir": str(folder), **changes}), {})
         counting = Counting(sampler)
         asked = [row["id"] for row in filter_by_difficulty(run, counting, data.train)]
         return asked, counting.completions, run.record.get("filter")
