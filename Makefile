@@ -11,12 +11,12 @@ EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
 
-# Tests of one file share fixtures, so workers get whole files.
+# Tests of one file share fixtures, so workers get whole files, in the order of tests/conftest.py.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/installed engines
-	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

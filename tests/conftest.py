@@ -1,6 +1,8 @@
-"""What tests share: threads that wait without spinning, the folder of real data, and how commands are started."""
+"""What tests share: one thread for each worker, the folder of real data, and how commands are started."""
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,35 @@ from lora_grpo.config import hardware
 from lora_grpo.config.hardware import nvidia_gpus
 from lora_grpo.runs import run
 
-# Before any test imports torch; see lora_grpo.policy.
+# Before any test imports torch. Small models gain nothing from more threads, which wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Nothing here may reach a hub: what a test needs, it makes or ships.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 ROOT = Path(__file__).resolve().parent.parent
+# Workers begin with the files that take longest, and so end together.
+LONGEST_FIRST = (
+    "training/test_resume.py",
+    "sandbox/test_attacks.py",
+    "training/test_monitor.py",
+    "training/test_several_processes.py",
+    "gpu_check/test_check.py",
+    "training/test_run.py",
+    "evaluation/test_kill.py",
+    "sandbox/test_kill.py",
+    "training/test_logprob_check.py",
+    "training/test_memory_probe.py",
+    "training/test_difficulty.py",
+    "training/test_gain.py",
+    "hub/test_run_to_hub.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +55,15 @@ def real_data() -> Path:
 def no_run_is_open(monkeypatch):
     """A process has one run, which its end closes and reports on; a test must not end that of another."""
     monkeypatch.setattr(run, "_opened", [])
+
+
+@pytest.fixture(autouse=True)
+def imports_are_not_collected():
+    """Take the imported packages from the garbage collector, which trainers and tests run in full."""
+    yield
+    if "trl" in sys.modules and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

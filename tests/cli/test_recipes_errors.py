@@ -3,45 +3,65 @@
 import importlib.util
 import json
 import os
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from lora_grpo import sandbox
 from lora_grpo.cli.arguments import parse
+from lora_grpo.files import lock
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 ROW = '{"question": "What is 2 + 3?", "answer": "#### 5"}\n'
 OTHER = '{"question": "What is 2 + 4?", "answer": "#### 6"}\n'
 
 
-def runner(tmp_path, commands):
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with two files of rows."""
     (tmp_path / "train.jsonl").write_text(ROW * 8)
     (tmp_path / "eval.jsonl").write_text(OTHER)
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(folder, monkeypatch, capsys):
+    """Return a function that runs a recipe in this process, in that folder, on a machine without a GPU."""
+    held = []
+    monkeypatch.setattr(lock, "held", held)
 
     def run(*arguments, name="gsm8k_lora", **environment):
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "WORLD_SIZE"},
-            "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        }
-        return commands.start(RECIPES / f"{name}.py", *arguments, cwd=tmp_path, env=environment).end()
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        for variable, value in {**WITHOUT_GPU, **environment}.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", [str(RECIPES / f"{name}.py"), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        return subprocess.CompletedProcess(sys.argv, ended.value.code, *capsys.readouterr())
+
+    yield run
+    sandbox.stop()
+    for each in held:
+        each.release()
+
+
+@pytest.fixture
+def fresh_recipe(folder, fresh):
+    """The same in an interpreter of its own."""
+    kept = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+
+    def run(*arguments):
+        return fresh.start(RECIPES / "gsm8k_lora.py", *arguments, cwd=folder, env={**kept, **WITHOUT_GPU}).end()
 
     return run
-
-
-@pytest.fixture
-def recipe(tmp_path, warm):
-    """Return a function that runs a recipe in an empty folder, on a machine without a GPU."""
-    return runner(tmp_path, warm)
-
-
-@pytest.fixture
-def fresh_recipe(tmp_path, fresh):
-    """The same in an interpreter of its own."""
-    return runner(tmp_path, fresh)
 
 
 def refused(result):
@@ -203,9 +223,9 @@ def test_a_broken_run_json_is_one_line(recipe, run_folder):
     assert files(run_folder) == before
 
 
-def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(fresh_recipe, run_folder):
+def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(recipe, run_folder):
     before = files(run_folder)
-    result = fresh_recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
+    result = recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
     assert "raise --model.max-sequence-tokens" in refused(result)
     assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
 

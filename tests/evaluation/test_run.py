@@ -15,7 +15,7 @@ from lora_grpo.tasks.loading import load_data
 
 SETTINGS = {
     "data": {"task": "starter", "eval_limit": 10},
-    "sampling": {"max_completion_tokens": 40},
+    "sampling": {"max_completion_tokens": 16},
     "eval": {"num_samples": 3, "k": (1, 3)},
 }
 

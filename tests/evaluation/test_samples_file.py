@@ -456,20 +456,20 @@ def test_every_canonical_solution_of_humaneval_passes(real_data, tmp_path):
     assert [result["passed"] for result in read(tmp_path / "out" / "results.jsonl")] == [True] * 164 + [False] * 164
 
 
-def test_every_solution_of_mbpp_passes_but_those_known_to_be_broken(real_data, tmp_path):
+def test_solutions_of_mbpp_pass(real_data, tmp_path):
+    """Every tenth one; tasks/test_mbpp.py grades all of them."""
     data = real_data / "mbpp" / "mbpp.jsonl"
     rows = [json.loads(line) for line in data.read_bytes().splitlines()]
     broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
-    samples = [{"task_id": r["task_id"], "completion": r["code"]} for r in rows if f"mbpp/{r['task_id']}" not in broken]
+    samples = [{"task_id": row["task_id"], "completion": row["code"]} for row in rows[::10]]
+    samples = [sample for sample in samples if f"mbpp/{sample['task_id']}" not in broken]
     options = EvaluateOptions(
         str(write(tmp_path / "s.jsonl", samples)), "mbpp", output_dir=tmp_path / "out", data=str(data)
     )
     report = evaluate_and_report(options)
-    assert (report.evaluated.scores["pass@1"], report.evaluated.tasks, report.protocol.rows) == (
-        1.0,
-        974 - len(broken),
-        974,
-    )
+    assert len(samples) > 90
+    assert report.evaluated.scores["pass@1"] == 1.0
+    assert (report.evaluated.tasks, report.protocol.rows) == (len(samples), 974)
 
 
 def test_every_solution_of_gsm8k_passes(real_data, tmp_path):

@@ -1,5 +1,6 @@
 """Run code in a fresh interpreter and see which heavy packages it loads."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,13 +29,22 @@ def run(code, *arguments):
     )
 
 
-RUN_RECIPE = (
-    "import runpy, sys\n"
-    "recipe, heavy = sys.argv[1], sys.argv[2].split(',')\n"
-    "sys.argv = [recipe, *sys.argv[3:]]\n"
-    "try:\n"
-    "    runpy.run_path(recipe, run_name='__main__')\n"
-    "except SystemExit as ended:\n"
-    "    code = ended.code\n"
-    "print('loaded', [package for package in heavy if package in sys.modules], 'code', code)\n"
-)
+_RUN_RECIPE = """
+import json, runpy, sys
+recipe, heavy, *command_lines = sys.argv[1:]
+for line in command_lines:
+    sys.argv = [recipe, *json.loads(line)]
+    try:
+        runpy.run_path(recipe, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    print("loaded", [package for package in heavy.split(",") if package in sys.modules], "code", code)
+"""
+
+
+def run_recipe(recipe, *command_lines, heavy=HEAVY):
+    """Run a recipe once for each list of arguments, all in one fresh interpreter.
+
+    After each, print which heavy packages are loaded and the exit code.
+    """
+    return run(_RUN_RECIPE, recipe, ",".join(heavy), *(json.dumps(arguments) for arguments in command_lines))

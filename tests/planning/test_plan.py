@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers.fresh_imports import HEAVY, RECIPES, RUN_RECIPE, run
+from helpers.fresh_imports import HEAVY, RECIPES, run_recipe
 from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
 
 from lora_grpo.cli.arguments import parse
@@ -146,12 +146,15 @@ def folder_of(tmp_path, config):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_the_plan_loads_nothing_heavy_and_no_weights(path, tmp_path):
-    nothing_there = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb", "--data.train", "none.jsonl"]
-    for flags in ([], [*nothing_there, "--data.eval", "none.jsonl", "--output-dir", str(tmp_path / "run")]):
-        result = run(RUN_RECIPE, path, ",".join((*HEAVY, "matplotlib", "rich.progress")), "--plan", *flags)
-        assert result.stdout.splitlines()[-1] == "loaded [] code 0", result.stderr
+    missing_weights = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
+    missing_data = ["--data.train", "none.jsonl", "--data.eval", "none.jsonl", "--output-dir", str(tmp_path / "run")]
+    command_lines = (["--plan"], ["--plan", *missing_weights, *missing_data])
+    result = run_recipe(path, *command_lines, heavy=(*HEAVY, "matplotlib", "rich.progress"))
+    *plans, rest = result.stdout.split("loaded [] code 0\n")
+    assert (len(plans), rest) == (2, ""), result.stderr
+    for plan in plans:
         for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "time", "Assumptions:"):
-            assert f"\n{word}" in result.stdout
+            assert f"\n{word}" in plan
     assert not (tmp_path / "run").exists()
 
 
