@@ -22,6 +22,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 ROOT = Path(__file__).resolve().parent.parent
 # Workers begin with the files that take longest, and so end together.
 LONGEST_FIRST = (
+    "training/test_gain.py",
+    "hub/test_run_to_hub.py",
     "training/test_resume.py",
     "sandbox/test_attacks.py",
     "training/test_monitor.py",
@@ -33,8 +35,6 @@ LONGEST_FIRST = (
     "training/test_logprob_check.py",
     "training/test_memory_probe.py",
     "training/test_difficulty.py",
-    "training/test_gain.py",
-    "hub/test_run_to_hub.py",
 )
 
 

@@ -79,7 +79,7 @@ def prompts(parts):
 def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
     _, policy, trainer, sampler, _, _ = parts
     before, state = weights(policy.model, trainable=True), torch.get_rng_state()
-    found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 24)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(torch.get_rng_state(), state)
@@ -123,7 +123,7 @@ def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(sampler, "wake_up", lambda *, adapter: None)
         with pytest.raises(RunError, match="as it was before the adapter changed"):
-            check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
+            check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 24)
     after = weights(policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -133,7 +133,7 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
     wake_up = sampler.wake_up
     monkeypatch.setattr(sampler, "wake_up", lambda *, adapter: wake_up(adapter=False))
     with pytest.raises(RunError, match="as it was before the adapter changed"):
-        check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
+        check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 24)
 
 
 def test_another_base_is_found(parts, prompts):
@@ -144,7 +144,7 @@ def test_another_base_is_found(parts, prompts):
         norm.mul_(1.1)
     try:
         with pytest.raises(RunError, match="policy other than the one being trained"):
-            check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
+            check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 24)
     finally:
         with torch.no_grad():
             norm.div_(1.1)
@@ -156,14 +156,14 @@ def test_an_adapter_that_changes_nothing_is_not_taken_for_parity(parts, prompts,
         if isinstance(getattr(layer, "scaling", None), dict):
             monkeypatch.setitem(layer.scaling, "default", 0.0)
     with pytest.raises(RunError, match="cannot be compared"):
-        check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
+        check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 24)
 
 
 def test_the_perturbation_stays_between_its_bounds(parts, prompts, monkeypatch):
     """In 16 bits, logprobs must change by a quarter of a nat, and a much larger perturbation would break the model."""
     _, _, trainer, sampler, _, _ = parts
     monkeypatch.setattr(logprob_check, "tolerance", lambda dtype: 0.05)
-    found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 48)
+    found = check_logprobs(trainer, sampler, prompts, torch.float32, 1.0, 24)
     assert 0.25 <= found.moved <= 0.75
 
 

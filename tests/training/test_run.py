@@ -117,6 +117,7 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     """As in a GPU run, the base is evaluated first, and then the same model is trained."""
     changes = {"lora": {"dora": True}, "train": {"max_steps": 1}, "eval": {"num_samples": 1, "k": (1,)}}
+    changes["sampling"] = {"max_completion_tokens": 12}
     config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), changes)
     data = copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)

@@ -17,7 +17,7 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
 # A step has 12 completions, 6 per process. No dropout, because its random numbers differ between processes.
 TINY = shlex.split(
-    "--model.engine peft --lora.rank 4 --sampling.num-generations 6 --sampling.max-completion-tokens 32 "
+    "--model.engine peft --lora.rank 4 --sampling.num-generations 6 --sampling.max-completion-tokens 16 "
     "--train.max-steps 5 --train.prompts-per-step 2 --train.micro-batch-size 2 --train.checkpoint-steps 2 "
     "--train.completions-steps 2 --eval.num-samples 2 --eval.k 1 2"
 )
@@ -44,7 +44,7 @@ def start(tmp_path_factory, warm):
     """Return a function that starts the recipe with N processes: `start(N, name, flag, ...)`."""
     folder = tmp_path_factory.mktemp("runs")
     files = []
-    for split, size in (("train", 8), ("eval", 6)):
+    for split, size in (("train", 8), ("eval", 4)):
         rows = get_task("starter").load(split, None, size, 0)
         text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text)
