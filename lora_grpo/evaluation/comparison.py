@@ -33,13 +33,23 @@ class Comparison(Schema):
     @property
     def verdict(self) -> str:
         """One sentence that says whether the metric changed."""
-        change = f"{100 * self.difference:+.1f} points (p {p_value(self.p_value)}, {self.test})"
+        change = f"{100 * self.difference:+.1f} points (p {_p_value(self.p_value)}, {self.test})"
         if self.p_value < SIGNIFICANT:
             return f"{self.metric}: {'better' if self.difference > 0 else 'worse'}, {change}"
         power = "too few tasks to detect any change"
         if self.detectable is not None:
             power = f"this many tasks detect a change of {100 * self.detectable:.1f} points with 80% power"
         return f"{self.metric}: no significant difference, {change}; {power}"
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table: metric, before, after, difference, p-value."""
+        return (
+            self.metric,
+            percent(self.before, self.before_interval),
+            percent(self.after, self.after_interval),
+            percent(self.difference, self.difference_interval, "+"),
+            _p_value(self.p_value),
+        )
 
 
 class TaskChange(Schema):
@@ -50,15 +60,14 @@ class TaskChange(Schema):
     """Number of passed samples and number of samples."""
     after: list[int]
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Share of passed samples before and after."""
+        return self.before[0] / self.before[1], self.after[0] / self.after[1]
+
 
 def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int], seed: int) -> list[Comparison]:
-    """Compare pass@k for each k, and greedy decoding if there are greedy samples.
-
-    Args:
-        before: one model's graded samples.
-        after: the other model's samples of the same tasks.
-        ks: values of k for pass@k.
-        seed: seed of the bootstrap and of the permutation test.
+    """Compare the samples of two models on the same tasks: pass@k for each k, and greedy decoding if there is any.
 
     Raises:
         UserError: the tasks differ, or a k exceeds the number of samples of a task.
@@ -77,25 +86,23 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
     """
     only_greedy = all(result.get("draw") == GREEDY for result in before)
     first, second = (counts_by_task(part, greedy=only_greedy) for part in (before, after))
-    fixed: list[TaskChange] = []
-    regressed: list[TaskChange] = []
-    for task, (total, passed) in first.items():
-        total_after, passed_after = second[task]
-        solved, solved_after = 2 * passed >= total, 2 * passed_after >= total_after
-        if solved != solved_after:
-            change = TaskChange(task_id=task, before=[passed, total], after=[passed_after, total_after])
-            (fixed if solved_after else regressed).append(change)
-    return sorted(fixed, key=_size, reverse=True), sorted(regressed, key=_size, reverse=True)
+    changes = [
+        TaskChange(task_id=task, before=[passed, total], after=[second[task][1], second[task][0]])
+        for task, (total, passed) in first.items()
+    ]
+    changes.sort(key=lambda change: abs(change.rates[1] - change.rates[0]), reverse=True)
+    fixed = [change for change in changes if change.rates[0] < 0.5 <= change.rates[1]]
+    regressed = [change for change in changes if change.rates[1] < 0.5 <= change.rates[0]]
+    return fixed, regressed
 
 
-def p_value(value: float) -> str:
-    """Format a p-value for tables."""
+def percent(value: float, interval: Sequence[float], sign: str = "") -> str:
+    """Format a fraction and its interval in percent, such as "37.5 [12.0, 61.3]"."""
+    return f"{100 * value:{sign}.1f} [{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
+
+
+def _p_value(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _size(change: TaskChange) -> float:
-    (before, total), (after, total_after) = change.before, change.after
-    return abs(after / total_after - before / total)
 
 
 def _compare(metric: str, before: Counts, after: Counts, k: int, seed: int) -> Comparison:

@@ -75,20 +75,12 @@ class Measurement(Schema):
     rules: dict[str, int]
     """Number of samples that pass each rule of the task."""
     health: dict[str, float]
-    """Number of samples that are `unparsed`, `truncated`, `timeouts` or `crashes`, and `mean_tokens`."""
+    """Number of samples that are `unparsed` or `truncated`, and `mean_tokens`."""
     source: Source
 
 
 def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[int], seed: int) -> Measurement:
-    """Return the metrics of one model's graded samples.
-
-    Args:
-        label: the model's name in tables.
-        results: its graded samples.
-        source: where the samples come from.
-        ks: values of k for the reported pass@k. The curve has more values.
-        seed: seed of the bootstrap.
-    """
+    """Return the metrics of one model's graded samples. `ks` are the k of the scores; the curve has more."""
     scores: dict[str, float] = {}
     intervals: dict[str, list[float]] = {}
     for metric, (counts, k) in metrics(results, ks).items():
@@ -138,8 +130,6 @@ def _estimate(counts: Counts, k: int, seed: int) -> tuple[float, list[float]]:
 
 def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:
     health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
-    if "strict" not in results[0]:  # programs
-        health |= {"timeouts": statuses["timeout"], "crashes": statuses["crashed"] + statuses["memory"]}
     # Samples from other tools may use these keys with another meaning.
     lengths = [result["num_tokens"] for result in results if isinstance(result.get("num_tokens"), int)]
     if lengths:

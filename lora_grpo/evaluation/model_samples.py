@@ -15,7 +15,7 @@ from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
 from lora_grpo.evaluation.measurement import Source
 from lora_grpo.evaluation.options import Plan
-from lora_grpo.evaluation.report import Graded, Protocol, make_protocol, sampling_record
+from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
 from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.models import BASE, ModelSpec
@@ -105,7 +105,9 @@ class ModelSamples:
             "backend": self.loader.backend,
             "program_seconds": self.limits.timeout_seconds if programs else None,
             "program_mb": self.limits.memory_mb if programs else None,
-            **sampling_record(self.plan.data, self.plan.sampling).model_dump(),
+            "prompt_style": self.plan.data.prompt_style,
+            "few_shot": self.plan.data.few_shot,
+            **dataclasses.asdict(self.plan.sampling),
             **self.model.identity,
         }
 

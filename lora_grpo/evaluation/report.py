@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, p_value, task_changes
+from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
 from lora_grpo.evaluation.measurement import Measurement, Schema, Source, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files
@@ -90,7 +89,10 @@ class Report(Schema):
         protocol, sampling = self.protocol, self.protocol.sampling
         title = f"{protocol.task}: {self.evaluated.samples} samples of {self.evaluated.tasks} tasks"
         if sampling:
-            title += f", {_temperature(sampling)}, {sampling.prompt_style} style, {sampling.few_shot}-shot"
+            how = (
+                f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
+            )
+            title += f", {how}, {sampling.prompt_style} style, {sampling.few_shot}-shot"
         if protocol.left_out_as_trained_on:
             title += f"; not comparable: {protocol.left_out_as_trained_on} trained-on problems are left out"
         if protocol.contaminated:
@@ -101,11 +103,10 @@ class Report(Schema):
         """Return the scores with their intervals, and the comparison if there is a baseline."""
         if self.baseline:
             headings = ["", self.baseline.label, self.evaluated.label, "difference", "p"]
-            return headings, [_comparison_cells(row) for row in self.table]
+            return headings, [row.cells() for row in self.table]
         model = self.evaluated
-        return ["", "%", "95% interval"], [
-            (name, f"{100 * score:.1f}", "{:.1f} to {:.1f}".format(*(100 * end for end in model.intervals[name])))
-            for name, score in model.scores.items()
+        return ["", "% [95% interval]"], [
+            (name, percent(score, model.intervals[name])) for name, score in model.scores.items()
         ]
 
     def details_table(self) -> Table:
@@ -114,8 +115,8 @@ class Report(Schema):
         for group, suffix in (("rules", " rule"), ("statuses", ""), ("health", "")):
             values = [getattr(model, group) for model in self.models]
             for name in dict.fromkeys(name for of_model in values for name in of_model):
-                cells = (_cell(name, of.get(name, 0), m.samples) for of, m in zip(values, self.models, strict=True))
-                rows.append((f"{name}{suffix}", *cells))
+                counts = zip((of_model.get(name, 0) for of_model in values), self.models, strict=True)
+                rows.append((f"{name}{suffix}", *(_cell(name, count, model.samples) for count, model in counts)))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
     def sentences(self) -> list[str]:
@@ -127,12 +128,9 @@ class Report(Schema):
                 sentences.append(f"pass@k over k, {model.label}: {points}")
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
             if changes:
-                listed = ", ".join(
-                    "{} ({}/{} to {}/{})".format(change.task_id, *change.before, *change.after)
-                    for change in changes[:_LISTED]
-                )
+                listed = ["{} ({}/{} to {}/{})".format(c.task_id, *c.before, *c.after) for c in changes[:_LISTED]]
                 more = f" and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
-                sentences.append(f"{len(changes)} {word}: {listed}{more}")
+                sentences.append(f"{len(changes)} {word}: {', '.join(listed)}{more}")
         return sentences
 
     def markdown(self) -> str:
@@ -142,31 +140,24 @@ class Report(Schema):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {sentence}" for sentence in self.sentences()]
-        lines = [printable(line) for line in lines]
-        return "\n".join([*lines, "", "Protocol: `" + json.dumps(self.protocol.model_dump()) + "`", ""])
+        lines += ["", f"Protocol: `{self.protocol.model_dump_json()}`"]
+        return "".join(f"{printable(line)}\n" for line in lines)
 
     def show(self) -> None:
         """Print the title, the scores and a one-line summary."""
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
         headings, rows = self.scores_table()
-        table = Table()
-        for heading in headings:
-            table.add_column(Text(printable(heading)), justify="right" if heading else "left", no_wrap=True)
-        for cells in rows:
-            table.add_row(*(Text(printable(cell)) for cell in cells))
-        print(printable(self.title))
-        Console(width=max(Console().width, 100)).print(table)
-        print(printable(self._summary()))
-
-    def _summary(self) -> str:
+        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            for cells in (headings, *rows)
+        ]
         if self.table:
-            return f"{self.table[0].verdict}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
-        model = self.evaluated
-        shares = (f"{name} {_share(count, model.samples)}" for name, count in model.health.items() if name != _LENGTH)
-        return f"% of samples: {', '.join(shares)}"
+            summary = f"{self.table[0].verdict}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
+        else:
+            model = self.evaluated
+            shares = (f"{name} {_cell(name, value, model.samples)}" for name, value in model.health.items())
+            summary = f"% of samples: {', '.join(shares)}"
+        print("\n".join(map(printable, [self.title, *lines, summary])))
 
 
 @dataclass(frozen=True)
@@ -180,18 +171,6 @@ class Graded:
     protocol: Protocol
 
 
-def sampling_record(data: DataConfig, params: SamplingParams) -> Sampling:
-    """Return how completions are sampled, for the report."""
-    return Sampling(
-        prompt_style=data.prompt_style,
-        few_shot=data.few_shot,
-        num_samples=params.num_samples,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        max_completion_tokens=params.max_tokens,
-    )
-
-
 def make_protocol(
     data: DataConfig,
     record: Mapping[str, Any],
@@ -201,16 +180,7 @@ def make_protocol(
     seed: int,
     contaminated: Sequence[str] = (),
 ) -> Protocol:
-    """Return the protocol of an evaluation that samples a model.
-
-    Args:
-        data: settings of the rows.
-        record: the `data` entry of run.json, or the same of evaluation rows.
-        rows: number of evaluated rows.
-        params: how completions are sampled.
-        seed: seed of the rows and samples.
-        contaminated: labels of models that were trained on evaluated rows.
-    """
+    """Return the protocol of an evaluation that samples a model. `record` is the `data` entry of run.json."""
     return Protocol(
         task=data.evaluation_task,
         rows=rows,
@@ -218,7 +188,14 @@ def make_protocol(
         data_source=data.eval,
         left_out_as_trained_on=record.get("left_out_as_trained_on", 0),
         contaminated=list(contaminated),
-        sampling=sampling_record(data, params),
+        sampling=Sampling(
+            prompt_style=data.prompt_style,
+            few_shot=data.few_shot,
+            num_samples=params.num_samples,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            max_completion_tokens=params.max_tokens,
+        ),
         grading=how_graded(data.evaluation_task),
         sandbox=record.get("sandbox"),
         seed=seed,
@@ -282,30 +259,5 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-_LENGTH = "mean_tokens"
-"""The only entry of `health` that is not a count of samples."""
-
-
-def _temperature(sampling: Sampling) -> str:
-    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
-
-
-def _share(count: float, total: int) -> str:
-    return f"{100 * count / total:.1f} ({count:g})"
-
-
 def _cell(name: str, value: float, samples: int) -> str:
-    return f"{value:.1f}" if name == _LENGTH else _share(value, samples)
-
-
-def _comparison_cells(row: Comparison) -> tuple[str, ...]:
-    def cell(value: float, interval: Sequence[float], sign: str = "") -> str:
-        return f"{100 * value:{sign}.1f} [{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
-
-    return (
-        row.metric,
-        cell(row.before, row.before_interval),
-        cell(row.after, row.after_interval),
-        cell(row.difference, row.difference_interval, "+"),
-        p_value(row.p_value),
-    )
+    return f"{value:.1f}" if name == "mean_tokens" else f"{100 * value / samples:.1f} ({value:g})"
