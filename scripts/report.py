@@ -1,7 +1,7 @@
 """Write a report of a run: results, diagnostics, and every completion on one page.
 
     python scripts/report.py outputs/gsm8k_lora
-    python scripts/report.py outputs/gsm8k_lora outputs/another --open      # two runs side by side
+    python scripts/report.py outputs/gsm8k_lora outputs/another      # two runs side by side
 
 The report is one self-contained HTML file that works offline. Every run writes it at the end; for an unfinished run,
 this script reports the progress so far.

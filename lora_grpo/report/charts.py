@@ -15,8 +15,6 @@ from lora_grpo.report.visible import visible
 _INCHES = (4.6, 2.7)
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.14, 0.98, 0.17, 0.88
 """Position of the axes as fractions of the figure. Fixed, because computing a layout takes as long as drawing."""
-_BARE = 0.06
-"""Fraction of the height that is empty above a plot that has no legend."""
 _PNG_DPI = 180
 _COLORS = {"ink": "#1b2026", "muted": "#5b6470", "line": "#dfe3e8"}
 """Colors of the PNG. In the SVG they become variables of the page's stylesheet, which also has a dark theme."""
@@ -30,9 +28,6 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "lora_grpo",  # the same run produces the same bytes
     "text.parse_math": False,  # the name of a reward may be $x$
     "font.size": 9.5,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "axes.unicode_minus": True,
     "axes.formatter.limits": (-3, 4),
     "text.color": _COLORS["ink"],
     "axes.labelcolor": _COLORS["muted"],
@@ -86,8 +81,7 @@ def draw(plot: Plot) -> Chart:
         if plot.is_fraction:
             axes.set_ylim(-0.03, 1.03)
         if len(plot.curves) > 1:
-            keys: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
-            axes.legend(ncols=len(plot.curves), frameon=False, handlelength=1.8, columnspacing=1.2, **keys)
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(plot.curves), frameon=False)
         image = io.StringIO()
         figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})
         figure.text(0.012, 0.985, visible(plot.title), fontsize=11, va="top")  # the page shows it as a heading
@@ -100,21 +94,14 @@ def draw(plot: Plot) -> Chart:
         "unit": plot.x_unit,
         "curves": [{"name": visible(curve.name), "x": curve.x, "y": _digits(curve.y)} for curve in plot.curves],
     }
-    crop = 0.0 if len(plot.curves) > 1 else _BARE
-    return Chart(plot, _inline(image.getvalue(), plot.key, read_out, crop), picture.getvalue())
+    return Chart(plot, _inline(image.getvalue(), plot.key, read_out), picture.getvalue())
 
 
 def _curves(axes: Any, plot: Plot) -> None:
     if plot.stacked:
-        curves = plot.curves
-        axes.stackplot(
-            curves[0].x,
-            [curve.y for curve in curves],
-            labels=[visible(curve.name) for curve in curves],
-            colors=_SERIES,
-            alpha=0.85,
-            linewidth=0,
-        )
+        names = [visible(curve.name) for curve in plot.curves]
+        values = [curve.y for curve in plot.curves]
+        axes.stackplot(plot.curves[0].x, values, labels=names, colors=_SERIES, alpha=0.85, linewidth=0)
         axes.set_ylim(bottom=0)
         return
     for curve, color, dash in zip(plot.curves, _SERIES, _DASHES, strict=False):
@@ -129,14 +116,10 @@ def _curves(axes: Any, plot: Plot) -> None:
         axes.plot(curve.x, curve.y, color=color, linestyle=dash, linewidth=1.6, marker=marker, ms=3, label=name)
 
 
-def _inline(svg: str, key: str, read_out: dict[str, Any], crop: float) -> str:
+def _inline(svg: str, key: str, read_out: dict[str, Any]) -> str:
     """Return an SVG file as an element of the page, with unique ids and the page's colors.
 
-    Args:
-        svg: the content of the SVG file.
-        key: prefix for the ids.
-        read_out: values that the page's script shows at the pointer.
-        crop: fraction of the height to cut off at the top.
+    The page's script shows the values of `read_out` at the pointer.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -146,12 +129,10 @@ def _inline(svg: str, key: str, read_out: dict[str, Any], crop: float) -> str:
         svg = svg.replace(color, f"var(--{name})")
     for number, color in enumerate(_SERIES, start=1):
         svg = svg.replace(color, f"var(--series-{number})")
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    box = re.search(r'viewBox="[^"]*"', svg)
     assert box
-    width, height = float(box[1]), float(box[2])
-    view = f"0 {crop * height:.2f} {width:.2f} {(1 - crop) * height:.2f}"
     data = json.dumps(read_out).replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return f'<svg viewBox="{view}" aria-hidden="true" data-curves="{data}">{svg[svg.index(">") + 1 :].strip()}'
+    return f'<svg {box[0]} aria-hidden="true" data-curves="{data}">{svg[svg.index(">") + 1 :].strip()}'
 
 
 def _digits(values: list[float]) -> list[float | None]:

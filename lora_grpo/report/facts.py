@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +14,6 @@ from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import reward_names
 from lora_grpo.runs import RunFiles, flat
 
-_NOT_COMPARED = ("output_dir",)
 _SECTIONS = {
     "policy": "Policy",
     "data": "Data",
@@ -26,22 +24,6 @@ _SECTIONS = {
     "filter": "Difficulty filter",
 }
 """Parts of run.json that have their own section, and the section headings."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting of a run."""
-
-    name: str
-    """The dotted name, such as `train.learning_rate`."""
-    value: str
-    default: str | None
-    """The default value; None if this version does not have the setting."""
-
-    @property
-    def differs(self) -> bool:
-        """Whether the value differs from the default."""
-        return self.value != self.default and self.name not in _NOT_COMPARED
 
 
 def state(run: RunFiles) -> str:
@@ -96,30 +78,23 @@ def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str
     ]
 
 
-def reward_changes(run: RunFiles) -> list[tuple[str, float, float]]:
+def reward_changes(run: RunFiles) -> list[tuple[str, str, str]]:
     """Return the name, first value, and last value of the total reward and of each reward."""
     metrics = {"reward": "reward", **{name: f"rewards/{name}/mean" for name in reward_names(run.metrics)}}
-    values = {
-        name: [line[metric] for line in run.metrics if isinstance(line.get(metric), (int, float))]
-        for name, metric in metrics.items()
-    }
-    return [(name, found[0], found[-1]) for name, found in values.items() if found]
+    values = {name: [line[metric] for line in run.metrics if metric in line] for name, metric in metrics.items()}
+    return [(name, f"{found[0]:.3f}", f"{found[-1]:.3f}") for name, found in values.items() if found]
 
 
-def settings(run: RunFiles) -> list[Setting]:
-    """Return every setting of the run."""
-    defaults = flat(json.loads(json.dumps(RunConfig().to_dict())))
-    return [
-        Setting(name, shown(value), shown(defaults[name]) if name in defaults else None)
-        for name, value in flat(run.record["config"]).items()
-    ]
+def settings(run: RunFiles) -> dict[str, str]:
+    """Return every setting of the run by its dotted name, such as `train.learning_rate`."""
+    return {name: shown(value) for name, value in flat(run.record["config"]).items() if name != "output_dir"}
 
 
-def different_settings(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between runs, with their values in each run."""
-    return _different(
-        [{each.name: each.value for each in settings(run) if each.name not in _NOT_COMPARED} for run in runs]
-    )
+def changed_settings(run: RunFiles) -> list[tuple[str, str, str]]:
+    """Return name, value and default of each setting that differs from this version's default."""
+    defaults = {name: shown(value) for name, value in flat(json.loads(json.dumps(RunConfig().to_dict()))).items()}
+    rows = [(name, value, defaults.get(name, "no such setting")) for name, value in settings(run).items()]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def versions(run: RunFiles) -> dict[str, str]:
@@ -128,32 +103,33 @@ def versions(run: RunFiles) -> dict[str, str]:
     return {**run.record["versions"], **({"commit": shown(commit)} if commit else {})}
 
 
-def different_versions(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Return the versions and machine properties that differ between runs, with their values in each run."""
-    return _different(
-        [
-            versions(run) | {f"machine.{name}": shown(value) for name, value in run.record.get("machine", {}).items()}
-            for run in runs
-        ]
-    )
+def versions_and_machine(run: RunFiles) -> dict[str, str]:
+    """Return the versions and the properties of the machine."""
+    machine = run.record.get("machine", {})
+    return versions(run) | {f"machine.{name}": shown(value) for name, value in machine.items()}
+
+
+def different(of_runs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the values that differ between runs, with their value in each run."""
+    names = dict.fromkeys(name for of_run in of_runs for name in of_run)
+    rows = [(name, [of_run.get(name, "–") for of_run in of_runs]) for name in names]
+    return [(name, row) for name, row in rows if len(set(row)) > 1]
 
 
 def sections(run: RunFiles) -> dict[str, dict[str, str]]:
     """Return the remaining parts of run.json by heading."""
-    parts = {heading: run.record.get(name) or {} for name, heading in _SECTIONS.items()}
+    parts = {heading: run.record[name] for name, heading in _SECTIONS.items() if run.record.get(name)}
     costs = ("seconds_training", "peak_memory_gib", "peak_gpu_memory_gib")
-    parts["Cost"] = {name: run.record.get(name) for name in costs}
-    shown_parts = {
+    parts["Cost"] = {name: run.record[name] for name in costs if name in run.record}
+    return {
         heading: {name: shown(value) for name, value in flat(part).items() if value is not None}
         for heading, part in parts.items()
     }
-    return {heading: part for heading, part in shown_parts.items() if part}
 
 
 def command(run: RunFiles) -> str:
     """Return the command that started the run."""
-    words = run.record.get("command")
-    return shlex.join(["python", *map(str, words)]) if isinstance(words, list) else "not recorded"
+    return shlex.join(["python", *run.record.get("command", [])])
 
 
 def shown(value: Any) -> str:
@@ -165,12 +141,6 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return json.dumps(value, ensure_ascii=False)
-
-
-def _different(values: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
-    names = dict.fromkeys(name for of_run in values for name in of_run)
-    rows = [(name, [of_run.get(name, "–") for of_run in values]) for name in names]
-    return [(name, row) for name, row in rows if len(set(row)) > 1]
 
 
 def _time(stamp: Any) -> str:

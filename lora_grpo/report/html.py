@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.evaluation import read_report
+from lora_grpo.evaluation import Report
 from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
@@ -19,15 +19,14 @@ from lora_grpo.runs import RunFiles
 _FILES = Path(__file__).parent / "page"
 
 
-def report_html(run: RunFiles, charts: Sequence[Chart]) -> str:
+def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart]) -> str:
     """Return the page of one run."""
-    page = read_report(run.folder / "evaluation")
     texts = sampled_texts(run)
     return _rendered(
         "report.html.jinja",
         title=run.name,
         run=run,
-        page=page,
+        page=evaluation,
         charts=charts,
         shown=len(texts["rows"]),
         total=texts["total"],
@@ -35,17 +34,18 @@ def report_html(run: RunFiles, charts: Sequence[Chart]) -> str:
     )
 
 
-def diff_html(runs: Sequence[RunFiles], names: Sequence[str], charts: Sequence[Chart]) -> str:
+def diff_html(
+    runs: Sequence[RunFiles], evaluations: Sequence[Report | None], names: Sequence[str], charts: Sequence[Chart]
+) -> str:
     """Return the page of two runs."""
-    pages = [read_report(run.folder / "evaluation") for run in runs]
     return _rendered(
         "diff.html.jinja",
         title=" and ".join(names),
-        runs=[*zip(names, runs, pages, strict=True)],
+        runs=[*zip(names, runs, evaluations, strict=True)],
         names=names,
         charts=charts,
-        settings=facts.different_settings(runs),
-        versions=facts.different_versions(runs),
+        settings=facts.different([*map(facts.settings, runs)]),
+        versions=facts.different([*map(facts.versions_and_machine, runs)]),
     )
 
 

@@ -1,51 +1,32 @@
-"""Render one or two runs as Markdown tables for a pull request."""
+"""Render a run as Markdown tables for a pull request."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from lora_grpo.evaluation import read_report
+from lora_grpo.evaluation import Report
 from lora_grpo.report import facts
 from lora_grpo.report.visible import visible
 from lora_grpo.runs import RunFiles
 
 
-def report_markdown(run: RunFiles) -> str:
+def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     """Return the report of one run."""
     lines = [f"# {escape(run.name)}", "", escape(facts.state(run)), ""]
     lines += table(["", ""], facts.headline(run))
-    if evaluation := read_report(run.folder / "evaluation"):
+    if evaluation:
         lines += ["## Evaluation", "", escape(evaluation.title), "", *table(*evaluation.scores_table())]
         lines += [*(f"- {escape(sentence)}" for sentence in facts.verdicts(evaluation)), ""]
     if changes := facts.reward_changes(run):
-        rows = [(name, f"{first:.3f}", f"{last:.3f}") for name, first, last in changes]
-        lines += ["## Reward", "", *table(["", "first step", "last step"], rows)]
+        lines += ["## Reward", "", *table(["", "first step", "last step"], changes)]
     if alarms := run.record.get("alarms"):
         stopped = {True: " (stopped the run)"}
         rows = [(str(a["step"]), str(a["name"]), f"{a['message']}{stopped.get(a.get('stopped'), '')}") for a in alarms]
         lines += ["## Alarms", "", *table(["step", "alarm", "message"], rows)]
-    changed = [(setting.name, setting.value) for setting in facts.settings(run) if setting.differs]
+    changed = [(name, value) for name, value, _ in facts.changed_settings(run)]
     lines += ["## Settings that are not the default", "", *table(["", ""], changed)]
     lines += ["## Versions", "", *table(["", ""], list(facts.versions(run).items()))]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def diff_markdown(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Return the report of two runs side by side."""
-    lines = [f"# {escape(' and '.join(names))}", ""]
-    lines += [f"- {escape(name)}: {escape(facts.state(run))}" for name, run in zip(names, runs, strict=True)]
-    lines += [""]
-    for name, run in zip(names, runs, strict=True):
-        if evaluation := read_report(run.folder / "evaluation"):
-            lines += [f"## Evaluation of {escape(name)}", "", escape(evaluation.title), ""]
-            lines += table(*evaluation.scores_table())
-    for title, rows in (
-        ("Different settings", facts.different_settings(runs)),
-        ("Different versions and machines", facts.different_versions(runs)),
-    ):
-        found = table(["", *names], [(name, *values) for name, values in rows]) if rows else ["None.", ""]
-        lines += [f"## {title}", "", *found]
     return "\n".join(lines).rstrip() + "\n"
 
 

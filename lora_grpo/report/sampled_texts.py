@@ -20,12 +20,7 @@ _COLUMNS = (
 
 
 def sampled_texts(run: RunFiles, max_shown: int = MAX_SHOWN) -> dict[str, Any]:
-    """Return the completions of a run with their metadata. Each prompt is included once.
-
-    Args:
-        run: the run.
-        max_shown: approximate number of completions to keep, as an evenly spaced, equal share of each step and each
-            evaluation.
+    """Return about `max_shown` completions of a run: an evenly spaced, equal share of each step and each evaluation.
 
     Returns:
         `columns` and `rows` of completions, `problems` as [id, question, answer], the names of `rewards`, and the

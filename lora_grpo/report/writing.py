@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +13,11 @@ from typing import Annotated
 import tyro
 
 from lora_grpo.errors import UserError, first_line
+from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
 from lora_grpo.report.html import diff_html, report_html
-from lora_grpo.report.markdown import diff_markdown, report_markdown
+from lora_grpo.report.markdown import report_markdown
 from lora_grpo.report.plots import common_plots, plots_of
 from lora_grpo.runs import read_run
 
@@ -25,60 +28,43 @@ class ReportOptions:
     """Folder of a run: finished, stopped or still running."""
     other: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="OTHER")] = None
     """Folder of a second run to compare with the first."""
-    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Open the page in the web browser."""
 
 
 def report(options: ReportOptions) -> None:
     """Write the report of one run or the comparison of two runs, and print its path."""
-    if options.other is None:
-        page = write_report(options.run)
-        run = shlex.quote(str(options.run))
-        print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}\nplots     {page.parent}/*.png\n")
-        print(f"compare   python scripts/report.py {run} OTHER_RUN")
-        print(f"share     python scripts/push.py {run} YOU/NAME --dry-run")
-    else:
-        page = write_diff(options.run, options.other)
-        print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}")
-    if options.open:
-        import webbrowser
-
-        if not webbrowser.open(page.resolve().as_uri()):
-            print(f"no web browser found; open {page} on another machine")
+    if options.other:
+        print(f"report    {write_diff(options.run, options.other)}")
+        return
+    page = write_report(options.run)
+    run = shlex.quote(str(options.run))
+    print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}\nplots     {page.parent}/*.png\n")
+    print(f"compare   python scripts/report.py {run} OTHER_RUN")
+    print(f"share     python scripts/push.py {run} YOU/NAME --dry-run")
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html`, `report.md`, and a PNG of each plot.
+    """Write `report.html`, `report.md`, and a PNG of each plot, and return the path of the page.
 
     The report folder is replaced atomically. The same run always produces the same bytes.
-
-    Args:
-        folder: the run's folder.
-
-    Returns:
-        The path of the page.
 
     Raises:
         UserError: the folder is not a run, one of its files cannot be read, or the report cannot be written.
     """
-    run = read_run(folder)
-    charts = [draw(plot) for plot in plots_of(run)]
+    run, evaluation = read_run(folder), read_report(folder / "evaluation")
+    charts = [draw(plot) for plot in plots_of(run, evaluation)]
     output = folder / "report"
-    try:
-        with atomic.new_folder(output) as staging:
-            (staging / "report.html").write_text(report_html(run, charts), encoding="utf-8")
-            (staging / "report.md").write_text(report_markdown(run), encoding="utf-8")
-            for chart in charts:
-                (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
-            for diff in sorted(output.glob("diff-*")):
-                shutil.copyfile(diff, staging / diff.name)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror}") from None
+    with _writing(output), atomic.new_folder(output) as staging:
+        (staging / "report.html").write_text(report_html(run, evaluation, charts), encoding="utf-8")
+        (staging / "report.md").write_text(report_markdown(run, evaluation), encoding="utf-8")
+        for chart in charts:
+            (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
+        for diff in output.glob("diff-*"):
+            shutil.copyfile(diff, staging / diff.name)
     return output / "report.html"
 
 
 def write_diff(folder: Path, other: Path) -> Path:
-    """Write `diff-<other's name>.html` and `.md` to the first run's report folder, and return the path of the page.
+    """Write `diff-<other's name>.html` to the first run's report folder, and return its path.
 
     Raises:
         UserError: a folder is not a run, a file cannot be read or written, or both folders are the same run.
@@ -89,15 +75,21 @@ def write_diff(folder: Path, other: Path) -> Path:
     names = [run.name for run in runs]
     if names[0] == names[1]:
         names = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
-    charts = [draw(plot) for plot in common_plots(runs, names)]
+    evaluations = [read_report(run.folder / "evaluation") for run in runs]
+    plots = common_plots([plots_of(*of_run) for of_run in zip(runs, evaluations, strict=True)], names)
     output = folder / "report" / f"diff-{runs[1].name}.html"
-    try:
+    with _writing(output):
         output.parent.mkdir(exist_ok=True)
-        atomic.write_text(output.with_suffix(".md"), diff_markdown(runs, names))
-        atomic.write_text(output, diff_html(runs, names, charts))
+        atomic.write_text(output, diff_html(runs, evaluations, names, [draw(plot) for plot in plots]))
+    return output
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}") from None
-    return output
 
 
 def report_line(folder: Path) -> str:

@@ -9,6 +9,7 @@ import pytest
 from helpers.report_runs import HOSTILE, completion, write_run
 from helpers.warm_process import finish
 
+from lora_grpo.evaluation import read_report
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.visible import visible
 from lora_grpo.report.writing import write_diff, write_report
@@ -84,7 +85,7 @@ def test_a_trained_run_is_all_there_and_its_filters_count_right(trained, visit):
     page = visit(trained / "report" / "report.html")
     page.wait_for_function("document.querySelectorAll('#list li').length > 0")
     run = read_run(trained)
-    assert page.locator("figure svg").count() == len(plots_of(run)) > 10
+    assert page.locator("figure svg").count() == len(plots_of(run, read_report(trained / "evaluation"))) > 10
     assert page.locator(".state").inner_text() == "Complete."
     lines, samples = run.completions, [*run.samples["base"], *run.samples["trained"]]
     assert shown(page) == len(lines) + len(samples) and len(samples) == 2 * 8 * 3
