@@ -5,14 +5,12 @@
 
     prompts ──► base model ──► rewards ──► groups ──► Summary ──► Prediction: can learn, or what to change
 
-run.py         samples groups from the base model, with the prompts of the first training steps
-groups.py      a group, and the summary of all groups with 95 % intervals
+run.py         samples groups from the base model, with the prompts of the first training steps; --dry-run
+groups.py      a group, and the summary of all groups with 95% intervals
 diagnosis.py   the verdict, its reason, and what to change
 page.py        prints the preview
-dry_run.py     --dry-run: prints everything that needs no model weights
 """
 
-from lora_grpo.preview.dry_run import dry_run
-from lora_grpo.preview.run import preview
+from lora_grpo.preview.run import dry_run, preview
 
 __all__ = ["dry_run", "preview"]

@@ -1,4 +1,4 @@
-"""Sampled groups, and their summary with 95 % intervals."""
+"""Sampled groups, and their summary with 95% intervals."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ class Answer:
     num_tokens: int
     truncated: bool
     rewards: dict[str, float | None]
-    """Value of each reward before weighting; None if the reward could not grade the completion."""
+    """Each reward times its weight; None if the reward could not grade the completion."""
     verdict: Verdict | None
     """The grader's verdict; None for a task without correct answers."""
 
     @property
-    def is_correct(self) -> bool:
-        return self.verdict is not None and self.verdict.passed
+    def total(self) -> float | None:
+        """The sum of the rewards; None if no reward could grade the completion."""
+        graded = [value for value in self.rewards.values() if value is not None]
+        return sum(graded) if graded else None
 
     @property
-    def is_unparsed(self) -> bool:
-        """Whether no answer could be parsed from the completion."""
-        return self.verdict is not None and self.verdict.reason in UNPARSED
+    def is_correct(self) -> bool:
+        return self.verdict is not None and self.verdict.passed
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,7 @@ class Group:
     """The completions of one prompt. GRPO compares their rewards with each other."""
 
     row: Row
-    weights: dict[str, float]
-    """Weight of each reward."""
     answers: tuple[Answer, ...]
-
-    def weighted(self, name: str, answer: Answer) -> float | None:
-        """Return a reward times its weight; None if the reward could not grade the completion."""
-        value = answer.rewards[name]
-        return None if value is None else self.weights[name] * value
-
-    def part(self, name: str) -> list[float | None]:
-        """Return a weighted reward for each completion."""
-        return [self.weighted(name, answer) for answer in self.answers]
-
-    @property
-    def sums(self) -> list[float | None]:
-        """Total reward of each completion; None if no reward could grade it."""
-        parts = zip(*map(self.part, self.weights), strict=True)
-        return [None if all(v is None for v in part) else sum(v or 0.0 for v in part) for part in parts]
 
     @property
     def solved(self) -> int:
@@ -69,17 +53,22 @@ class Group:
         """Whether some completions are correct and others are not."""
         return 0 < self.solved < len(self.answers)
 
+    @property
+    def differs(self) -> bool:
+        """Whether the total rewards of the completions differ."""
+        return _differ([answer.total for answer in self.answers])
+
 
 @dataclass(frozen=True)
 class Share:
-    """A share with its 95 % interval, as fractions."""
+    """A share with its 95% interval, as fractions."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.0f} % [{100 * self.low:.0f}, {100 * self.high:.0f}]"
+        return f"{100 * self.value:.0f}% [{100 * self.low:.0f}, {100 * self.high:.0f}]"
 
 
 @dataclass(frozen=True)
@@ -107,46 +96,48 @@ class Summary:
     """Mean length of a completion."""
 
 
-def differs(values: Sequence[float | None]) -> bool:
-    """Return whether graded values differ."""
-    graded = [value for value in values if value is not None]
-    return bool(graded) and max(graded) - min(graded) > _EQUAL
-
-
 def measure(groups: Sequence[Group]) -> Summary:
     """Return the summary of groups of equal size.
 
     Shares of completions have intervals that are bootstrapped over groups; shares of groups have Wilson intervals.
     """
-    names = list(groups[0].weights)
     answers = [answer for group in groups for answer in group.answers]
-    flat = sum(not differs(group.sums) for group in groups)
+    names = list(answers[0].rewards)
     graded = answers[0].verdict is not None
-    always, never = sum(group.solved == len(group.answers) for group in groups), sum(not g.solved for g in groups)
+    always, mixed = sum(group.solved == len(group.answers) for group in groups), sum(g.is_mixed for g in groups)
     return Summary(
         groups=len(groups),
         completions=len(answers),
-        rewards={name: _moments([v for g in groups for v in g.part(name)]) for name in names}
-        | {"sum": _moments([value for group in groups for value in group.sums])},
-        varying=tuple(name for name in names if any(differs(group.part(name)) for group in groups)),
-        flat=share_of(flat, len(groups)),
+        rewards={name: _moments([answer.rewards[name] for answer in answers]) for name in names}
+        | {"sum": _moments([answer.total for answer in answers])},
+        varying=tuple(name for name in names if any(_differ([a.rewards[name] for a in g.answers]) for g in groups)),
+        flat=share_of(sum(not group.differs for group in groups), len(groups)),
         solved=_share([[a.is_correct for a in g.answers] for g in groups]) if graded else None,
-        difficulty=(always, len(groups) - always - never, never) if graded else None,
-        unparsed=_share([[a.is_unparsed and not a.truncated for a in g.answers] for g in groups]) if graded else None,
+        difficulty=(always, mixed, len(groups) - always - mixed) if graded else None,
+        unparsed=_share([[_is_unparsed(a) for a in g.answers] for g in groups]) if graded else None,
         truncated=_share([[a.truncated for a in g.answers] for g in groups]),
         distinct=statistics.mean(len({a.text for a in g.answers}) for g in groups),
         num_tokens=statistics.mean(a.num_tokens for a in answers),
     )
 
 
-def _moments(values: Sequence[float | None]) -> tuple[float, float] | None:
-    graded = [value for value in values if value is not None]
-    return (statistics.mean(graded), statistics.pstdev(graded)) if graded else None
-
-
 def share_of(count: int, total: int) -> Share:
     """Return a share of groups with its Wilson interval."""
     return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
+
+
+def _differ(values: Sequence[float | None]) -> bool:
+    graded = [value for value in values if value is not None]
+    return bool(graded) and max(graded) - min(graded) > _EQUAL
+
+
+def _is_unparsed(answer: Answer) -> bool:
+    return answer.verdict is not None and answer.verdict.reason in UNPARSED and not answer.truncated
+
+
+def _moments(values: Sequence[float | None]) -> tuple[float, float] | None:
+    graded = [value for value in values if value is not None]
+    return (statistics.mean(graded), statistics.pstdev(graded)) if graded else None
 
 
 def _share(groups: Sequence[Sequence[bool]]) -> Share:

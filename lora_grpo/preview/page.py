@@ -14,14 +14,11 @@ from lora_grpo.preview.groups import Answer, Group, measure
 _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8
 """Number of distinct completions shown per group."""
-_PLAIN_WIDTH = 100
-"""Line width in columns if the output is not a terminal."""
-_LEAST_WIDTH = 40
 
 
 def show(config: RunConfig, groups: Sequence[Group]) -> None:
     """Print the preview, with control characters escaped."""
-    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns - 1)
+    width = max(40, shutil.get_terminal_size((100, 24)).columns - 1)
     lines = []
     for number, group in enumerate(groups[:_SHOWN_GROUPS], start=1):
         lines += [f"--- group {number} of {len(groups)}: {group.row['id']}", *_cut(group.row["question"], width)]
@@ -32,41 +29,30 @@ def show(config: RunConfig, groups: Sequence[Group]) -> None:
     for finding in verdict.findings:
         lines += [f"found     {finding.found}", f"try       {finding.advice}"]
     lines.append(
-        f"sample    {len(groups)} prompts x {len(groups[0].answers)} completions of the base model, 95 % intervals in "
+        f"sample    {len(groups)} prompts x {len(groups[0].answers)} completions of the base model, 95% intervals in "
         "brackets; nothing was trained or written"
     )
     print("\n".join(map(printable, lines)))
 
 
 def _answers(group: Group, width: int) -> list[str]:
-    """Return each distinct completion of a group with its rewards above it, highest reward first."""
+    """Return each distinct completion of a group below its rewards, highest reward first."""
     often = Counter(answer.text for answer in group.answers)
-    ranked = sorted(
-        zip(group.answers, group.sums, strict=True), key=lambda pair: (-(pair[1] or 0.0), -often[pair[0].text])
-    )
-    different = {answer.text: (answer, total) for answer, total in ranked}
-    names = [["times"], *(name.split("_") for name in group.weights), ["sum"], ["tokens"]]
-    widths = [max(4, *map(len, words)) for words in names]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True)).rstrip()
-
-    # Print one word of a reward's name per line, aligned at the bottom, so that many columns fit.
-    height = max(map(len, names))
-    padded = [[""] * (height - len(words)) + words for words in names]
-    lines = [line(cells) for cells in zip(*padded, strict=True)]
-    for answer, total in [*different.values()][:_SHOWN_ANSWERS]:
-        parts = [_number(group.weighted(name, answer)) for name in group.weights]
-        numbers = line([str(often[answer.text]), *parts, _number(total), str(answer.num_tokens)])
-        lines += [f"{numbers}  {_verdict(answer)}".rstrip()]
-        lines += [f"       {text}" for text in _cut(answer.text, width - 7)]
-    more = len(different) - _SHOWN_ANSWERS
-    return [*lines, f"       and {more} more"] if more > 0 else lines
+    distinct = {answer.text: answer for answer in group.answers}.values()
+    ranked = sorted(distinct, key=lambda answer: (-(answer.total or 0.0), -often[answer.text]))
+    lines = []
+    for answer in ranked[:_SHOWN_ANSWERS]:
+        rewards = ", ".join(f"{name} {_number(value)}" for name, value in answer.rewards.items())
+        line = f"{often[answer.text]} x reward {_number(answer.total)} ({rewards}), {answer.num_tokens} tokens"
+        lines += _cut(line + _verdict(answer), width)
+        lines += [f"    {text}" for text in _cut(answer.text, width - 4)]
+    more = len(ranked) - _SHOWN_ANSWERS
+    return [*lines, f"and {more} more"] if more > 0 else lines
 
 
 def _verdict(answer: Answer) -> str:
-    words = [answer.verdict.reason.replace("_", " ")] if answer.verdict else []
-    return ", ".join([*words, "truncated"] if answer.truncated else words)
+    reason = f", {answer.verdict.reason.replace('_', ' ')}" if answer.verdict else ""
+    return f"{reason}, truncated" if answer.truncated else reason
 
 
 def _summary(groups: Sequence[Group]) -> list[str]:
@@ -74,8 +60,7 @@ def _summary(groups: Sequence[Group]) -> list[str]:
     found = measure(groups)
     lines = []
     for name, moments in found.rewards.items():
-        most = "" if name == "sum" else f" of {groups[0].weights[name]:g}"
-        text = "graded no completion" if moments is None else f"mean {moments[0]:.2f}{most}, std {moments[1]:.2f}"
+        text = "graded no completion" if moments is None else f"mean {moments[0]:.2f}, std {moments[1]:.2f}"
         lines.append((name, text))
     if found.solved and found.difficulty and found.unparsed:
         always, mixed, never = found.difficulty

@@ -1,16 +1,27 @@
-"""`--preview`: samples a few groups from the base model, and prints their rewards and a verdict."""
+"""`--preview` samples a few groups from the base model; `--dry-run` prints what needs no model weights."""
 
 from __future__ import annotations
 
+import json
 import sys
 
-from lora_grpo.config import RunConfig
-from lora_grpo.models import load_policy
+from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.models import base_model, load_policy
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
 from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
-from lora_grpo.tasks import UNGRADED_TASKS, Data, Row, chat, fit_to_context, grade_all, prompt_order, split_validation
+from lora_grpo.tasks import (
+    UNGRADED_TASKS,
+    Data,
+    Row,
+    chat,
+    fit_to_context,
+    get_task,
+    grade_all,
+    prompt_order,
+    split_validation,
+)
 
 PROMPTS = 8
 """Number of sampled groups."""
@@ -34,39 +45,60 @@ def preview(config: RunConfig, data: Data) -> None:
 
 
 def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
-    """Sample and score groups from the base model, with the prompts and seeds of the first training steps.
+    """Sample and score at most PROMPTS groups from the base model, each from a different row.
 
-    Args:
-        config: the run.
-        sampler: sampler of the run's policy.
-        rows: training rows with `prompt`.
-
-    Returns:
-        At most PROMPTS groups, each from a different row. Groups of the first step equal those sampled in training.
+    They use the prompts and seeds of the first training steps. Groups of the first step equal those in training.
     """
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
     # Collect columns from all rows, because a reward may use a column that these few rows lack.
     columns = trl_rows(sampler.tokenizer, rows)
-    chosen, size = [columns[index] for index in order], config.sampling.num_generations
+    settings, size = config.sampling, config.sampling.num_generations
     prompts = [chat.render_row(sampler.tokenizer, rows[index]) for index in order]
-    per_step = config.train.prompts_per_step * size
     print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
-    settings = config.sampling
     params = SamplingParams(size, settings.temperature, settings.top_p, settings.max_completion_tokens)
+    per_step = config.train.prompts_per_step * size
     steps = [divmod(index, per_step) for index in range(len(prompts) * size)]
     seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
     samples = [each for group in sampler.sample(prompts, params, seeds, adapter=False) for each in group]
-    repeated, texts = [row for row in chosen for _ in range(size)], [each.text for each in samples]
+    repeated, texts = [columns[index] for index in order for _ in range(size)], [each.text for each in samples]
     rewards = resolve(parse_reward_specs(config.rewards))
+    weights = {reward.name: reward.weight for reward in rewards}
     values = score(rewards, repeated, texts, [each.token_ids for each in samples])
     task = config.data.task
     verdicts = [None] * len(texts) if task in UNGRADED_TASKS else grade_all(task, texts, repeated)
-    answers = [
-        Answer(each.text, len(each.token_ids), each.truncated, earned, verdict)
-        for each, earned, verdict in zip(samples, values, verdicts, strict=True)
-    ]
-    weights = {reward.name: reward.weight for reward in rewards}
-    return [
-        Group(row, weights, tuple(answers[start : start + size]))
-        for row, start in zip(chosen, range(0, len(answers), size), strict=True)
-    ]
+    answers = []
+    for each, earned, verdict in zip(samples, values, verdicts, strict=True):
+        weighted = {name: None if value is None else weights[name] * value for name, value in earned.items()}
+        answers.append(Answer(each.text, len(each.token_ids), each.truncated, weighted, verdict))
+    return [Group(rows[index], tuple(answers[place * size : (place + 1) * size])) for place, index in enumerate(order)]
+
+
+def dry_run(config: RunConfig, data: Data) -> None:
+    """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
+    import yaml
+
+    settings = json.loads(json.dumps(config.to_dict()))  # YAML needs lists instead of tuples
+    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    tokenizer = base_model.load_tokenizer(config.model)
+    rows = fit_to_context(data.train, tokenizer, config, "train")
+    evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
+    row = rows[0]
+    gold = get_task(config.data.task).gold_completion(row)
+    print(f"--- prompt of {row['id']}\n{chat.render_row(tokenizer, row)}")
+    print(f"--- reference answer\n{gold}\n--- its rewards")
+    rewards = resolve(parse_reward_specs(config.rewards))
+    (values,) = score(
+        rewards, trl_rows(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
+    )
+    total = 0.0
+    for reward in rewards:
+        value = values[reward.name]
+        total += reward.weight * (value or 0.0)
+        print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, weight {reward.weight:g}'}")
+    shape = batch_shape(config)
+    print(
+        f"{'sum':24} {total:g}\n--- {config.train.max_steps} steps of {config.train.prompts_per_step} prompts x "
+        f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, in "
+        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(evaluation)} evaluation rows; "
+        "nothing was trained"
+    )

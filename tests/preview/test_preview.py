@@ -16,7 +16,7 @@ from lora_grpo.preview.diagnosis import judge
 from lora_grpo.preview.groups import Answer, Group, measure
 from lora_grpo.preview.page import show
 from lora_grpo.preview.run import sample_groups
-from lora_grpo.rewards.specs import parse_reward_specs
+from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data
@@ -53,6 +53,7 @@ def starter(tmp_path_factory):
 def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter):
     config, data, policy, sampler = starter
     groups = sample_groups(config, sampler, data.train)
+    weights = {reward.name: reward.weight for reward in resolve(parse_reward_specs(config.rewards))}
     run = open_run(config, Invocation(), "test", data.record)
     trainer = make_trainer(run, policy, data.train, sampler)
     run.begin(policy.record)
@@ -63,8 +64,8 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     assert len(groups) == 8 and len(logged) >= 16
     for line, (group, place) in zip(logged, answers, strict=False):
         assert (line["id"], line["completion"]) == (group.row["id"], group.answers[place].text)
-        assert line["rewards"] == group.answers[place].rewards
-        assert line["reward"] == pytest.approx(group.sums[place])
+        assert {name: weights[name] * value for name, value in line["rewards"].items()} == group.answers[place].rewards
+        assert line["reward"] == pytest.approx(group.answers[place].total)
     (step,), found = lines(run.metrics), measure(groups)
     assert step["reward"] == pytest.approx(found.rewards["sum"][0], abs=1e-4)
     assert 2 * step["rewards/correct_answer/mean"] == pytest.approx(found.rewards["correct_answer"][0], abs=1e-4)
@@ -78,7 +79,7 @@ def test_a_constant_reward_cannot_be_learned(starter, tmp_path):
     config = replace(starter[0], {"rewards": (f"{tmp_path}/mine.py:flat",)})
     found = judge(sample_groups(config, starter[3], starter[1].train), config)
     assert found.word == "cannot learn"
-    assert [finding.found for finding in found.findings] == ["constant within each group: flat (always 0.5 of 1)"]
+    assert [finding.found for finding in found.findings] == ["constant within each group: flat"]
 
 
 def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
@@ -86,7 +87,7 @@ def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
     found = judge(sample_groups(config, starter[3], starter[1].train), config)
     assert found.word != "can learn"
     assert "truncated at 4 tokens" in found.findings[0].found
-    assert found.findings[0].advice.startswith("--sampling.max-completion-tokens 16,")
+    assert found.findings[0].advice.startswith("--sampling.max-completion-tokens 8 ")
 
 
 # Groups that fail in one way each
@@ -100,7 +101,7 @@ def group(rewards, verdicts=(None,) * 4, *, texts="abcd", truncated=False):
         Answer(texts[i], 10, truncated, {name: values[i] for name, values in rewards.items()}, verdicts[i])
         for i in range(4)
     )
-    return Group({"id": "row", "question": "What?"}, dict.fromkeys(rewards, 2.0), tuple(answers))
+    return Group({"id": "row", "question": "What?"}, tuple(answers))
 
 
 def graded(*verdicts, **more):
@@ -118,7 +119,7 @@ FILTER = {"data": {"filter_by_difficulty": True}}
     ("groups", "changes", "word", "seen", "advice"),
     [
         ([MIXED] * 8, {}, "can learn", None, None),
-        ([NEVER] * 8, {}, "cannot learn", "none of 32 completions is correct (95 % upper bound: 32 %)", "--data.train"),
+        ([NEVER] * 8, {}, "cannot learn", "none of 32 completions is correct (95% upper bound: 32%)", "--data.train"),
         ([NEVER] * 8, {}, "cannot learn", "none of 32", "soft_xml_format=0.5"),
         ([NEVER] * 8, {"data": {"task": "mbpp"}}, "cannot learn", "none of 32", "share_of_tests_passed"),
         ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are correct", "harder problems"),
@@ -128,21 +129,21 @@ FILTER = {"data": {"filter_by_difficulty": True}}
         ([NEVER] * 4 + [MIXED], {}, "can hardly learn", "0 of 5 problems are always solved and 4 never", "filter"),
         ([NEVER] * 7 + [MIXED], FILTER, "can learn", None, None),
         ([NEVER] * 8, FILTER, "can hardly learn", "none of 32", "easier problems"),
-        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100 % [68, 100] of completions end without", "few-shot 2"),
+        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "few-shot 2"),
         ([graded(*[UNREAD] * 4)] * 8, {"data": {"few_shot": 2}}, "cannot learn", "end without", "soft_xml_format"),
         (
             [graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8,
             {},
             "can learn",
-            "50 % [",
+            "50% [",
             "no change needed: training can fix this",
         ),
         (
             [graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8,
             {},
             "can hardly learn",
-            "100 % [68, 100] of completions are truncated at 256 tokens",
-            "--sampling.max-completion-tokens 1024 --model.max-sequence-tokens 1792,",
+            "100% [68, 100] of completions are truncated at 256 tokens",
+            "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,",
         ),
         (
             [graded(*[WRONG] * 4, texts="aaaa")] * 8,
@@ -159,20 +160,20 @@ FILTER = {"data": {"filter_by_difficulty": True}}
             "--sampling.temperature 1,",
         ),
         ([FORMAT_ALONE] * 8, {}, "can hardly learn", "none of 32", "--sampling.num-generations 8"),
-        ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "mine (always 2 of 2)", "a finer reward"),
+        ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "within each group: mine", "a finer reward"),
         (
             [group({"mine": [n / 8] * 4}) for n in range(8)],
             {},
             "cannot learn",
-            "mine (differs between prompts)",
+            "within each group: mine",
             "a finer reward",
         ),
-        ([group({"mine": [None] * 4})] * 8, {}, "cannot learn", "mine (graded no completion)", "a finer reward"),
+        ([group({"mine": [None] * 4})] * 8, {}, "cannot learn", "within each group: mine", "a finer reward"),
         (
             [group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8,
             {},
             "can learn",
-            "other (always 2 of 2)",
+            "within each group: other",
             "nothing, if mine should decide",
         ),
         # Each varies, and what they come to does not.
@@ -211,7 +212,7 @@ def test_a_reason_names_the_rewards_that_decide():
 
 def test_a_share_of_eight_groups_is_told_with_its_interval():
     found = measure([MIXED] * 6 + [NEVER] * 2)
-    assert str(found.flat) == "25 % [7, 59]"
+    assert str(found.flat) == "25% [7, 59]"
     assert found.difficulty == (0, 6, 2)
     assert found.solved.value == pytest.approx(12 / 32)
     assert found.solved.low < 12 / 32 < found.solved.high
@@ -224,14 +225,14 @@ def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     nasty = "\x1b[2J[bold]\r\x07\u202e\ud800</answer>\n" + "x" * 500 + "\x9bend"
     one = group({"mine": [0, 1, 1, 1]}, texts=(nasty, "", "\0", nasty), truncated=True)
-    show(RunConfig(), [Group({"id": "\x1b[31m", "question": nasty}, one.weights, one.answers)] * 4)
+    show(RunConfig(), [Group({"id": "\x1b[31m", "question": nasty}, one.answers)] * 4)
     out = capsys.readouterr().out
     assert all(line.isprintable() for line in out.splitlines())
     assert "\\x1b[2J[bold]\\r\\x07" in out and "\\x9bend" in out
     assert out.count("--- group") == 3
     table = out[: out.index("--- all 4 groups")]
     assert max(map(len, table.splitlines())) <= 80
-    assert re.search(r"^    2  +2\.00|^    2  +0\.00", out, re.MULTILINE)  # the two that are alike, once
+    assert out.count("2 x reward ") == 3  # the two that are alike, once in each group
     out.encode()
 
 
