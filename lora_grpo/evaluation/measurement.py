@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,28 +27,6 @@ class Schema(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Source(Schema):
-    """Where a model's samples come from. A field is None if it does not apply or is unknown."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
-    """Hub id or path of the model, or of the adapter's base model."""
-    revision: str | None = None
-    """Hub commit of the model."""
-    weights_sha256: str | None = None
-    """SHA-256 of the model's weights, if it was loaded from a folder."""
-    adapter_sha256: str | None = None
-    """SHA-256 of the adapter's weights and configuration."""
-    samples_sha256: str | None = None
-    """SHA-256 of a samples file from another tool."""
-    bits: int | None = None
-    """Precision of the weights: 4 or 16."""
-    engine: str | None = None
-    dtype: str | None = None
-    device: str | None = None
-
-
 class CurvePoint(Schema):
     """pass@k at one k."""
 
@@ -61,25 +39,26 @@ class Measurement(Schema):
     """The metrics of one model."""
 
     label: str
-    """The model's name in tables."""
     scores: dict[str, float]
     """`pass@k` for each requested k, and `greedy` if there are greedy samples, as fractions."""
     intervals: dict[str, Bounds]
-    """The 95% interval of each score."""
     curve: list[CurvePoint]
-    """pass@k for a range of k, up to the smallest number of samples of a task."""
+    """pass@k for more values of k."""
     tasks: int
     samples: int
     statuses: dict[str, int]
-    """Number of samples by status."""
+    """Number of samples by the reason for their verdict."""
     rules: dict[str, int]
     """Number of samples that pass each rule of the task."""
     health: dict[str, float]
     """Number of samples that are `unparsed` or `truncated`, and `mean_tokens`."""
-    source: Source
+    source: dict[str, Any]
+    """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
 
-def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[int], seed: int) -> Measurement:
+def measure(
+    label: str, results: Sequence[Result], source: Mapping[str, Any], ks: Iterable[int], seed: int
+) -> Measurement:
     """Return the metrics of one model's graded samples. `ks` are the k of the scores; the curve has more."""
     scores: dict[str, float] = {}
     intervals: dict[str, list[float]] = {}
@@ -101,7 +80,7 @@ def measure(label: str, results: Sequence[Result], source: Source, ks: Iterable[
         statuses=dict(sorted(statuses.items())),
         rules={rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
         health=_health(results, statuses),
-        source=source,
+        source=dict(source),
     )
 
 

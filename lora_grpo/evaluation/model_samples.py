@@ -13,7 +13,6 @@ from typing import Any
 from lora_grpo import sandbox
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
-from lora_grpo.evaluation.measurement import Source
 from lora_grpo.evaluation.options import Plan
 from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
 from lora_grpo.evaluation.results import task_id
@@ -32,12 +31,7 @@ class Loader:
         self._sampler: Sampler | None = None
 
     def load(self, model: ModelSpec, rows: list[Row], max_tokens: int) -> tuple[Sampler, dict[str, Any]]:
-        """Return a sampler of a model, and a record of its prompts, versions and hardware.
-
-        Raises:
-            UserError: the model cannot be loaded, or its context is too short for the rows.
-            RunError: out of memory.
-        """
+        """Return a sampler of a model, and a record of its prompts, versions and hardware."""
         tokenizer = build.load_tokenizer(model)
         sequence_tokens = build.check_context(model, tokenizer, rows, max_tokens)
         is_base = self._model and model == dataclasses.replace(self._model, label=BASE, adapter=None)
@@ -69,30 +63,21 @@ class ModelSamples:
 
     @property
     def tasks(self) -> set[str]:
-        """The ids of the evaluated tasks."""
         return {task_id(row) for row in self.data.eval}
 
     @property
     def fewest(self) -> int:
-        """The number of samples of each task."""
         return self.plan.sampling.num_samples
 
     @property
     def protocol(self) -> Protocol:
         """The settings that a compared model must share."""
-        plan, run = self.plan, self.model.run if self.model.adapter else None
-        # The rows that the run of the evaluated adapter trained on are left out.
-        contaminated = (
-            run is not None and run is not plan.trained and run["data"].get("trained_on_benchmark") == plan.task
-        )
-        return make_protocol(
-            plan.data,
-            self.data.record,
-            rows=len(self.data.eval),
-            params=plan.sampling,
-            seed=plan.seed,
-            contaminated=[self.label] if contaminated else [],
-        )
+        plan, rows = self.plan, len(self.data.eval)
+        run = self.model.run if self.model.adapter else None
+        trained_on = run["data"].get("trained_on_benchmark") if run else None
+        # Of the run that the settings come from, the rows that it trained on are left out.
+        labels = [self.label] if trained_on == plan.task and run is not plan.trained else []
+        return make_protocol(plan.data, self.data.record, plan.sampling, rows, plan.seed, labels)
 
     @functools.cached_property
     def request(self) -> Request:
@@ -124,8 +109,8 @@ class ModelSamples:
         if environment is None or results is None:
             sampler, environment = self.loader.load(self.model, rows, plan.sampling.max_tokens)
             evaluation_folder.start(folder, name, self.request, environment)
-            adapter = self.model.adapter is not None
+            adapted = self.model.adapter is not None
             results = sample_and_grade(
-                path, sampler, rows, self.task, plan.sampling, plan.seed, self.label, adapter=adapter
+                path, sampler, rows, plan.task, plan.sampling, plan.seed, self.label, adapter=adapted
             )
-        return Graded(self.label, results, Source(**self.model.identity, **environment), self.protocol)
+        return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)

@@ -81,23 +81,15 @@ class EvaluateOptions:
 
     @property
     def target(self) -> str:
-        """The target to evaluate, from the positional argument or --samples.
-
-        Raises:
-            UserError: both or neither were passed.
-        """
-        if self.what is not None and self.samples is not None:
-            raise UserError(f"got both {self.what} and --samples {self.samples}; pass one of them")
-        if self.what is None and self.samples is None:
-            raise UserError("nothing to evaluate; pass a run, an adapter, a model, a Hub id or a file of samples")
+        """The target to evaluate, from the positional argument or --samples."""
+        if (self.what is None) == (self.samples is None):
+            raise UserError(
+                "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
+            )
         return self.what or str(self.samples)
 
     def check(self, *, samples_only: bool) -> None:
-        """Check that values are in range, and that files of samples are evaluated without flags for models.
-
-        Raises:
-            UserError: a flag has another value.
-        """
+        """Check that values are in range, and that files of samples are evaluated without flags for models."""
         check_fields(self)
         sandbox.check_settings(self.sandbox)
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -126,11 +118,7 @@ class Plan:
 
 
 def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
-    """Combine the flags with the settings of a run.
-
-    Args:
-        options: the flags.
-        run: run.json of the run that trained the model, if any.
+    """Combine the flags with the settings of the run that trained the model, given as its run.json.
 
     Raises:
         UserError: no task is specified, or settings conflict.

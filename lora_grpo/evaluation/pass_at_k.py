@@ -35,13 +35,8 @@ class Interval(NamedTuple):
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of k samples of a task is correct.
 
-    Args:
-        num_samples: n, number of samples of the task.
-        num_correct: c, number of samples that passed.
-        k: number of samples that the estimate is for, 1 to n.
-
-    Returns:
-        1 - C(n-c, k) / C(n, k), computed with the same operations as HumanEval's harness, so that every digit agrees.
+    With n samples of the task, of which c are correct, the estimate is 1 - C(n-c, k) / C(n, k). It is computed with the
+    same operations as in HumanEval's harness, so that every digit agrees.
 
     Raises:
         UserError: k exceeds the number of samples.
@@ -56,12 +51,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def estimate(counts: Sequence[tuple[int, int]], k: int, seed: int) -> tuple[NDArray[np.float64], Interval]:
-    """Estimate pass@k for every task, and the interval of the mean: Wilson's if each task has one sample.
+    """Estimate pass@k for every task from its (samples, passed), and the interval of the mean.
 
-    Args:
-        counts: (samples, passed) for each task.
-        k: number of samples that the estimate is for.
-        seed: seed of the bootstrap, which is used if a task has several samples.
+    The interval is Wilson's if each task has one sample, else from a bootstrap with the seed.
     """
     values = np.array([pass_at_k(samples, passed, k) for samples, passed in counts])
     if all(samples == 1 for samples, _ in counts):
@@ -119,11 +111,7 @@ def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
 def paired_permutation(before: ArrayLike, after: ArrayLike, num_permutations: int = 10_000, seed: int = 0) -> float:
     """Test whether two models differ by swapping before and after on random tasks.
 
-    Args:
-        before: (tasks,) fractions, such as pass@1 of many samples.
-        after: (tasks,) fractions.
-        num_permutations: number of random swaps. If there are no more possible swaps than this, each is tried once.
-        seed: seed of the swaps.
+    If there are at most `num_permutations` possible swaps, each is tried once.
 
     Returns:
         The two-sided p-value. It is never 0, because the observed assignment is counted.

@@ -13,7 +13,7 @@ from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
-from lora_grpo.evaluation.measurement import Measurement, Schema, Source, measure
+from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files
 from lora_grpo.sampling import SamplingParams
@@ -32,11 +32,8 @@ class Sampling(Schema):
 
     prompt_style: str
     few_shot: int
-    """Number of worked examples before each question."""
     num_samples: int
-    """Number of completions per row."""
     temperature: float
-    """Softmax temperature; 0 is greedy."""
     top_p: float
     max_completion_tokens: int
 
@@ -46,9 +43,7 @@ class Protocol(Schema):
 
     task: str
     rows: int
-    """Number of rows in the evaluation set."""
     data_sha256: str
-    """SHA-256 of the rows."""
     data_source: str | None = None
     """File or Hub dataset of the rows; None for the task's own dataset."""
     left_out_as_trained_on: int = 0
@@ -58,13 +53,11 @@ class Protocol(Schema):
     sampling: Sampling | None = None
     """None for files of samples."""
     grading: str
-    """Description of how answers are graded."""
     sandbox: str | None = None
     """How programs were isolated; None if no programs were run."""
     seed: int
     """Seed of the rows, the samples and the intervals."""
     version: str = __version__
-    """Version of this package."""
 
 
 class Report(Schema):
@@ -167,16 +160,16 @@ class Graded:
     label: str
     """The model's name in tables."""
     results: Sequence[Result]
-    source: Source
+    source: Mapping[str, Any]
+    """See `Measurement.source`."""
     protocol: Protocol
 
 
 def make_protocol(
     data: DataConfig,
     record: Mapping[str, Any],
-    *,
-    rows: int,
     params: SamplingParams,
+    rows: int,
     seed: int,
     contaminated: Sequence[str] = (),
 ) -> Protocol:

@@ -23,15 +23,7 @@ GREEDY = "greedy"
 
 
 def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], total: int, title: str) -> list[Result]:
-    """Append batches of results to a file as they are produced, and show the progress. Return all results.
-
-    Args:
-        path: the results file.
-        kept: results that are in the file already.
-        new: batches of results that are written to disk together.
-        total: final number of results.
-        title: what is evaluated, for the progress line.
-    """
+    """Append batches of new results to those kept in a file, and show the progress. Return all results."""
     results, passed = [*kept], sum(result["passed"] for result in kept)
     if kept:
         print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation.measurement import Source, counts_by_task
+from lora_grpo.evaluation.measurement import counts_by_task
 from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
 from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
 from lora_grpo.files import atomic, json_files
@@ -45,17 +45,16 @@ class _Unit:
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
     """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
+    Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`.
+
     Args:
-        run: the open run. Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`.
+        run: the open run.
         sampler: samples from the current policy.
         rows: R evaluation rows with `prompt`.
         name: `base` (without the adapter) or `trained`.
 
     Returns:
-        R x (num_samples + 1) samples.
-
-    Raises:
-        RunError: the file contains results of other rows.
+        R x (num_samples + 1) results.
     """
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
@@ -74,11 +73,11 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> R
     rows = len({sample["task_id"] for sample in before})
     base = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}
     trained = base | {"adapter_sha256": adapter_sha256(run.adapter)}
-    protocol = make_protocol(config.data, run.record["data"], rows=rows, params=_params(config), seed=config.seed)
+    protocol = make_protocol(config.data, run.record["data"], _params(config), rows, config.seed)
     report = make_report(
         config.eval.k if config.eval.num_samples else (),
-        Graded("trained", after, Source(**trained), protocol),
-        Graded("base", before, Source(**base), protocol),
+        Graded("trained", after, trained, protocol),
+        Graded("base", before, base, protocol),
     )
     write_report(run.evaluation, report)
     return report
@@ -115,16 +114,16 @@ def sample_and_grade(
     Args:
         path: the results file.
         sampler: samples from the current model.
-        rows: R rows with `prompt`.
+        rows: rows with `prompt`.
         task: the task that grades the rows.
-        params: how the numbered samples of each row are sampled. There may be none.
+        params: how the numbered samples of each row are sampled.
         seed: seed of the evaluation.
         title: name of the evaluated model, for the progress line.
         adapter: if False, sample from the base model.
         greedy: also decode each row greedily.
 
     Returns:
-        The results of every row, in an order that does not depend on interruptions.
+        The results in an order that does not depend on interruptions.
 
     Raises:
         RunError: the file contains results of other rows.

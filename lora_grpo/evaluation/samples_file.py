@@ -13,8 +13,9 @@ Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,30 +24,19 @@ from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
-from lora_grpo.evaluation.measurement import Source
 from lora_grpo.evaluation.options import EvaluateOptions, Plan
 from lora_grpo.evaluation.report import Graded, Protocol, how_graded
 from lora_grpo.evaluation.results import Result, append, outcome
 from lora_grpo.evaluation.results import task_id as harness_id
 from lora_grpo.files import atomic, json_files
-from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, mbpp
+from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, grade_all, mbpp
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One line of a samples file."""
-
-    line: Mapping[str, Any]
-    """The whole line. Results keep its keys."""
-    row: Row
-
-    @property
-    def completion(self) -> str:
-        """The model's text."""
-        return str(self.line["completion"])
+Sample = tuple[Mapping[str, Any], Row]
+"""One line of a samples file, and the row that it answers. Results keep all keys of the line."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +53,12 @@ class SampleFile:
     @property
     def tasks(self) -> set[str]:
         """The ids of the tasks that have samples."""
-        return {harness_id(sample.row) for sample in self.samples}
+        return {harness_id(row) for _, row in self.samples}
 
     @property
     def fewest(self) -> int:
         """The smallest number of samples of a task that has samples."""
-        return min(Counter(sample.row["id"] for sample in self.samples).values())
+        return min(Counter(row["id"] for _, row in self.samples).values())
 
     def grade(self, folder: Path, name: str) -> Graded:
         """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk.
@@ -79,33 +69,25 @@ class SampleFile:
         """
         path = folder / name
         results: list[Result] = json_files.read_finished_lines(path)
-        for sample, result in zip(self.samples, results, strict=False):
-            if any(result.get(key) != sample.line[key] for key in ("task_id", "completion")):
+        for (line, _), result in zip(self.samples, results, strict=False):
+            if any(result.get(key) != line[key] for key in ("task_id", "completion")):
                 raise UserError(f"{path} does not fit the samples; delete it and run the command again")
         environment = evaluation_folder.environment(folder, name)
         if environment is None or len(results) < len(self.samples):
             environment = {"isolation": sandbox.start(self.limits) if self.task in CODE_TASKS else None}
             evaluation_folder.start(folder, name, self.request, environment)
-            json_files.keep_lines(path, len(results))
-            results = append(path, results, self._graded(len(results)), len(self.samples), f"grading {self.task}")
+            atomic.write_text(path, json_files.dump_lines(results))
+            chunks = range(len(results), len(self.samples), _CHUNK)
+            new = (_grade_chunk(self.task, self.samples[start : start + _CHUNK]) for start in chunks)
+            results = append(path, results, new, len(self.samples), f"grading {self.task}")
         pairs = zip(self.samples, results, strict=True)
-        results = [{**result, "task_id": harness_id(sample.row)} for sample, result in pairs]
+        results = [{**result, "task_id": harness_id(row)} for (_, row), result in pairs]
         protocol = self.protocol.model_copy(update={"sandbox": environment["isolation"]})
-        return Graded(self.label, results, Source(**self.request), protocol)
-
-    def _graded(self, start: int) -> Iterator[list[Result]]:
-        for first in range(start, len(self.samples), _CHUNK):
-            yield _grade_chunk(self.task, self.samples[first : first + _CHUNK])
+        return Graded(self.label, results, self.request, protocol)
 
 
 def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> SampleFile:
-    """Read a samples file and the rows of its task.
-
-    Args:
-        path: JSON Lines, optionally gzipped.
-        label: the file's name in tables.
-        options: the answer format that the strict rule expects, and the limits of programs.
-        plan: the task that the samples answer, and its rows.
+    """Read a samples file, which may be gzipped, and the rows of its task.
 
     Raises:
         UserError: a file is missing, empty or malformed, a task_id is unknown, or the tests of a row are invalid.
@@ -117,7 +99,7 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
     data_sha256 = fingerprint(list(rows.values()))
     request: dict[str, Any] = {"task": task, "samples_sha256": atomic.sha256(path), "data_sha256": data_sha256}
     if task in CODE_TASKS:
-        code_grading.check_tests({sample.row["id"]: sample.row for sample in samples}.values())
+        code_grading.check_tests({row["id"]: row for _, row in samples}.values())
         request |= {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:
         request["style"] = style
@@ -138,40 +120,35 @@ def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
     if task == "mbpp":
         return {row["id"]: row for row in mbpp.read(data)}
     loaded = get_task(task).load("eval", data, None, 0)
-    if task == "gsm8k":
-        return {f"gsm8k/test/{i}": {**row, "prompt_style": style} for i, row in enumerate(loaded)}
-    return {row["id"]: {**row, "prompt_style": style} if task == "starter" else row for row in loaded}
+    if task not in CODE_TASKS:
+        loaded = [{**row, "prompt_style": style} for row in loaded]
+    return {f"gsm8k/test/{i}" if task == "gsm8k" else row["id"]: row for i, row in enumerate(loaded)}
 
 
 def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
     by_id = {row["id"]: row for row in rows.values()} | dict(rows)
-    samples = []
-    for where, line in json_files.read_lines(path, "one JSON object with 'task_id' and 'completion' a line"):
-        if not isinstance(line, dict):
-            raise UserError(f"{where}: got {type(line).__name__}; expected an object with 'task_id' and 'completion'")
-        for key, kinds in (("task_id", (str, int)), ("completion", str)):
-            if not isinstance(line.get(key), kinds):
-                got = f"is {line[key]!r:.60}" if key in line else "is missing"
-                raise UserError(f"{where}: {key!r} {got}; expected a JSON object with 'task_id' and 'completion'")
+    expected = "one JSON object with 'task_id' and 'completion' a line"
+    samples: list[Sample] = []
+    for where, line in json_files.read_lines(path, expected):
+        if not isinstance(line, dict) or not isinstance(line.get("completion"), str) or "task_id" not in line:
+            raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.60}")
         name = str(line["task_id"])
         if task == "mbpp":
-            name = f"mbpp/{name[5:] if name[:5].lower() == 'mbpp/' else name}"
+            name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
         if name not in by_id:
             raise UserError(
-                f"{where}: unknown task_id {line['task_id']!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
+                f"{where}: unknown task_id {name!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
             )
-        samples.append(Sample(line, by_id[name]))
+        samples.append((line, by_id[name]))
     return samples
 
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
-    if task not in CODE_TASKS:
-        grade = get_task(task).grade
-        return [{**sample.line, **outcome(grade(sample.completion, sample.row))} for sample in samples]
-    sources = [sample.row.get("completion_prefix", "") + sample.completion for sample in samples]
-    outcomes = code_grading.run_sources(sources, [sample.row for sample in samples])
-    return [
-        {**sample.line, **outcome(Verdict(verdict.passed, verdict.status, detail=verdict.message or None))}
-        for sample, (_, verdict) in zip(samples, outcomes, strict=True)
-        if verdict is not None
-    ]
+    if task in CODE_TASKS:
+        sources = [row.get("completion_prefix", "") + line["completion"] for line, row in samples]
+        outcomes = code_grading.run_sources(sources, [row for _, row in samples])
+        ran = [verdict for _, verdict in outcomes if verdict]
+        verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
+    else:
+        verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])
+    return [{**line, **outcome(verdict)} for (line, _), verdict in zip(samples, verdicts, strict=True)]

@@ -46,7 +46,7 @@ def evaluations_of(run: Path, folder: Path, kind: str, merge: Mapping[str, Any] 
             continue
         if report is None or report.protocol.sampling is None:
             continue
-        of_adapter = report.evaluated.source.adapter_sha256 == current
+        of_adapter = report.evaluated.source.get("adapter_sha256") == current
         of_upload = of_adapter if kind == "adapter" else kind == "merged" and _is_model(report, folder)
         if of_upload or (of_adapter and made_from_adapter):
             dataset = dataset_of(report.protocol.task, report.protocol.data_source)
@@ -57,7 +57,9 @@ def evaluations_of(run: Path, folder: Path, kind: str, merge: Mapping[str, Any] 
 
 def _is_model(report: Report, folder: Path) -> bool:
     measured = report.evaluated.source
-    return measured.adapter_sha256 is None and measured.weights_sha256 == base_model.weights_fingerprint(folder)
+    return not measured.get("adapter_sha256") and measured.get("weights_sha256") == base_model.weights_fingerprint(
+        folder
+    )
 
 
 def dataset_of(task: str | None, source: str | None) -> str | None:

@@ -99,9 +99,9 @@ def test_a_run_is_evaluated_as_it_was_trained_and_compared_with_its_base(finishe
     assert (protocol.task, protocol.rows, sampling.prompt_style) == ("starter", 12, "xml")
     assert (sampling.num_samples, sampling.temperature, sampling.max_completion_tokens) == (2, 1.0, 40)
     trained, base = report.evaluated.source, report.baseline.source
-    assert trained.served == "merged into a copy" and base.served == "no adapter"
-    assert trained.adapter_sha256 and base.adapter_sha256 is None
-    assert trained.prompts_sha256 == base.prompts_sha256
+    assert trained["served"] == "merged into a copy" and base["served"] == "no adapter"
+    assert trained["adapter_sha256"] and base["adapter_sha256"] is None
+    assert trained["prompts_sha256"] == base["prompts_sha256"]
     assert [row.metric for row in report.table] == ["pass@1", "pass@2"]
     assert report.table[0].after == report.evaluated.scores["pass@1"]
     assert report.table[0].before == report.baseline.scores["pass@1"]
@@ -269,7 +269,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
             {"max_completion_tokens": 2000},
             r"2000 more exceed the 1024 that starter takes; pass --max-completion-tokens \d+",
         ),
-        ({"what": None}, "nothing to evaluate"),
+        ({"what": None}, "nothing or two things to evaluate"),
         ({"what": "./missing"}, r"\./missing does not exist"),
         ({"compare": "./missing"}, r"\./missing does not exist"),
         ({"what": "starter", "task": "starter"}, "--compare base needs an adapter"),
@@ -355,6 +355,6 @@ def test_worked_examples_are_in_the_prompts(tmp_path):
     sampling = report.protocol.sampling
     assert (sampling.few_shot, sampling.prompt_style, report.evaluated.tasks) == (1, "hashes", 6)
     bare = evaluate_and_report(replace(options, output_dir=tmp_path / "bare", few_shot=0))
-    assert report.evaluated.source.prompts_sha256 != bare.evaluated.source.prompts_sha256
+    assert report.evaluated.source["prompts_sha256"] != bare.evaluated.source["prompts_sha256"]
     with pytest.raises(UserError, match="few_shot was 1, now 2; rows_sha256 was "):
         evaluate_and_report(replace(options, few_shot=2))

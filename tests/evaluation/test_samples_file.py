@@ -290,15 +290,15 @@ def test_results_that_lost_lines_are_noticed(asked):
     [
         ("", "no rows; expected one JSON object with 'task_id' and 'completion' a line"),
         ('{"task_id": "HumanEval/1", "completion": ""}\n{"task_id"', r"samples\.jsonl:2: not JSON"),
-        ("[1]", r"samples\.jsonl:1: got list; expected an object with"),
-        ('{"completion": ""}', "'task_id' is missing"),
-        ('{"task_id": "HumanEval/1"}', "'completion' is missing"),
-        ('{"task_id": "HumanEval/1", "completion": ["a"]}', r"'completion' is \['a'\]"),
+        ("[1]", r"samples\.jsonl:1: expected one JSON object with .*, got \[1\]"),
+        ('{"completion": ""}', "samples\\.jsonl:1: expected .*'task_id' and 'completion'"),
+        ('{"task_id": "HumanEval/1"}', "expected .*'task_id' and 'completion'"),
+        ('{"task_id": "HumanEval/1", "completion": ["a"]}', "expected .*'task_id' and 'completion'"),
         (
             '{"task_id": "HumanEval/9", "completion": ""}',
             "unknown task_id 'HumanEval/9'; the data has 3, such as 'Human",
         ),
-        ('{"task_id": 1, "completion": ""}', "unknown task_id 1;"),
+        ('{"task_id": 1, "completion": ""}', "unknown task_id '1';"),
     ],
 )
 def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text, message, asked):
@@ -314,7 +314,7 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
     [
         ({"k": (1, 10)}, "--k 10 exceeds 2, the fewest samples of a task; pass --k 2 or less"),
         ({"compare": "base"}, "--compare base means the base below an adapter"),
-        ({"what": "./run"}, "got both ./run and --samples"),
+        ({"what": "./run"}, "nothing or two things to evaluate"),
         ({"task": None}, "--task is missing; expected gsm8k, humaneval"),
         ({"temperature": float("nan")}, "--temperature is nan; expected"),
         ({"temperature": 0.5}, "--temperature is for models, and .* is a file of samples; leave it out"),
@@ -407,7 +407,7 @@ def test_the_script_prints_a_table_and_where_the_files_are(asked):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task", "mbpp"], "nothing to evaluate"),
+        (["--task", "mbpp"], "nothing or two things to evaluate"),
         (["--task", "humanevall"], "humanevall"),
         (["--limmit", "3"], "--limmit"),
     ],

@@ -5,7 +5,6 @@ import json
 from helpers.graded_samples import samples
 
 from lora_grpo.config.schema import EvalConfig, RunConfig
-from lora_grpo.evaluation.measurement import Source
 from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report, write_report
 
 HOSTILE = (
@@ -96,9 +95,7 @@ def write_run(
             grading="",
             seed=0,
         )
-        report = make_report(
-            (1, 2), Graded("trained", after, Source(), protocol), Graded("base", before, Source(), protocol)
-        )
+        report = make_report((1, 2), Graded("trained", after, {}, protocol), Graded("base", before, {}, protocol))
         write_report(folder / "evaluation", report)
         for name, drawn in (("base", before), ("trained", after)):
             path = folder / "evaluation" / f"{name}.samples.jsonl"
