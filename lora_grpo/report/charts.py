@@ -20,7 +20,7 @@ _COLORS = {"ink": "#1b2026", "muted": "#5b6470", "line": "#dfe3e8"}
 """Colors of the PNG. In the SVG they become variables of the page's stylesheet, which also has a dark theme."""
 _SERIES = ("#0067a5", "#c8501e", "#11815f")
 """Blue, vermilion, and green, which are distinct for all types of color blindness. Each curve also has its own dash."""
-_DASHES = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
+_DASHES = ("-", "--", ":")
 _MARKED = 15
 """Curves with fewer points than this have markers."""
 _STYLE: dict[str, Any] = {
@@ -30,13 +30,8 @@ _STYLE: dict[str, Any] = {
     "font.size": 9.5,
     "axes.formatter.limits": (-3, 4),
     "text.color": _COLORS["ink"],
-    "axes.labelcolor": _COLORS["muted"],
-    "axes.edgecolor": _COLORS["line"],
-    "xtick.color": _COLORS["line"],
-    "ytick.color": _COLORS["line"],
-    "xtick.labelcolor": _COLORS["muted"],
-    "ytick.labelcolor": _COLORS["muted"],
-    "grid.color": _COLORS["line"],
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _COLORS["muted"]),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), _COLORS["line"]),
     "grid.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -56,9 +51,8 @@ class Chart:
     @property
     def alt(self) -> str:
         """Alternative text for the image."""
-        return f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: " + "; ".join(
-            visible(_summary(curve)) for curve in self.plot.curves
-        )
+        curves = "; ".join(visible(_summary(curve)) for curve in self.plot.curves)
+        return f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: {curves}"
 
 
 def draw(plot: Plot) -> Chart:
@@ -106,11 +100,7 @@ def _curves(axes: Any, plot: Plot) -> None:
         return
     for curve, color, dash in zip(plot.curves, _SERIES, _DASHES, strict=False):
         if curve.low and curve.high:
-            low, high = (
-                [min(1.0, max(0.0, edge)) if plot.is_fraction else edge for edge in edges]
-                for edges in (curve.low, curve.high)
-            )
-            axes.fill_between(curve.x, low, high, color=color, alpha=0.16, linewidth=0)
+            axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
         marker = "o" if len(curve.x) < _MARKED else None
         name = visible(curve.name)
         axes.plot(curve.x, curve.y, color=color, linestyle=dash, linewidth=1.6, marker=marker, ms=3, label=name)
@@ -140,10 +130,4 @@ def _digits(values: list[float]) -> list[float | None]:
 
 
 def _summary(curve: Curve) -> str:
-    numbers = [value for value in curve.y if math.isfinite(value)]
-    if not numbers:
-        return f"{curve.name} has no finite value"
-    return (
-        f"{curve.name} from {curve.y[0]:.4g} at {curve.x[0]:g} to {curve.y[-1]:.4g} at {curve.x[-1]:g}, "
-        f"lowest {min(numbers):.4g}, highest {max(numbers):.4g}"
-    )
+    return f"{curve.name} from {curve.y[0]:.4g} at {curve.x[0]:g} to {curve.y[-1]:.4g} at {curve.x[-1]:g}"

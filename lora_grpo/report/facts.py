@@ -42,7 +42,7 @@ def state(run: RunFiles) -> str:
 def headline(run: RunFiles) -> list[tuple[str, str]]:
     """Return the most important facts as pairs of label and value."""
     config, record = run.record["config"], run.record
-    task, eval_task = config["data"]["task"], config["data"].get("eval_task")
+    task, eval_task = config["data"]["task"], config["data"]["eval_task"]
     stopped = ", stopped early" if record.get("stopped_early") else ""
     rows = [
         ("Recipe", record.get("recipe", "unknown")),
@@ -54,7 +54,7 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     if ended := record.get("ended"):
         rows.append(("Duration", _duration(record.get("started"), ended)))
     if best := record.get("best"):
-        accuracy = f", {100 * best['accuracy']:.1f} % correct" if best.get("accuracy") is not None else ""
+        accuracy = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
         rows.append(
             ("Best adapter", f"step {best['step']}, validation reward {best['reward']:.3g}{accuracy}; in best/")
         )
@@ -63,10 +63,8 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
 
 def verdicts(report: Report) -> list[str]:
     """Return a sentence for each score and the number of changed problems."""
-    return [
-        *(row.verdict for row in report.table),
-        f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed",
-    ]
+    changed = f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed"
+    return [*(row.verdict for row in report.table), changed]
 
 
 def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str]]]]:

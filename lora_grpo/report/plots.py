@@ -24,11 +24,9 @@ class Curve:
     x: list[float]
     y: list[float]
     low: list[float] | None = None
-    """Lower edge of a band around the curve."""
     high: list[float] | None = None
-    """Upper edge of the band."""
     band: str = ""
-    """A description of the band."""
+    """What the band from `low` to `high` shows."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,7 @@ class Plot:
     """The heading of the plot's section."""
     title: str
     unit: str
-    """Unit of the y axis."""
     look_for: str
-    """A sentence on what to look for."""
     metrics: dict[str, str] = field(default_factory=dict)
     """The metric of each curve, by the curve's name."""
     curves: list[Curve] = field(default_factory=list)
@@ -123,7 +119,7 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
         curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name, every))]
         if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
             plots.append(dataclasses.replace(plot, curves=curves, averaged=every))
-    if evaluation and any(len(model.curve) > 1 for model in evaluation.models):
+    if evaluation and all(len(model.curve) > 1 for model in evaluation.models):
         plots.append(_pass_at_k(evaluation))
     return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
 
@@ -178,17 +174,11 @@ def _reward_plots(lines: Sequence[Line]) -> Iterator[Plot]:
 
 
 def _pass_at_k(evaluation: Report) -> Plot:
-    curves = [
-        Curve(
-            model.label,
-            [point.k for point in model.curve],
-            [point.value for point in model.curve],
-            [point.interval[0] for point in model.curve],
-            [point.interval[1] for point in model.curve],
-            "the 95% interval",
-        )
-        for model in evaluation.models
-    ]
+    curves = []
+    for model in evaluation.models:
+        points = [(point.k, point.value, *point.interval) for point in model.curve]
+        k, value, low, high = (list(column) for column in zip(*points, strict=True))
+        curves.append(Curve(model.label, k, value, low, high, "the 95% interval"))
     look_for = "Curves that meet at the right: training made correct answers likelier, but solved no new problems."
     return Plot("pass-at-k", EVALUATION, "pass@k", "fraction", look_for, curves=curves, x_unit="k, samples")
 
