@@ -46,7 +46,7 @@ def test_everything_of_a_run_is_on_its_page(tmp_path):
     for text in ("mine", "gsm8k_lora", "3 of 200", "Complete.", "37.5", "pass@2", "0.667", "8 min 31 s"):
         assert text in page, text
     assert "Step 2, entropy, stopped the run." in page and "it is near 0" in page
-    assert "step 2, validation reward 1.25, 50.0 % correct" in page
+    assert "step 2, validation reward 1.25, 50.0% correct" in page
     assert "Fixed problems (1)" in page and "<td>0 of 2</td><td>1 of 2</td>" in page
     assert "memory.weights_gib" in page and "recipes/gsm8k_lora.py --output-dir" in page
 
