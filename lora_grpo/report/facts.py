@@ -122,6 +122,7 @@ def sections(run: RunFiles) -> dict[str, dict[str, str]]:
     return {
         heading: {name: shown(value) for name, value in flat(part).items() if value is not None}
         for heading, part in parts.items()
+        if part
     }
 
 
