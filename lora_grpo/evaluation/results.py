@@ -10,6 +10,7 @@ from typing import Any
 
 from lora_grpo.files import json_files
 from lora_grpo.progress import Progress
+from lora_grpo.sampling import SampledTokens
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 
 Result = dict[str, Any]
@@ -47,9 +48,9 @@ def outcome(verdict: Verdict) -> Result:
     return {"passed": verdict.passed, "result": message, "status": status, **verdict.rules}
 
 
-def sampled(task: str, row: Row, draw: str | int, response: str, verdict: Verdict) -> Result:
+def sampled(task: str, row: Row, draw: str | int, sample: SampledTokens, verdict: Verdict) -> Result:
     """Return the result of a sampled completion. `draw` is "greedy" or the number of the sample."""
-    completion = response
+    completion = response = sample.text
     if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
     result: Result = {"task_id": task_id(row), "draw": draw, "completion": completion, **outcome(verdict)}
@@ -57,7 +58,7 @@ def sampled(task: str, row: Row, draw: str | int, response: str, verdict: Verdic
         result["response"] = response
     elif verdict.extracted is not None:
         result["extracted"] = verdict.extracted
-    return result
+    return result | {"num_tokens": len(sample.token_ids), "truncated": sample.truncated}
 
 
 def task_id(row: Mapping[str, Any]) -> str:

@@ -178,9 +178,7 @@ def _graded(
 def _grade(task: str, part: Sequence[tuple[Row, _Draw, SampledTokens]]) -> list[Result]:
     verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
     return [
-        sampled(task, row, draw, sample.text, verdict)
-        | {"num_tokens": len(sample.token_ids), "truncated": sample.truncated}
-        for (row, draw, sample), verdict in zip(part, verdicts, strict=True)
+        sampled(task, row, draw, sample, verdict) for (row, draw, sample), verdict in zip(part, verdicts, strict=True)
     ]
 
 

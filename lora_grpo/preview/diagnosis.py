@@ -37,6 +37,7 @@ class Prediction:
     """`can learn`, `can hardly learn` or `cannot learn`."""
     reason: str
     findings: tuple[Finding, ...]
+    summary: Summary
 
 
 def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
@@ -66,7 +67,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
     if word != "can learn" and not findings:
         advice = "a finer reward, a higher --sampling.temperature, or a larger group"
         findings = [Finding("completions differ, but their rewards do not", advice)]
-    return Prediction(word, reason, tuple(findings))
+    return Prediction(word, reason, tuple(findings), found)
 
 
 def _rights(found: Summary) -> list[str]:
@@ -108,9 +109,9 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     assert found.solved is not None and found.difficulty is not None
     always, mixed, never = found.difficulty
     larger = f"--sampling.num-generations {2 * size}"
-    ways = ["--data.filter-by-difficulty, which trains only on problems that are solved sometimes"]
-    if config.data.filter_by_difficulty:
-        ways = []
+    ways = []
+    if not config.data.filter_by_difficulty:
+        ways.append("--data.filter-by-difficulty, which trains only on problems that are solved sometimes")
     if never == found.groups:
         if config.data.task in CODE_TASKS:
             ways += ["--rewards share_of_tests_passed, which gives partial credit"]

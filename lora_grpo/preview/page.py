@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import printable
 from lora_grpo.preview.diagnosis import judge
-from lora_grpo.preview.groups import Answer, Group, measure
+from lora_grpo.preview.groups import Answer, Group, Summary
 
 _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8
@@ -23,8 +23,8 @@ def show(config: RunConfig, groups: Sequence[Group]) -> None:
     for number, group in enumerate(groups[:_SHOWN_GROUPS], start=1):
         lines += [f"--- group {number} of {len(groups)}: {group.row['id']}", *_cut(group.row["question"], width)]
         lines += [*_answers(group, width), ""]
-    lines += [f"--- all {len(groups)} groups", *_summary(groups)]
     verdict = judge(groups, config)
+    lines += [f"--- all {len(groups)} groups", *_summary(verdict.summary)]
     lines += ["--- can GRPO learn from this?", f"verdict   {verdict.word}: {verdict.reason}"]
     for finding in verdict.findings:
         lines += [f"found     {finding.found}", f"try       {finding.advice}"]
@@ -55,12 +55,11 @@ def _verdict(answer: Answer) -> str:
     return f"{reason}, truncated" if answer.truncated else reason
 
 
-def _summary(groups: Sequence[Group]) -> list[str]:
+def _summary(found: Summary) -> list[str]:
     """Return the summary of all groups, one line per statistic."""
-    found = measure(groups)
     lines = []
     for name, moments in found.rewards.items():
-        text = "graded no completion" if moments is None else f"mean {moments[0]:.2f}, std {moments[1]:.2f}"
+        text = "mean {:.2f}, std {:.2f}".format(*moments) if moments else "graded no completion"
         lines.append((name, text))
     if found.solved and found.difficulty and found.unparsed:
         always, mixed, never = found.difficulty
@@ -72,7 +71,7 @@ def _summary(groups: Sequence[Group]) -> list[str]:
     lines += [
         ("truncated", f"{found.truncated} of completions"),
         ("zero-variance", f"{found.flat} of groups (all completions have the same reward)"),
-        ("distinct", f"{found.distinct:.1f} of {len(groups[0].answers)} completions in a group"),
+        ("distinct", f"{found.distinct:.1f} of {found.completions // found.groups} completions in a group"),
         ("tokens", f"{found.num_tokens:.1f} per completion"),
     ]
     longest = max(len(name) for name, _ in lines)
