@@ -78,7 +78,7 @@ def warm(fresh):
     if nvidia_gpus()[0]:
         yield fresh
         return
-    process = WarmProcess()
+    process = WarmProcess(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))  # shared by all workers
     yield process
     process.close()
 

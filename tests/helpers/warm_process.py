@@ -9,6 +9,7 @@ each kind of command has a test that runs it fresh as well.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -79,6 +80,10 @@ class Started:
         return subprocess.CompletedProcess(str(self.pid), code, *self.said())
 
 
+def new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def new_files() -> list[IO[bytes]]:
     return [tempfile.TemporaryFile() for _ in ("standard output", "standard error")]
 
@@ -102,13 +107,21 @@ class FreshInterpreters:
 
 
 class WarmProcess:
-    """Starts every command as a fork of one process, which begins its imports at once."""
+    """Starts every command as a fork of one process, which begins its imports at once.
 
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+    Args:
+        name: identifies the process. The first user of a name starts it; later users share it.
+    """
+
+    def __init__(self, name: str) -> None:
+        address = f"\0lora_grpo-warm-{name}"
+        with new_socket() as listener, contextlib.suppress(OSError):
+            listener.bind(address)  # fails if the process exists
+            listener.listen()
             # It returns as soon as it has forked: what serves is no child of this process, which tests count and kill.
-            subprocess.run([sys.executable, __file__], stdin=theirs, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run([sys.executable, __file__], stdin=listener, stdout=subprocess.DEVNULL, check=True)
+        self._control = new_socket()
+        self._control.connect(address)
 
     def start(self, *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Started:
         """Start a script with its arguments, in a session of its own."""
@@ -123,29 +136,40 @@ class WarmProcess:
         return Started(*NUMBER.unpack(said), ours, files)
 
     def close(self) -> None:
-        """End the process that forks; commands go on."""
+        """End the process that forks, unless others use it; commands go on."""
         self._control.close()
 
 
 def serve() -> None:
-    """Fork a process for every request on standard input, and end with it; returns in what is to be the command."""
+    """Fork a process for every request, and end with the last user; returns in what is to be the command.
+
+    Standard input is the socket on which users connect.
+    """
     if os.fork():
         os._exit(0)
     os.setsid()
-    control = socket.socket(fileno=os.dup(0))
+    listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     exec(IMPORTS, {})
     gc.freeze()  # or every collection of a fork would copy it all
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 3)
+    users = [listener.accept()[0]]
+    while users:
+        user = select.select([listener, *users], [], [])[0][-1]
+        if user is listener:
+            users.append(listener.accept()[0])
+            continue
+        request, descriptors, _, _ = socket.recv_fds(user, 1 << 20, 3)
         if not request:
-            os._exit(0)
-        if os.fork() == 0:
-            control.close()
+            users.remove(user)
+            user.close()
+        elif os.fork() == 0:
+            for each in (listener, *users):
+                each.close()
             return fork_command(json.loads(request), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+    os._exit(0)
 
 
 def fork_command(request: tuple[list[str], str, dict[str, str]], reply_end: int, *files: int) -> None:
