@@ -76,7 +76,7 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     Args:
         run: the trained run.
         before: graded samples of the base; empty for tasks without a grader.
-        after: graded samples of the trained model; empty for tasks without a grader.
+        after: graded samples of the trained model.
     """
     if not distributed.is_main():
         return

@@ -11,12 +11,7 @@ _PLAIN_LINES = 10
 
 
 class Progress:
-    """Shows the progress of a task, with a note.
-
-    Args:
-        total: number of steps.
-        title: name of the task.
-    """
+    """Shows how many of the steps of a task are done, with a note."""
 
     def __init__(self, total: int, title: str = "GRPO") -> None:
         self.total, self.title = total, title
@@ -29,30 +24,19 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
 
-            columns = (
-                TextColumn(title),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                TextColumn("[dim]{task.fields[phase]}"),
-            )
+            note = TextColumn("{task.fields[note]}")
+            columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
             self._bar = RichProgress(*columns, console=Console(stderr=True))
             self._bar.start()
-            self._task = self._bar.add_task(title, total=total, note="", phase="")
+            self._task = self._bar.add_task(title, total=total, note="")
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
-        """Show the number of finished steps, the latest reward and the latest validation reward."""
+        """Show a training step with the latest reward and the latest validation reward."""
         if "validation/reward" in logs:
             self._validation = f", validation {logs['validation/reward']:.2f}"
         if "reward" in logs:  # absent if the step reuses rollouts
             self._reward = f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}"
         self.show(done, self._reward + self._validation)
-
-    def phase(self, name: str) -> None:
-        """Show the current phase of a step (on a terminal only)."""
-        if self._bar:
-            self._bar.update(self._task, phase=name)
 
     def show(self, done: int, note: str) -> None:
         """Show the number of finished steps, with a note."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from lora_grpo import distributed
 from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.training.callback import StopOnSignal
+from lora_grpo.training.run import StopOnSignal
 folder = Path(sys.argv[1])
 
 def write(text):
@@ -150,7 +150,8 @@ with StopOnSignal() as stop:
         (folder / f"step.{distributed.rank()}.{state.global_step}").touch()
         time.sleep(0.3)
         state.global_step += 1
-        stop.obey(state, control, 1)
+        if stop.signal_number():
+            control.should_save = control.should_training_stop = True
 write((state.global_step, control.should_save))
 """
 

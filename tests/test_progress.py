@@ -67,15 +67,13 @@ def test_the_last_held_out_reward_stays_beside_it(capsys):
     assert [line.count("validation 0.75") for line in capsys.readouterr().err.splitlines()] == [1, 1]
 
 
-def test_a_terminal_shows_the_phase_and_a_file_does_not(capsys, monkeypatch):
-    Progress(2).phase("rollouts")
-    assert capsys.readouterr().err == ""
+def test_a_terminal_shows_a_bar_with_the_note(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     progress = Progress(2)
-    progress.phase("rollouts")
+    progress.show(1, "note 1")
     progress.close()
-    assert "rollouts" in capsys.readouterr().err
+    assert "note 1" in capsys.readouterr().err
 
 
 def test_closing_twice_does_no_harm():

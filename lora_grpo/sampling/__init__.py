@@ -15,26 +15,24 @@ finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
     continuous_batching   replaces finished completions in the batch with waiting ones
     batch_memory          computes how many completions fit in memory at once
     merged_copy           samples from an unquantized copy with the adapter merged (faster on a CPU)
-    generate              for Unsloth: samples with its `generate`, or with the vLLM engine that shares its weights
-    vllm_sampler          samples with vLLM; `wake_up` reloads the adapter at each step and never merges it
-    vllm_start            starts a vLLM engine in this process
-    vllm_engine           wraps the vLLM engine in this process: `load_adapter`, `stream`
+    generate              samples with the model's `generate`, for Unsloth
+    vllm_sampler          samples with vLLM, or with the vLLM engine that shares its weights with Unsloth
+    vllm_engine           starts and wraps a vLLM engine in this process: `load_adapter`, `stream`
     vllm_server           client of a vLLM server, with the same interface
-    vllm_adapter          checks whether vLLM can serve an adapter; writes the policy's adapter for it
 """
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
-from lora_grpo.sampling.generate import SharedVllmSampler
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
-from lora_grpo.sampling.vllm_adapter import served_rank
+from lora_grpo.sampling.vllm_sampler import SharedVllmSampler, VllmSampler, served_rank
 
 __all__ = [
     "SampledTokens",
     "Sampler",
     "SamplingParams",
     "SharedVllmSampler",
+    "VllmSampler",
     "build",
     "build_sampler",
     "check_server",

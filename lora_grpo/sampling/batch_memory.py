@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from lora_grpo.config import hardware
 from lora_grpo.models import memory
 from lora_grpo.sampling.continuous_batching import START_SHARE, can_join
 
@@ -20,11 +20,6 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
     """Return how many completions can be decoded at once in the available memory, as a power of two.
 
     On a CPU, the result depends only on the machine, so that a resumed command decodes the same batches.
-
-    Args:
-        model: a transformers model, or a PEFT model that wraps one.
-        longest_prompt: longest prompt, in tokens.
-        max_tokens: longest completion, in tokens.
     """
     import torch
 
@@ -34,13 +29,13 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         available = _GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
     else:
-        available = _CPU_SHARE * _total_memory()
+        available = _CPU_SHARE * hardware.machine_memory()[0]
     fit = int(min(available // bytes_per_completion(model, longest_prompt, max_tokens), MAX_BATCH_SIZE))
     return 1 << max(0, fit.bit_length() - 1)
 
 
 def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> int:
-    """Return an upper bound of the bytes per completion during decoding. See `max_batch_size` for arguments."""
+    """Return an upper bound of the bytes per completion during decoding. Lengths are in tokens."""
     config = getattr(model.config, "text_config", None) or model.config
     hidden: int = config.hidden_size
     heads: int = config.num_attention_heads
@@ -64,9 +59,3 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
     messages = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in messages)
-
-
-def _total_memory() -> int:
-    """Return the total memory of the machine in bytes."""
-    first = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[0]  # MemTotal:  24684092 kB
-    return int(first.split()[1]) * 1024

@@ -10,23 +10,17 @@ from typing import Any
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.models import ModelSpec, Policy, base_model
-from lora_grpo.sampling.generate import GenerateSampler, SharedVllmSampler
+from lora_grpo.sampling.generate import GenerateSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
-from lora_grpo.sampling.vllm_adapter import reserved_rank, served_rank
-from lora_grpo.sampling.vllm_engine import VllmEngine
-from lora_grpo.sampling.vllm_sampler import VllmSampler
+from lora_grpo.sampling.vllm_engine import VllmEngine, start_engine
+from lora_grpo.sampling.vllm_sampler import SharedVllmSampler, VllmSampler, reserved_rank, served_rank
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
-from lora_grpo.sampling.vllm_start import start_engine
 from lora_grpo.tasks import Row, chat
 
 
 def check_server(config: RunConfig) -> None:
-    """Check that a vLLM server is reachable at `sampling.server_url`, before anything is loaded.
-
-    Raises:
-        UserError: the server does not respond, is not a vLLM server, or has a shorter context than the run needs.
-    """
+    """Check that `sampling.server_url`, if given, is a vLLM server, before anything is loaded. See `find_base`."""
     if config.sampling.server_url:
         find_base(config.sampling.server_url, config.model.max_sequence_tokens)
 
@@ -34,49 +28,41 @@ def check_server(config: RunConfig) -> None:
 def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
     """Return the sampler for a policy.
 
-    The first that applies:
-
-    1. the vLLM engine that shares its weights with Unsloth
-    2. vLLM, if `uses_vllm`
-    3. on a CPU, an unquantized copy with the adapter merged
-    4. the model itself; for Unsloth, its `generate`
-
     Raises:
         UserError: vLLM is requested but cannot serve this policy.
         RunError: vLLM does not start.
     """
     parts = (policy.model, policy.tokenizer, policy.eos_token_ids)
-    if getattr(policy.model, "vllm_engine", None) is not None:
+    if getattr(policy.model, "vllm_engine", None) is not None:  # of Unsloth
         return SharedVllmSampler(*parts)
     if uses_vllm(config):
-        return VllmSampler(_engine(policy, config), policy.tokenizer, policy.eos_token_ids, policy=policy.model)
-    if next(policy.model.parameters()).device.type == "cpu" and can_merge(policy.model):
-        return MergedCopySampler(*parts)
-    return GenerateSampler(*parts) if policy.engine == "unsloth" else Sampler(*parts)
+        return VllmSampler(_engine(config), policy.tokenizer, policy.eos_token_ids, policy=policy.model)
+    return GenerateSampler(*parts) if policy.engine == "unsloth" else _local_sampler(*parts)
 
 
-def _engine(policy: Policy, config: RunConfig) -> VllmEngine | VllmServer:
-    flag, longest = "--sampling.backend", config.model.max_sequence_tokens
+def _engine(config: RunConfig) -> VllmEngine | VllmServer:
+    longest = config.model.max_sequence_tokens
     if config.sampling.server_url:
         return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
     return start_engine(
         config.model,
-        rank=reserved_rank(config.lora.rank, flag),
+        rank=reserved_rank(config.lora.rank),
         max_sequence_tokens=longest,
         gpu_memory_share=config.model.gpu_memory_share or 0.5,  # None only on a CPU, which ignores it
         seed=config.seed,
-        flag=flag,
-        model=policy.model,
         max_batch_size=batch_shape(config).completions_per_step,
         sleeps=True,
     )
 
 
-def choose_backend(requested: str) -> str:
-    """Resolve the value of `--backend` to `vllm` or `transformers`.
+def _local_sampler(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Sampler:
+    """Return the sampler of a PEFT model without vLLM. On a CPU, an unquantized copy decodes faster."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return (MergedCopySampler if on_cpu and can_merge(model) else Sampler)(model, tokenizer, eos_token_ids)
 
-    `auto` selects vLLM if it is installed and a GPU is available. On a CPU, the unpacked copy decodes faster
-    (docs/benchmarks.md).
+
+def choose_backend(requested: str) -> str:
+    """Resolve the value of `--backend` to `vllm` or `transformers`. `auto` is vLLM on a GPU if it is installed.
 
     Raises:
         UserError: vLLM is requested but not installed.
@@ -84,10 +70,7 @@ def choose_backend(requested: str) -> str:
     if requested == "auto":
         return "vllm" if vllm_available() and nvidia_gpus()[0] else "transformers"
     if requested == "vllm" and not vllm_available():
-        raise UserError(
-            "--backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`), or pass "
-            "--backend transformers"
-        )
+        raise UserError("--backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`)")
     return requested
 
 
@@ -113,12 +96,7 @@ def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_to
 def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
     """Load a model, and its adapter if it has one, and return its sampler.
 
-    Args:
-        target: the model spec to load.
-        backend: `vllm` or `transformers`.
-        tokenizer: tokenizer of the model.
-        sequence_tokens: maximum length of a prompt and its completion, in tokens.
-        seed: seed of the libraries' global random generators.
+    Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
 
     Raises:
         UserError: the model or the adapter cannot be loaded, or the backend does not support it.
@@ -133,7 +111,6 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
             max_sequence_tokens=sequence_tokens,
             gpu_memory_share=0.85,
             seed=seed,
-            flag="--backend",
         )
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)
     import torch
@@ -143,13 +120,11 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     except torch.OutOfMemoryError as error:
         smaller = "pass --bits 4" if target.base.bits == 16 else "stop other programs that use it"
         raise RunError(f"out of GPU memory loading {target.base_name}; {smaller}") from error
-    on_cpu = next(base.parameters()).device.type == "cpu"
-    if target.adapter is None:
-        # On a CPU, 4-bit layers are dequantized for every token. A copy that is dequantized once decodes faster.
-        model = plain_copy(base) if on_cpu and target.base.bits == 4 else base.eval()
-        return Sampler(model, tokenizer, eos_token_ids)
-    model = _with_adapter(base, target.adapter)
-    return (MergedCopySampler if on_cpu and can_merge(model) else Sampler)(model, tokenizer, eos_token_ids)
+    if target.adapter:
+        return _local_sampler(_with_adapter(base, target.adapter), tokenizer, eos_token_ids)
+    if target.base.bits == 4 and not torch.cuda.is_available():
+        base = plain_copy(base)
+    return Sampler(base.eval(), tokenizer, eos_token_ids)
 
 
 def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any]:
@@ -168,11 +143,7 @@ def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any
 
 
 def load_tokenizer(target: ModelSpec) -> Any:
-    """Load the tokenizer of a model spec.
-
-    Raises:
-        UserError: the tokenizer cannot be read.
-    """
+    """Load the tokenizer of a model spec."""
     settings = ModelConfig(name=str(target.tokenizer), trust_remote_code=target.base.trust_remote_code)
     return base_model.load_tokenizer(settings)
 
@@ -197,9 +168,8 @@ def _with_adapter(base: Any, adapter: Path) -> Any:
     try:
         model = PeftModel.from_pretrained(base, adapter, is_trainable=False)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        reason = " ".join("".join(str(error).splitlines(keepends=True)[:2]).split())  # PEFT's second line names a layer
         raise UserError(
-            f"the adapter in {adapter} cannot be loaded into its base model: {reason}; "
+            f"the adapter in {adapter} cannot be loaded into its base model: {first_line(error)}; "
             "if it was trained on another base, pass that one with --base"
         ) from error
     base_model.keep_frozen(model)

@@ -96,10 +96,10 @@ def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices
 
     Args:
         model: a transformers model.
-        pad_token_id: token that pads shorter prompts on the left.
+        pad_token_id: pads shorter prompts on the left.
         prompts: token ids of all B prompts of the call.
         indices: indices of the completions to start, out of all B·G in the call.
-        num_samples: number of completions per prompt (G).
+        num_samples: completions per prompt (G).
     """
     import torch
     from transformers import DynamicCache
@@ -127,11 +127,7 @@ def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices
 
 
 def can_join(config: Any) -> bool:
-    """Return whether completions can join a running batch. Only full attention supports padding on the left.
-
-    Args:
-        config: configuration of the model.
-    """
+    """Return whether completions can join a running batch. Only full attention supports padding on the left."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

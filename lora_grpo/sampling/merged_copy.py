@@ -37,11 +37,7 @@ class MergedCopySampler(Sampler):
 
 
 def can_merge(policy_model: Any) -> bool:
-    """Return whether an adapter consists only of low-rank updates B·A of linear layers.
-
-    Args:
-        policy_model: a PEFT model.
-    """
+    """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers."""
     config = policy_model.peft_config["default"]
     more = (config.use_dora, config.lora_bias, config.modules_to_save, config.trainable_token_indices)
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
@@ -49,11 +45,7 @@ def can_merge(policy_model: Any) -> bool:
 
 
 def plain_copy(model: Any) -> Any:
-    """Return a copy of the base model, unquantized and in float32.
-
-    Args:
-        model: a 4-bit or 16-bit model, or a PEFT model that wraps one.
-    """
+    """Return a copy of a model, or of the base of a PEFT model, unquantized and in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 

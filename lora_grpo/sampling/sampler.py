@@ -1,11 +1,7 @@
 """The sampler: generates completions from the current policy or its base model.
 
-It differs from `model.generate` in four ways:
-
-- Each prompt is prefilled once for its whole group.
-- Finished completions leave the batch.
-- If `batch_size` is set, waiting completions take their place.
-- Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one.
+It differs from `model.generate` in three ways: each prompt is prefilled once for its whole group, finished completions
+leave the batch (and waiting ones take their place, if `batch_size` is set), and each completion has its own seed.
 """
 
 from __future__ import annotations
@@ -25,6 +21,9 @@ from lora_grpo.sampling.continuous_batching import Batch, can_join, num_to_start
 
 if TYPE_CHECKING:
     import torch
+
+Decoded = tuple[list[int], list[float] | None]
+"""Token ids of one completion and their logprobs. See `SampledTokens`."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,10 @@ class SampledTokens:
 
 
 class Sampler:
-    """Samples from a causal language model with a key-value cache.
-
-    Args:
-        model: a transformers model, or a PEFT model that wraps one.
-        tokenizer: tokenizer of the model.
-        eos_token_ids: tokens that end a completion.
-    """
+    """Samples from a transformers model, or a PEFT model that wraps one, with a key-value cache."""
 
     serves_training = True
     """False if the engine's trainer generates its own rollouts, so that this sampler is only used for evaluation."""
-    is_other_engine = False
-    """True if the sampler uses another implementation than the trainer. TRL then corrects with importance sampling."""
     streams = False
     """True if `stream` yields the completions of a prompt as soon as they are finished."""
     batch_size: int | None = None
@@ -80,18 +71,15 @@ class Sampler:
     def sample(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
     ) -> list[list[SampledTokens]]:
-        """Sample completions of each prompt from the current policy, or from its base model.
+        """Sample G completions for each of B rendered prompts.
 
         On a CPU, all completions are decoded together, so that rounding does not depend on free memory.
 
         Args:
             prompts: B rendered prompts.
-            params: sampling parameters, with G completions per prompt.
+            params: how completions are sampled.
             seeds: B·G seeds. Each determines one completion, independent of the rest of the call.
             adapter: if False, sample from the base model.
-
-        Returns:
-            B lists of G completions.
 
         Raises:
             RunError: out of memory with a single completion.
@@ -135,39 +123,28 @@ class Sampler:
         return ids
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Set `batch_size` to the number of completions that fit in memory. See `max_batch_size`.
-
-        Args:
-            prompts: rendered prompts. Only the longest one matters.
-            max_tokens: longest completion, in tokens.
-        """
+        """Set `batch_size` to the number of completions that fit in memory. See `max_batch_size`."""
         self.batch_size = max_batch_size(self.model, max(map(len, self.encode(prompts))), max_tokens)
 
     def stream(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
-        """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments.
-
-        If memory runs out and `batch_size` is set, halve it and start over.
-        """
-        check_seeds(seeds, len(prompts) * params.num_samples)
-        token_ids, logprobs = self._decode_in_memory(self.encode(prompts), params, seeds)
-        samples, size = self._to_samples(token_ids, logprobs), params.num_samples
+        """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments."""
+        samples = self._to_samples(self._decode_in_memory(self.encode(prompts), params, seeds))
+        size = params.num_samples
         yield from ((index, samples[index * size : (index + 1) * size]) for index in range(len(prompts)))
 
-    def _to_samples(self, token_ids: list[list[int]], logprobs: Sequence[list[float]] | None) -> list[SampledTokens]:
-        eos = set(self.eos_token_ids)
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        each_logprobs: Sequence[list[float] | None] = logprobs or [None] * len(texts)
+    def _to_samples(self, decoded: Sequence[Decoded]) -> list[SampledTokens]:
+        texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)
         return [
-            SampledTokens(ids, text, truncated=not ids or ids[-1] not in eos, logprobs=each)
-            for ids, text, each in zip(token_ids, texts, each_logprobs, strict=True)
+            SampledTokens(ids, text, truncated=not ids or ids[-1] not in self.eos_token_ids, logprobs=logprobs)
+            for (ids, logprobs), text in zip(decoded, texts, strict=True)
         ]
 
     def _decode_in_memory(
         self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Decode. If memory runs out, start over with half the batch size."""
+    ) -> list[Decoded]:
+        """Decode. If memory runs out and `batch_size` is set, halve it and start over."""
         import torch
 
         was_training = self.model.training
@@ -194,20 +171,17 @@ class Sampler:
         finally:
             self.model.train(was_training)
 
-    def _decode(
-        self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Return the token ids and the logprobs of R = B·G completions, one list per completion."""
+    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
+        """Return R = B·G completions."""
         import torch
 
         device = next(self.model.parameters()).device
-        pad = self.tokenizer.pad_token_id
         total, max_tokens = len(seeds), params.max_tokens
         batch_size = min(self.batch_size or total, total)
         joining = self.batch_size is not None and can_join(self.model.config)
         uniform = uniform_numbers(seeds, max_tokens, device)
         eos = torch.tensor(self.eos_token_ids, device=device)
-        sampled = torch.full((total, max_tokens), pad, device=device)
+        sampled = torch.zeros((total, max_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((total, max_tokens), device=device)
         lengths = torch.full((total,), max_tokens, device=device)
         started = 0
@@ -215,7 +189,8 @@ class Sampler:
         while batch or started < total:
             running = len(batch or ())
             while new := num_to_start(batch_size, running=running, waiting=total - started, joining=joining):
-                more = prefill(self.model, pad, prompts, range(started, started + new), params.num_samples)
+                indices = range(started, started + new)
+                more = prefill(self.model, self.tokenizer.pad_token_id, prompts, indices, params.num_samples)
                 batch, started = batch.joined(more) if batch else more, started + new
                 running = len(batch)
             assert batch  # at least one completion has started
@@ -229,21 +204,14 @@ class Sampler:
             batch.advance(self.model, tokens, (~ended).nonzero().squeeze(1))
             if joining:
                 batch.trim()
-        ids, each_logprobs = (
-            [row[:length] for row, length in zip(table.tolist(), lengths.tolist(), strict=True)]
-            for table in (sampled, logprobs)
-        )
-        return ids, each_logprobs if params.temperature else None
+        return [
+            (ids[:length], each[:length] if params.temperature else None)
+            for ids, each, length in zip(sampled.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
+        ]
 
 
 def completion_seed(seed: int, name: str, number: str | int) -> int:
-    """Return the seed of one completion, which is below 2**31.
-
-    Args:
-        seed: seed of the run.
-        name: id of the row, or the training step.
-        number: number of the completion within this row or step.
-    """
+    """Return the seed of one completion of a row or a training step, which is below 2**31."""
     digest = hashlib.sha256(json.dumps([seed, name, number]).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -259,12 +227,12 @@ def uniform_numbers(seeds: Sequence[int], max_tokens: int, device: Any) -> torch
 def pick(
     logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row with inverse transform sampling.
+    """Sample one token per row with inverse transform sampling. See `SamplingParams`.
 
     Args:
         logits: (R, V) logits.
-        temperature: softmax temperature; 0 selects the most likely token.
-        top_p: keep the smallest set of most likely tokens with at least this total probability.
+        temperature: softmax temperature.
+        top_p: nucleus probability.
         uniform: (R,) random numbers in [0, 1).
 
     Returns:
@@ -283,9 +251,3 @@ def pick(
     threshold = uniform.double()[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
     return tokens.squeeze(1), (probabilities.gather(-1, tokens) / cumulative[:, -1:]).log().float().squeeze(1)
-
-
-def check_seeds(seeds: Sequence[int], total: int) -> None:
-    """Check that there is one seed per completion."""
-    if len(seeds) != total:
-        raise ValueError(f"got {len(seeds)} seeds for {total} completions; pass one for each")

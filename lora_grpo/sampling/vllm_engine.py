@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import logging
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.sampling.sampler import SamplingParams
+from lora_grpo import distributed
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.models import base_model
+from lora_grpo.optional import require
+from lora_grpo.sampling.merged_copy import plain_copy
+
+_SETTINGS = {
+    # Run the engine in this process, so that they end together. On a CPU it then uses torch's unpinned threads.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",  # otherwise vLLM connects to the internet to find it
+}
+_CPU_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    # Otherwise the first logprobs wait for a C++ compiler for up to half a minute.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+_CPU_ENGINE = {
+    "enforce_eager": True,
+    # Each prompt chunk samples and discards a token, and random generators on a CPU cannot be rewound.
+    "enable_chunked_prefill": False,
+    # Samples share only the full blocks of their prompt, and few prompts fill the default block of 128 tokens.
+    "block_size": 32,
+}
+_CPU_BATCH_SIZE = 128
+_CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 512, 4096
+"""Tokens per prefill batch. On a CPU, vLLM copies the adapter's matrices for each token. On a GPU, a few prompts are
+enough to saturate it, and vLLM subtracts the memory of this batch from the cache (its default is 8192 or more)."""
+_WORKER_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS")
+"""Environment variables that vLLM sets for worker processes. Programs run by the grader would inherit them."""
 
 
 class VllmEngine:
-    """A base model in vLLM, with memory for one adapter. The adapter is never merged.
+    """A base model in vLLM's `LLMEngine`, with memory for one adapter. The adapter is never merged."""
 
-    Args:
-        engine: vLLM's `LLMEngine`. See `start_engine`.
-        max_sequence_tokens: maximum length of a prompt and its completion, in tokens.
-        flag: the flag that selects vLLM or transformers, for error messages.
-        sleeps: whether the engine supports sleep mode.
-    """
-
-    def __init__(self, engine: Any, max_sequence_tokens: int, flag: str, *, sleeps: bool) -> None:
+    def __init__(self, engine: Any, *, sleeps: bool) -> None:
         self._engine, self._sleeps = engine, sleeps
-        self.max_sequence_tokens, self.flag = max_sequence_tokens, flag
         self._calls, self._adapters = itertools.count(), itertools.count(1)
         self._served: Any = None
 
     def load_adapter(self, adapter: Path) -> Any:
-        """Load an adapter in place of the previous one, and return its LoRARequest.
+        """Read an adapter in place of the previous one, and return its LoRARequest.
 
         Each adapter gets a new number and name, because vLLM caches prompts by adapter name.
-
-        Args:
-            adapter: folder of a PEFT adapter. It is read before this method returns.
 
         Raises:
             UserError: vLLM cannot serve the adapter.
@@ -47,7 +70,7 @@ class VllmEngine:
             self._engine.add_lora(request)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise UserError(
-                f"vLLM cannot serve the adapter in {adapter}: {reason(error)}; use {self.flag} transformers"
+                f"vLLM cannot serve the adapter in {adapter}: {_reason(error)}; select the transformers backend"
             ) from error
         if self._served is not None:
             self._engine.remove_lora(self._served.lora_int_id)
@@ -55,14 +78,7 @@ class VllmEngine:
         return request
 
     def stream(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        seeds: Sequence[int],
-        eos_token_ids: list[int],
-        request: Any,
-        *,
-        logprobs: bool,
+        self, prompts: Sequence[list[int]], options: Sequence[dict[str, Any]], adapter: Any
     ) -> Iterator[tuple[int, list[int], list[float] | None]]:
         """Yield (index, token ids, logprobs) of each completion when it is finished.
 
@@ -70,14 +86,8 @@ class VllmEngine:
 
         Args:
             prompts: R lists of token ids, one per completion.
-            params: sampling parameters.
-            seeds: R seeds, one per completion.
-            eos_token_ids: tokens that end a completion.
-            request: from `load_adapter`, or None for the base model.
-            logprobs: if False, yield None instead of logprobs.
-
-        Raises:
-            RunError: the engine aborted a completion.
+            options: R sets of arguments for vLLM's `SamplingParams`.
+            adapter: from `load_adapter`, or None for the base model.
         """
         import vllm
         from vllm.sampling_params import RequestOutputKind
@@ -88,51 +98,21 @@ class VllmEngine:
         pending = {f"{call}-{index}": index for index in range(len(prompts))}
         try:
             for name, index in pending.items():
-                options = vllm.SamplingParams(
-                    max_tokens=params.max_tokens,
-                    temperature=params.temperature,
-                    top_p=params.top_p,
-                    seed=seeds[index] % 2**63,
-                    stop_token_ids=eos_token_ids,
-                    detokenize=False,
-                    logprobs=0 if logprobs else None,  # only for the sampled token
-                    output_kind=RequestOutputKind.FINAL_ONLY,
+                params = vllm.SamplingParams(
+                    **options[index], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
                 )
-                self._engine.add_request(name, {"prompt_token_ids": prompts[index]}, options, lora_request=request)
+                self._engine.add_request(name, {"prompt_token_ids": prompts[index]}, params, lora_request=adapter)
             while pending:
-                if not self._engine.has_unfinished_requests():
-                    raise RunError(
-                        f"vLLM lost {len(pending)} of {len(prompts)} completions; use {self.flag} transformers"
-                    )
                 for output in self._engine.step():
                     [completion] = output.outputs
                     if completion.finish_reason not in ("stop", "length"):
                         raise RunError(
-                            f"vLLM aborted a completion ({completion.finish_reason}); use {self.flag} transformers"
+                            f"vLLM aborted a completion ({completion.finish_reason}); select the transformers backend"
                         )
-                    each = token_logprobs(completion) if logprobs else None
-                    yield pending.pop(output.request_id), list(completion.token_ids), each
+                    yield pending.pop(output.request_id), list(completion.token_ids), token_logprobs(completion)
         finally:
             if pending:
                 self._engine.abort_request(list(pending))
-
-    def prompt_logprobs(self, ids: list[int], request: Any) -> list[float]:
-        """Return the logprobs of all prompt tokens except the first, and of the most likely next token.
-
-        Args:
-            ids: token ids of the prompt.
-            request: from `load_adapter`, or None for the base model.
-        """
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, logprobs=0, detokenize=False)
-        name = f"check-{next(self._calls)}"
-        self._engine.add_request(name, {"prompt_token_ids": ids}, params, lora_request=request)
-        while True:
-            for output in self._engine.step():
-                first = dict(zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True))
-                tokens = [*zip(ids[1:], output.prompt_logprobs[1:], strict=True), *first.items()]
-                return [candidates[token].logprob for token, candidates in tokens]
 
     def sleep(self) -> None:
         """Move the weights to host memory and free the cache, if the engine was created with `sleeps`."""
@@ -152,22 +132,129 @@ class VllmEngine:
         """Shut down the engine and free its memory, so that another model can be loaded."""
         import torch
 
-        if self._engine is not None:
-            self._engine.engine_core.shutdown()
+        self._engine.engine_core.shutdown()
         self._engine = None
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
-def token_logprobs(completion: Any) -> list[float]:
-    """Return the logprob of each token of a completion that was requested with `logprobs=0`."""
+def token_logprobs(completion: Any) -> list[float] | None:
+    """Return the logprob of each token of a completion, or None if they were not requested."""
+    if completion.logprobs is None:
+        return None
     tokens = zip(completion.token_ids, completion.logprobs, strict=True)
     return [candidates[token].logprob for token, candidates in tokens]
 
 
-def reason(error: Exception) -> str:
-    """Return the cause of an error in one sentence. pydantic's errors have it on a later line."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    cause = next((line.removeprefix("Value error, ") for line in lines if line.startswith("Value error, ")), None)
-    return (cause or first_line(error)).split(" [type=")[0].split(". ")[0].rstrip(".")
+def start_engine(
+    settings: ModelConfig,
+    *,
+    rank: int | None,
+    max_sequence_tokens: int,
+    gpu_memory_share: float,
+    seed: int,
+    max_batch_size: int | None = None,
+    sleeps: bool = False,
+) -> VllmEngine:
+    """Load a base model into vLLM, with memory for one adapter. On a CPU, a 4-bit base is dequantized.
+
+    Args:
+        settings: the base model and its precision.
+        rank: rank to reserve memory for (see `served_rank`). None disables adapters.
+        max_sequence_tokens: maximum length of a prompt and its completion.
+        gpu_memory_share: share of GPU memory for weights and cache, 0 to 1.
+        seed: of vLLM's global random generators. Completions have their own seeds.
+        max_batch_size: completions decoded together. None uses vLLM's default.
+        sleeps: on a GPU, allow `VllmEngine.sleep` to release memory.
+
+    Raises:
+        UserError: vLLM is not installed.
+        RunError: the engine does not start.
+    """
+    base_model.wait_without_spinning()
+    import torch
+
+    on_cpu = not torch.cuda.is_available()
+    sleeps = sleeps and not on_cpu
+    options: dict[str, Any]
+    if on_cpu:
+        options = {**_CPU_ENGINE, "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, max_sequence_tokens)}
+        max_batch_size = min(max_batch_size or _CPU_BATCH_SIZE, _CPU_BATCH_SIZE)
+    else:
+        options = {
+            "gpu_memory_utilization": gpu_memory_share,
+            "enable_sleep_mode": sleeps,
+            "max_num_batched_tokens": max(_GPU_BATCH_TOKENS, max_sequence_tokens),
+        }
+        if settings.bits == 4:
+            options["quantization"] = "bitsandbytes"
+    if max_batch_size:
+        options["max_num_seqs"] = max_batch_size
+    if distributed.world_size() > 1:
+        # One engine per process, in the existing process group.
+        options["distributed_executor_backend"] = "external_launcher"
+    if rank:
+        options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+    for key, value in ((_CPU_SETTINGS if on_cpu else {}) | _SETTINGS).items():
+        os.environ.setdefault(key, value)
+    name, revision = base_model.source(settings.name), settings.revision
+    with tempfile.TemporaryDirectory(prefix="lora_grpo-unpacked-") as folder:
+
+        def unpack() -> str:
+            plain_copy(base_model.load_base(settings)).save_pretrained(folder)
+            return folder
+
+        if settings.bits == 4 and on_cpu:
+            # One copy for all processes, because transformers (5.17) only writes on the main process.
+            name, revision = distributed.broadcast_from_main(unpack), None
+        # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
+        logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.msg)
+        with _process_restored():
+            vllm = require("vllm.entrypoints.llm", extra="gpu", feature="the vllm backend")
+            try:
+                llm = vllm.LLM(
+                    name,
+                    revision=revision,
+                    trust_remote_code=settings.trust_remote_code,
+                    dtype=str(base_model.compute_dtype()).removeprefix("torch."),
+                    max_model_len=max_sequence_tokens,
+                    enable_prefix_caching=True,
+                    # Logprobs of the sampled distribution, after temperature and top-p.
+                    logprobs_mode="processed_logprobs",
+                    # Requests contain token ids and stop tokens, so vLLM needs neither the tokenizer nor the model's
+                    # sampling defaults.
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",
+                    seed=seed,
+                    use_tqdm_on_load=False,
+                    **options,
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                raise RunError(
+                    f"vLLM cannot serve {settings.name}: {_reason(error)}; select the transformers backend"
+                ) from error
+        distributed.barrier()  # all processes have read the copy
+    return VllmEngine(llm.llm_engine, sleeps=sleeps)
+
+
+@contextlib.contextmanager
+def _process_restored() -> Iterator[None]:
+    """Restore the settings of this process that vLLM changes when it starts."""
+    import torch
+
+    environment = {name: os.environ.get(name) for name in _WORKER_VARIABLES}
+    set_num_threads = torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error. pydantic's errors name the cause on a later line."""
+    cause = str(error).rpartition("Value error, ")[2].partition(" [type=")[0].strip()
+    return cause.splitlines()[0] if cause else type(error).__name__

@@ -8,26 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, check_seeds
-from lora_grpo.sampling.vllm_adapter import write_adapter
-from lora_grpo.sampling.vllm_engine import VllmEngine
+from lora_grpo.files import json_files
+from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams
+from lora_grpo.sampling.vllm_engine import VllmEngine, token_logprobs
 from lora_grpo.sampling.vllm_server import VllmServer
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
+_NOT_SERVED = (
+    *("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "rank_pattern", "alpha_pattern"),
+    *("layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora"),
+    *("use_qalora", "kasa_config", "monteclora_config", "velora_config"),
+)
+"""Fields of adapter_config.json that change the model but that vLLM rejects or silently ignores."""
 
 
 class VllmSampler(Sampler):
-    """Samples with a vLLM engine or server, from a policy in training or from a saved adapter in evaluation.
+    """Samples with a vLLM engine or server.
 
     TRL's own vLLM mode merges the adapter into the base and unmerges it at every step, which rounds a 4-bit base each
-    time. This class never changes the base. Each `wake_up` loads a few megabytes of adapter weights under a new name.
-    The random numbers of a completion depend only on its seed. Its logits may differ by rounding, depending on the rest
-    of the batch.
+    time. This class never changes the base. The random numbers of a completion depend only on its seed. Its logits may
+    differ by rounding, depending on the rest of the batch.
 
     Args:
-        engine: engine or server with the base model.
-        tokenizer: tokenizer of the model.
-        eos_token_ids: tokens that end a completion.
+        engine: holds the base model.
         policy: the PEFT model in training. Its adapter is loaded at each `wake_up`.
-        adapter: folder of a saved adapter, which is loaded once.
+        adapter: folder of a saved adapter in evaluation, which is loaded once.
 
     Raises:
         UserError: vLLM cannot serve this adapter.
@@ -47,43 +53,35 @@ class VllmSampler(Sampler):
     ) -> None:
         super().__init__(policy, tokenizer, eos_token_ids)
         self.engine = engine
-        self.serves_training = self.is_other_engine = policy is not None
-        self._request: Any = None
-        self._saved: Any = None
-        if adapter is not None:
-            try:
-                self._saved = self._load_saved(adapter)
-            except (UserError, RunError):
-                self.close()
-                raise
+        self.serves_training = policy is not None
+        self._saved = self._load_saved(adapter) if adapter else None
+        self._adapter: Any = None
 
     def _load_saved(self, adapter: Path) -> Any:
         """Load an adapter, check that it changes the logits, and return its LoRARequest."""
         from safetensors.torch import load_file
 
-        assert isinstance(self.engine, VllmEngine)
         request = self.engine.load_adapter(adapter)
         weights = load_file(adapter / "adapter_model.safetensors")
-        if any(bool(weight.any()) for name, weight in weights.items() if "lora_B" in name or "embedding_B" in name):
-            ids = self.encode(["Tom has 12 plums and buys 3 more. How many plums does Tom have now?"])[0]
-            ids = ids[: self.engine.max_sequence_tokens - 1]
-            base, again, adapted = (self.engine.prompt_logprobs(ids, each) for each in (None, None, request))
-            noise = max(abs(one - other) for one, other in zip(base, again, strict=True))
-            if max(abs(one - other) for one, other in zip(base, adapted, strict=True)) <= noise:
-                raise RunError(
-                    f"vLLM ignores the adapter in {adapter}: logprobs are the same with and without it; "
-                    "use --backend transformers"
-                )
+        is_new = not any(weight.any() for name, weight in weights.items() if "lora_B" in name or "embedding_B" in name)
+        ids = self.encode(["How many plums does Tom have now?"])
+        options = _request_options(SamplingParams(1, 1.0, 1.0, max_tokens=8), [0], self.eos_token_ids, logprobs=True)
+        base, adapted = ([*self.engine.stream(ids, options, each)] for each in (None, request))
+        if adapted == base and not is_new:
+            raise RunError(
+                f"vLLM ignores the adapter in {adapter}: tokens and logprobs are the same with and without it; "
+                "select the transformers backend"
+            )
         return request
 
     def wake_up(self, *, adapter: bool) -> None:
         """Load the current adapter of the policy, or select the saved adapter or the base model."""
         self.engine.wake_up()
-        self._request = self._saved if adapter else None
+        self._adapter = self._saved if adapter else None
         if adapter and self.model is not None:
             with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
-                write_adapter(self.model, Path(folder))
-                self._request = self.engine.load_adapter(Path(folder))
+                _write_adapter(self.model, Path(folder))
+                self._adapter = self.engine.load_adapter(Path(folder))
 
     def sleep(self) -> None:
         """Release GPU memory until the next `wake_up`."""
@@ -95,28 +93,114 @@ class VllmSampler(Sampler):
     def stream(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
-        """Yield (index of the prompt, its completions) when all completions of a prompt are finished.
-
-        All requests are submitted at once. If the generator is closed early, unfinished requests are aborted.
-
-        Raises:
-            RunError: the engine aborted a completion.
-        """
+        """Yield (index of the prompt, its completions) when all completions of a prompt are finished."""
         group = params.num_samples
-        check_seeds(seeds, len(prompts) * group)
         requests = [ids for ids in self.encode(prompts) for _ in range(group)]
         wants_logprobs = self.serves_training and params.temperature > 0  # none for greedy decoding
-        ended: list[dict[int, tuple[list[int], list[float] | None]]] = [{} for _ in prompts]
-        for index, token_ids, logprobs in self.engine.stream(
-            requests, params, seeds, self.eos_token_ids, self._request, logprobs=wants_logprobs
-        ):
+        options = _request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
+        ended: list[dict[int, Decoded]] = [{} for _ in prompts]
+        for index, token_ids, logprobs in self.engine.stream(requests, options, self._adapter):
             whole = ended[index // group]
             whole[index] = token_ids, logprobs
             if len(whole) == group:
                 in_order = [whole.pop(each) for each in sorted(whole)]
-                each_logprobs = [logprobs or [] for _, logprobs in in_order] if wants_logprobs else None
-                yield index // group, self._to_samples([ids for ids, _ in in_order], each_logprobs)
+                yield index // group, self._to_samples(in_order)
 
     def close(self) -> None:
         """Shut down the engine. The sampler cannot be used afterwards."""
         self.engine.close()
+
+
+class SharedVllmSampler(Sampler):
+    """Samples from the vLLM engine of Unsloth's `fast_inference`, which shares the weights of the trained model.
+
+    The adapter is loaded as a LoRA request and never merged. Unsloth's trainer generates the rollouts itself.
+    """
+
+    serves_training = False
+
+    def wake_up(self, *, adapter: bool) -> None:
+        """Save and select the current adapter, or select the base model."""
+        engine = self.model.vllm_engine
+        if engine.llm_engine.is_sleeping():
+            engine.wake_up()
+        self._adapter = None
+        if adapter:
+            self._folder = tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-")
+            self.model.save_lora(self._folder.name)
+            self._adapter = self.model.load_lora(self._folder.name)
+
+    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
+        """Do nothing, because vLLM fits the batch to its memory."""
+
+    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
+        import vllm
+
+        requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(params.num_samples)]
+        options = _request_options(params, seeds, self.eos_token_ids, logprobs=True)
+        sampling = [vllm.SamplingParams(**each) for each in options]
+        results = self.model.fast_generate(requests, sampling, use_tqdm=False, lora_request=self._adapter)
+        return [(list(each.token_ids), token_logprobs(each)) for result in results for each in result.outputs]
+
+
+def _request_options(
+    params: SamplingParams, seeds: Sequence[int], eos_token_ids: list[int], *, logprobs: bool
+) -> list[dict[str, Any]]:
+    """Return the options of each completion, by their names in vLLM's Python and HTTP interfaces.
+
+    They include everything that a server would otherwise read from the model's generation_config.json.
+    """
+    shared = {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": eos_token_ids,
+        "logprobs": 0 if logprobs else None,  # only for the sampled token
+    }
+    return [{**shared, "seed": seed} for seed in seeds]
+
+
+def served_rank(adapter: Path) -> int:
+    """Return `reserved_rank` for a saved adapter, using only adapter_config.json.
+
+    Raises:
+        UserError: vLLM cannot serve this adapter.
+    """
+    config = json_files.read_object(adapter / "adapter_config.json")
+    reasons = [name for name in _NOT_SERVED if config.get(name)]
+    if config.get("peft_type") != "LORA":
+        reasons.append(f"of type {config.get('peft_type')}")
+    if config.get("bias", "none") != "none":
+        reasons.append(f"bias={config['bias']}")
+    if reasons:
+        raise UserError(
+            f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); select the transformers backend"
+        )
+    return reserved_rank(config.get("r", 0))
+
+
+def reserved_rank(rank: int) -> int:
+    """Return the rank that vLLM must reserve memory for to serve an adapter of this rank.
+
+    Raises:
+        UserError: vLLM does not serve this rank.
+    """
+    if not 1 <= rank <= _RANKS[-1]:
+        raise UserError(f"vLLM serves ranks up to {_RANKS[-1]}, not rank {rank}; select the transformers backend")
+    return min(served for served in _RANKS if served >= rank)
+
+
+def _write_adapter(model: Any, folder: Path) -> None:
+    """Write the adapter of a PEFT model into an existing folder."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    # Otherwise PEFT queries the Hub to find out whether the vocabulary was resized.
+    state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    weights = folder / "adapter_model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights)
+    weights.chmod(0o644)  # safetensors makes the file private, but a server may run as another user
+    model.peft_config["default"].save_pretrained(folder)

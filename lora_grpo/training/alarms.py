@@ -45,28 +45,23 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm raised at one step."""
+    """What happened at a step, and what to change."""
 
     step: int
     name: str
     message: str
-    """What happened, and what to change."""
 
 
 @dataclass
 class Alarms:
-    """The state of all alarms of a run.
-
-    Args:
-        max_reward: the highest possible reward of a completion, which is the sum of the positive reward weights.
-        max_mismatch: largest accepted mean absolute logprob difference, in nats per token. None if the logprobs are
-            not comparable.
-        float16: training uses loss scaling, so gradients may overflow for one or two steps.
-    """
+    """The state of all alarms of a run."""
 
     max_reward: float
+    """The highest possible reward of a completion, which is the sum of the positive reward weights."""
     max_mismatch: float | None = None
+    """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
     float16: bool = False
+    """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
     """Whether the last validation pass had a higher reward but fewer correct answers."""
     _steps: list[Metrics] = field(default_factory=list)
@@ -80,22 +75,18 @@ class Alarms:
     """For each alarm that was raised, the number of checks since its condition was last true."""
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
-        """Return the alarms that one step's metrics raise.
-
-        Args:
-            step: number of the step.
-            metrics: TRL's metrics, as in metrics.jsonl. Steps that reuse rollouts have no `reward`.
-        """
+        """Return the alarms that one step's metrics, as in metrics.jsonl, raise."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         messages = {"nan": self._nan(numbers), "logprob_mismatch": self._logprob_mismatch(numbers)}
         self._steps.append({name: value for name, value in numbers.items() if math.isfinite(value)})
         rewarded = [each for each in self._steps if "reward" in each]
         if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
+            window = rewarded[-WINDOW:]
             messages |= {
                 "collapse": self._collapse([each["reward"] for each in rewarded]),
-                "zero_variance": self._zero_variance(rewarded[-WINDOW:]),
-                "entropy": self._entropy(rewarded),
-                "truncated": _truncated(rewarded[-WINDOW:]),
+                "zero_variance": self._zero_variance(window),
+                "entropy": self._entropy(_mean(rewarded[:WINDOW], "entropy"), window),
+                "truncated": _truncated(window),
             }
         return self._new(step, messages)
 
@@ -120,12 +111,13 @@ class Alarms:
         """Return the alarms that are new, not ongoing."""
         alarms = []
         for name, message in messages.items():
-            if message is not None:
-                if self._quiet.get(name, WINDOW) >= (1 if name == "hacking" else WINDOW):
-                    alarms.append(Alarm(step, name, message))
-                self._quiet[name] = 0
-            elif name in self._quiet:
-                self._quiet[name] += 1
+            quiet = self._quiet.get(name, WINDOW)
+            if message is None:
+                self._quiet[name] = quiet + 1
+                continue
+            if quiet >= (1 if name == "hacking" else WINDOW):
+                alarms.append(Alarm(step, name, message))
+            self._quiet[name] = 0
         return alarms
 
     def _nan(self, last: Metrics) -> str | None:
@@ -141,8 +133,8 @@ class Alarms:
         )
 
     def _logprob_mismatch(self, last: Metrics) -> str | None:
-        mismatch = last.get(LOGPROB_MISMATCH)
-        if mismatch is None or self.max_mismatch is None or mismatch <= self.max_mismatch:
+        mismatch = last.get(LOGPROB_MISMATCH, 0.0)
+        if self.max_mismatch is None or mismatch <= self.max_mismatch:
             return None
         return (
             f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
@@ -156,16 +148,17 @@ class Alarms:
             return None
         # The policy changes little between consecutive steps, so their difference in reward is noise.
         noise = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(rewards)) / 2
+        error = noise / LONG_WINDOW
         earlier, last = rewards[-2 * LONG_WINDOW : -LONG_WINDOW], statistics.fmean(rewards[-LONG_WINDOW:])
         if len(earlier) == LONG_WINDOW and (self._best is None or statistics.fmean(earlier) > self._best[0]):
-            self._best = (statistics.fmean(earlier), noise / LONG_WINDOW)
+            self._best = (statistics.fmean(earlier), error)
         if self._best is None:
             return None
         best, best_error = self._best
-        error = math.sqrt(max(best_error, noise / LONG_WINDOW) + noise / LONG_WINDOW)
         # For negative rewards, the threshold is half of the way back to the initial reward.
         floor = min(0.0, statistics.fmean(rewards[:LONG_WINDOW]))
-        if best - last <= _STANDARD_ERRORS * error or last - floor >= (best - floor) / 2:
+        is_noise = best - last <= _STANDARD_ERRORS * math.sqrt(max(best_error, error) + error)
+        if is_noise or last - floor >= (best - floor) / 2:
             return None
         return (
             f"the mean reward of the last {LONG_WINDOW} steps is {last:.2g}, its best was {best:.2g}: the policy has "
@@ -174,13 +167,13 @@ class Alarms:
         )
 
     def _zero_variance(self, window: Sequence[Metrics]) -> str | None:
-        share = _mean(window, "frac_reward_zero_std")
-        if share is None or share <= _MAX_ZERO_VARIANCE:
+        share, reward = _mean(window, "frac_reward_zero_std"), _mean(window, "reward")
+        if not share > _MAX_ZERO_VARIANCE:
             return None
         message = f"in {share:.0%} of the groups of the last {WINDOW} steps all completions earned the same reward"
-        if self._near_maximum(window):
+        if self._is_near_maximum(reward):
             return (
-                f"{message}, nearly all of them the maximum ({_mean(window, 'reward'):.2f} of {self.max_reward:g}): "
+                f"{message}, nearly all of them the maximum ({reward:.2f} of {self.max_reward:g}): "
                 "the rows are learned; pass harder ones (--data.train) or end the run"
             )
         return (
@@ -188,19 +181,18 @@ class Alarms:
             "--sampling.temperature, a larger --sampling.num-generations or a reward with more than two values"
         )
 
-    def _entropy(self, rewarded: Sequence[Metrics]) -> str | None:
-        window = rewarded[-WINDOW:]
-        start, last = _mean(rewarded[:WINDOW], "entropy"), _mean(window, "entropy")
-        if not start or last is None or last >= _MIN_ENTROPY * start or self._near_maximum(window):
+    def _entropy(self, start: float, window: Sequence[Metrics]) -> str | None:
+        last, reward = _mean(window, "entropy"), _mean(window, "reward")
+        if not last < _MIN_ENTROPY * start or self._is_near_maximum(reward):
             return None
         return (
-            f"entropy fell from {start:.3g} to {last:.2g} nats per token at a reward of {_mean(window, 'reward'):.2f} "
+            f"entropy fell from {start:.3g} to {last:.2g} nats per token at a reward of {reward:.2f} "
             f"of {self.max_reward:g}: the policy has stopped exploring; start over with a lower "
             "--train.learning-rate, --grpo epsilon_high=0.28, or a --train.beta above 0"
         )
 
-    def _near_maximum(self, window: Sequence[Metrics]) -> bool:
-        return statistics.fmean(step["reward"] for step in window) >= _NEAR_MAXIMUM * self.max_reward
+    def _is_near_maximum(self, reward: float) -> bool:
+        return reward >= _NEAR_MAXIMUM * self.max_reward
 
     def _hacking(self, reward: float, passed: Mapping[str, bool]) -> str | None:
         """Compare this pass with the one that had the most correct answers (the earliest, if tied)."""
@@ -218,7 +210,7 @@ class Alarms:
 
 def _truncated(window: Sequence[Metrics]) -> str | None:
     share = _mean(window, "completions/clipped_ratio")
-    if share is None or share <= _MAX_TRUNCATED:
+    if not share > _MAX_TRUNCATED:
         return None
     return (
         f"{share:.0%} of the completions of the last {WINDOW} steps were truncated before their answers; raise "
@@ -226,6 +218,7 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
     )
 
 
-def _mean(steps: Sequence[Metrics], name: str) -> float | None:
+def _mean(steps: Sequence[Metrics], name: str) -> float:
+    """Return the mean of a metric, or NaN if no step has it. All comparisons with NaN are false."""
     values = [step[name] for step in steps if name in step]
-    return statistics.fmean(values) if values else None
+    return statistics.fmean(values) if values else math.nan

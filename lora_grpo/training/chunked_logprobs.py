@@ -15,11 +15,7 @@ class ChunkedLogProbs:
     """Mixin placed before TRL's GRPOTrainer: computes logits in tiles of 2048 tokens by 8192 vocabulary entries.
 
     TRL 1.14 implements this in plain PyTorch (`_chunked_logps`), but enables it with `use_liger_kernel`, which requires
-    the Liger package even though this method does not use it. The full logits are computed, and a message is printed,
-    if the head is not a plain linear layer (for example, if it has an adapter) or if the model transforms its logits in
-    a way that TRL's tiles ignore. On a GPU, Unsloth uses its own method, which also avoids the full logits.
-
-    Tiles cost nothing on a CPU (docs/memory.md), so every run uses them.
+    the Liger package even though this method does not use it. Unsloth uses its own method.
     """
 
     model: Any
@@ -31,8 +27,7 @@ class ChunkedLogProbs:
 
         if "unsloth" in sys.modules:  # Unsloth replaces parts of both methods
             return
-        reason = self._why_whole()
-        if reason:
+        if reason := self._why_whole():
             print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
             return
         self.use_liger_kernel = True
@@ -41,17 +36,16 @@ class ChunkedLogProbs:
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Score at most `batch_size` rows at once, as TRL does with the full logits.
+        """Score at most `batch_size` rows at once, which TRL ignores when it uses tiles.
 
-        TRL ignores `batch_size` when it uses tiles. The pass before the loss, which importance sampling and a KL
-        penalty need, would then run all completions of a step at once.
+        The pass before the loss, which importance sampling and a KL penalty need, would then run all completions of a
+        step at once.
         """
         import torch
 
         score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
         rows = len(args[0])
-        given = [value for value in kwargs.values() if value is not None and not isinstance(value, bool)]
-        if not self.use_liger_kernel or not batch_size or rows <= batch_size or given:  # images are not split
+        if not self.use_liger_kernel or not batch_size or rows <= batch_size:
             return score(model, *args, batch_size=batch_size, **kwargs)
         ids, mask, *rest = args
         slices = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
@@ -59,7 +53,7 @@ class ChunkedLogProbs:
         return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
 
     def _why_whole(self) -> str:
-        """Return why tiles would give different logits than the model, or "" if they match."""
+        """Return why tiles would give different logits than the model (an adapter on the head, a cap), or ""."""
         import torch
 
         head = self.model.get_output_embeddings()
@@ -67,13 +61,9 @@ class ChunkedLogProbs:
             return f"the output head is not a plain linear layer but {type(head).__name__}"
         ids = torch.arange(1, 9, device=head.weight.device)[None]
         arguments = (self.model, ids, torch.ones_like(ids), 4)
-        was_training = self.model.training
         self.model.eval()
-        try:
-            with torch.no_grad():
-                chunked, whole = self._chunked_logps(*arguments)[0], self._full_logits_logps(*arguments)[0]  # type: ignore[attr-defined]
-        finally:
-            self.model.train(was_training)
+        with torch.no_grad():
+            chunked, whole = self._chunked_logps(*arguments)[0], self._full_logits_logps(*arguments)[0]  # type: ignore[attr-defined]
         apart = (chunked.float() - whole.float()).abs().max().item()
         if apart <= (_TOLERANCE if head.weight.dtype == torch.float32 else _TOLERANCE_16_BIT):
             return ""

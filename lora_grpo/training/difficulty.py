@@ -20,12 +20,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
 
     Rows are sampled in training order with training's sampling settings. If fewer rows are kept than the run has
     prompts, they repeat in seeded passes. The order of a longer run begins with the order of a shorter one. Samples
-    are saved as they are generated and are never generated twice.
-
-    Args:
-        run: the open run. Samples are saved in its `filter/` folder, counts in run.json.
-        sampler: samples from the run's policy.
-        rows: the training rows.
+    are saved in the run's `filter/` folder as they are generated, counts in run.json.
 
     Raises:
         RunError: fewer rows are kept than a step has prompts, or a samples file does not match these rows.
@@ -35,7 +30,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     params = SamplingParams(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
     kept: list[Row] = []
-    sampled = always = never = 0
+    passes: list[int] = []
     run.filter.mkdir(exist_ok=True)
     for start in range(0, len(rows), _CHUNK):
         if len(kept) >= wanted:
@@ -45,9 +40,8 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
         solved = count_passed(path, sampler, chunk, config.data.task, params, config.seed, title)
         kept += [row for row, passed in zip(chunk, solved, strict=True) if 0 < passed < size]
-        sampled += len(chunk)
-        always += sum(passed == size for passed in solved)
-        never += sum(passed == 0 for passed in solved)
+        passes += solved
+    sampled, always, never = len(passes), passes.count(size), passes.count(0)
     run.update(filter={"rows": sampled, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
     summary = f"of {sampled} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
     if len(kept) < config.train.prompts_per_step:

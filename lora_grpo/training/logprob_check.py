@@ -8,12 +8,11 @@ the trainer's, with and without the perturbation. It then restores the adapter.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
+from lora_grpo.models import base_model
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 
 if TYPE_CHECKING:
@@ -27,21 +26,7 @@ _PROMPTS, _MAX_TOKENS = 8, 32
 _FIRST_NOISE, _TRIALS = 1e-2, 14
 
 
-@dataclass(frozen=True)
-class LogprobCheck:
-    """Mean absolute logprob differences per token, in nats."""
-
-    difference: float
-    """Between sampler and trainer, both with the perturbed adapter."""
-    moved: float
-    """Between the trainer with and without the perturbation."""
-    tolerance: float
-    """Largest accepted `difference`."""
-    tokens: int
-    """Number of tokens compared."""
-
-
-def tolerance(dtype: torch.dtype) -> float:
+def tolerance() -> float:
     """Return the largest mean absolute logprob difference that rounding may cause, in nats per token.
 
     In float32 the difference is about 1e-6 (docs/benchmarks.md), and a single update changes the policy by more than
@@ -50,24 +35,16 @@ def tolerance(dtype: torch.dtype) -> float:
     """
     import torch
 
-    return 1e-4 if dtype == torch.float32 else 0.05
+    return 1e-4 if base_model.compute_dtype() == torch.float32 else 0.05
 
 
-def check_logprobs(
-    trainer: Any, sampler: Sampler, prompts: Sequence[str], dtype: torch.dtype, temperature: float, max_tokens: int
-) -> LogprobCheck | None:
-    """Compare the logprobs of sampler and trainer.
-
-    Args:
-        trainer: TRL's trainer. Its adapter is restored bit for bit.
-        sampler: generates the rollouts.
-        prompts: rendered prompts. Only the shortest 8 are used.
-        dtype: dtype of the activations.
-        temperature: softmax temperature, above 0.
-        max_tokens: longest completion of the run. The check uses at most 32 tokens.
+def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> dict[str, float] | None:
+    """Compare the logprobs of sampler and trainer on the shortest of the rendered prompts.
 
     Returns:
-        The measurements, or None if the sampler returns no logprobs because it is the trained model's own `generate`.
+        Mean absolute differences per token, in nats: `difference` between sampler and trainer with the perturbed
+        adapter, its `tolerance`, and `moved` between the trainer with and without the perturbation. None if the sampler
+        returns no logprobs because it is the trained model's own `generate`.
 
     Raises:
         RunError: the sampler serves the base, a stale adapter, or another model.
@@ -75,11 +52,11 @@ def check_logprobs(
     import torch
 
     prompts = sorted(prompts, key=len)[:_PROMPTS]
-    prompt_ids, allowed = sampler.encode(prompts), tolerance(dtype)
-    params = SamplingParams(1, temperature, top_p=1.0, max_tokens=min(_MAX_TOKENS, max_tokens))
+    prompt_ids, allowed, noise = sampler.encode(prompts), tolerance(), _FIRST_NOISE
+    temperature = trainer.temperature if sampler.serves_training else 1.0
+    params = SamplingParams(1, temperature, top_p=1.0, max_tokens=min(_MAX_TOKENS, trainer.max_completion_length))
     seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]
-    with torch.random.fork_rng(), _evaluating(trainer.model), _perturbing(trainer.model) as perturb:
-        too_little, too_much, noise = 0.0, math.inf, _FIRST_NOISE
+    with torch.random.fork_rng(), _perturbing(trainer.model) as perturb:
         for _ in range(_TRIALS):
             perturb(noise)
             groups = sampler.sample(prompts, params, seeds)
@@ -93,35 +70,32 @@ def check_logprobs(
             moved = _difference(before, after)
             if MOVED * allowed <= moved <= _MAX_MOVED:
                 break
-            too_little, too_much = (noise, too_much) if moved < MOVED * allowed else (too_little, noise)
-            noise = (too_little + too_much) / 2 if too_much < math.inf else 2 * noise
+            noise *= 2 if moved < MOVED * allowed else 2 / 3
     if moved < MOVED * allowed:
         raise RunError(
             "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
             f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
             "model (--lora.targets)"
         )
-    found = LogprobCheck(_difference(sampled, after), moved, allowed, sum(map(len, completions)))
-    if found.difference > allowed:
+    difference = _difference(sampled, after)
+    if difference > allowed:
         is_stale = _difference(sampled, before) <= allowed
         served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
-        fix = (
-            "a server must hold the same base in the same precision; --sampling.backend transformers needs no server"
-            if sampler.is_other_engine
-            else "the kit's sampler does not decode this architecture as TRL reads it (absolute positions?)"
-        )
         raise RunError(
-            f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {found.difference:.2g} "
-            f"nats per token, expected at most {allowed:g}; {fix}"
+            f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
+            f"nats per token, expected at most {allowed:g}; it must hold the same base in the same precision and "
+            "decode it as TRL does"
         )
-    return found
+    tokens = sum(map(len, completions))
+    return {"difference": difference, "moved": moved, "tolerance": allowed, "tokens": tokens}
 
 
 @contextlib.contextmanager
 def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
-    """Yield a function that adds noise of a given standard deviation to the adapter. Restore the adapter on exit."""
+    """Yield a function that adds noise of a given standard deviation to the adapter, which is restored on exit."""
     import torch
 
+    model.eval()
     adapter = [parameter for parameter in model.parameters() if parameter.requires_grad]
     original = [parameter.detach().clone() for parameter in adapter]
 
@@ -143,17 +117,7 @@ def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
 def trainer_log_probs(
     trainer: Any, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]], temperature: float
 ) -> list[list[float]]:
-    """Return the logprobs that the trained model assigns to the tokens of completions.
-
-    Args:
-        trainer: TRL's trainer.
-        prompt_ids: R prompts.
-        completion_ids: R completions of at least one token.
-        temperature: softmax temperature.
-
-    Returns:
-        R lists, each as long as its completion.
-    """
+    """Return the logprobs that the trained model assigns to the tokens of R completions of at least one token."""
     import torch
 
     device = next(trainer.model.parameters()).device
@@ -171,17 +135,7 @@ def trainer_log_probs(
     return [row[-len(completion) :] for row, completion in zip(chosen, completion_ids, strict=True)]
 
 
-@contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
 def _difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    """Return the mean absolute difference over all tokens."""
+    """Return the mean absolute difference per token."""
     each = [abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
     return sum(each) / len(each)

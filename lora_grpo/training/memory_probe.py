@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import gc
-import random
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -21,22 +19,10 @@ from lora_grpo.sampling import ran_out_of_memory
 def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[str, Any] | None:
     """Run a forward and backward pass over a micro-batch of maximum length, and restore the state.
 
-    Prompts and completions have the maximum length of the run. The pass uses the trainer's own `compute_loss` and its
-    accelerator's `backward`, so it needs as much memory as training does, with any engine, loss and settings. It does
-    not use `training_step`, which would sample and count a step. Gradients and the optimizer state have their full
-    size, as they do from the second step on. One token of padding gives the batch the same kind of attention mask as
-    real batches.
+    The pass uses the trainer's own `compute_loss` and its accelerator's `backward`, so it needs as much memory as
+    training does. Gradients and the optimizer state have their full size, as they do from the second step on.
 
-    The pass runs on a shallow copy of the trainer. Gradients, training mode and random states are restored. The probe
-    does not lower a micro-batch that does not fit, because its size is a setting. The error message suggests a size.
-
-    Called in transformers' `on_train_begin`, where the model is wrapped as in training. An engine that shares the GPU
-    must sleep, as it does in training. The probe puts Unsloth's engine to sleep.
-
-    Args:
-        trainer: from `make_trainer`.
-        config: configuration of the run.
-        longest_prompt_tokens: length of the longest prompt of all training rows.
+    Called in transformers' `on_train_begin`, where the model is wrapped as in training and has no gradients.
 
     Returns:
         The GPU memory that the pass used, or None on a CPU.
@@ -46,26 +32,22 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
     """
     import torch
 
-    model, device = trainer.model_wrapped, next(trainer.model.parameters()).device
+    device = next(trainer.model.parameters()).device
     on_gpu = device.type == "cuda"
     rows = trainer.args.per_device_train_batch_size
     stand_in = copy.copy(trainer)
-    stand_in._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
+    stand_in._metrics = {"train": defaultdict(list)}
     stand_in.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     failure, held = None, []
-
-    def empty_cache() -> None:
-        if on_gpu:
-            torch.cuda.empty_cache()
-
-    with _restored(trainer.model, device), _asleep(trainer.model):
-        empty_cache()
+    with torch.random.fork_rng(devices=[device] if on_gpu else []), _asleep(trainer.model):
+        torch.cuda.empty_cache()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
+        trainer.model.train()
         try:
             held.append(_optimizer_state(trainer, config.train.optimizer, device))
-            trainer.model.train()
-            held.append(stand_in.compute_loss(model, synthetic_inputs(trainer, rows, longest_prompt_tokens, device)))
+            held.append(synthetic_inputs(trainer, rows, longest_prompt_tokens, device))
+            held.append(stand_in.compute_loss(trainer.model_wrapped, held[-1]))
             trainer.accelerator.backward(held[-1])
         except RuntimeError as error:
             if not ran_out_of_memory(error):
@@ -74,28 +56,36 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
         measured = _measured(device) if on_gpu else None
         # The error and the frames that referenced the batch are gone. Free the memory before the engine wakes up.
         held.clear()
+        trainer.model.zero_grad()
         gc.collect()
-        empty_cache()
-    empty_cache()  # free the gradients
+        torch.cuda.empty_cache()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     if failure is not None:
         batch = f"{rows} completions of {longest_prompt_tokens} + {config.sampling.max_completion_tokens} tokens"
-        raise RunError(_message(config, rows, batch, measured, failure))
+        figures = f"tensors took {measured['peak_allocated_gib']} GiB; " if measured else ""
+        raise RunError(f"out of memory in a pass over {batch}: {figures}{_fixes(config, rows)} ({failure})")
     return measured and {"rows": rows, "prompt_tokens": longest_prompt_tokens, **measured}
 
 
 def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
-    """Return the inputs that TRL 1.14's `_generate_and_score_completions` makes, for rows of the maximum length."""
+    """Return the inputs that TRL 1.14's `_generate_and_score_completions` makes, for rows of the maximum length.
+
+    One token of padding gives the batch the same kind of attention mask as real batches.
+    """
     import torch
 
     multiple = trainer.pad_to_multiple_of or 1
     prompt, completion = (-(-length // multiple) * multiple for length in (prompt, trainer.max_completion_length))
+
+    def ones(length: int) -> torch.Tensor:
+        return torch.ones(rows, length, dtype=torch.long, device=device)
+
     inputs = {
-        "prompt_ids": torch.ones(rows, prompt, dtype=torch.long, device=device),
-        "prompt_mask": torch.ones(rows, prompt, dtype=torch.long, device=device),
-        "completion_ids": torch.ones(rows, completion, dtype=torch.long, device=device),
-        "completion_mask": torch.ones(rows, completion, dtype=torch.long, device=device),
+        "prompt_ids": ones(prompt),
+        "prompt_mask": ones(prompt),
+        "completion_ids": ones(completion),
+        "completion_mask": ones(completion),
         "advantages": torch.ones(rows, device=device),
         "num_items_in_batch": torch.tensor(rows * completion, device=device),
     }
@@ -121,39 +111,18 @@ def _optimizer_state(trainer: Any, name: str, device: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _restored(model: Any, device: Any) -> Iterator[None]:
-    """Restore gradients, training mode and random states on exit."""
-    import numpy as np
-    import torch
-
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters() if parameter.requires_grad]
-    modes = [(module, module.training) for module in model.modules()]
-    states = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, training in modes:
-            module.training = training
-
-
-@contextlib.contextmanager
 def _asleep(model: Any) -> Iterator[None]:
     """Put the vLLM engine that shares its weights with Unsloth to sleep, as Unsloth's trainer does."""
     engine: Any = getattr(model, "vllm_engine", None)
     can_sleep = engine is not None and engine.llm_engine.vllm_config.model_config.enable_sleep_mode
     if not can_sleep or engine.llm_engine.is_sleeping():
         yield
-    else:
-        engine.sleep(1)
-        try:
-            yield
-        finally:
-            engine.wake_up()
+        return
+    engine.sleep(1)
+    try:
+        yield
+    finally:
+        engine.wake_up()
 
 
 def _measured(device: Any) -> dict[str, float]:
@@ -170,15 +139,9 @@ def _measured(device: Any) -> dict[str, float]:
     return {name: round(size / GIB, 2) for name, size in sizes.items()}
 
 
-def _message(config: RunConfig, rows: int, batch: str, measured: dict[str, float] | None, failure: str) -> str:
+def _fixes(config: RunConfig, rows: int) -> str:
     smaller = [size for size in micro_batches(config) if size < rows][:1]
-    without = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=None))
-    cheaper = [as_flags(values[0]) for values in cheaper_settings(without)][: 3 - len(smaller)]
     fixes = [f"pass --resume --train.micro-batch-size {size} (same result, slower)" for size in smaller]
-    fixes.append(f"start over with --overwrite {' or '.join(cheaper)}")
-    figures = (
-        f"tensors took {measured['peak_allocated_gib']} GiB of the GPU's {measured['gpu_total_gib']}; "
-        if measured
-        else ""
-    )
-    return f"out of memory in a pass over {batch}: {figures}{', or '.join(fixes)} ({failure})"
+    cheaper = [values[0] for values in cheaper_settings(config) if "train.micro_batch_size" not in values[0]]
+    fixes.append(f"start over with --overwrite {' or '.join(map(as_flags, cheaper[:2]))}")
+    return ", or ".join(fixes)

@@ -1,12 +1,12 @@
-"""Monitor a training run: alarms, validation passes, the best adapter, early stopping."""
+"""Monitor a training run: metrics, alarms, validation passes, the best adapter, early stopping."""
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lora_grpo import distributed
@@ -14,29 +14,34 @@ from lora_grpo.errors import RunError
 from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training.alarms import Alarm, Alarms
+from lora_grpo.training.memory_probe import probe
 from lora_grpo.training.validation import Validation
 
 
 class Monitor:
-    """Checks every step of a run.
+    """Mixin placed before transformers' TrainerCallback: checks every step of a run.
 
-    Args:
-        run: the open run. Alarms and the best step are written to run.json, the best adapter to `best/`.
-        alarms: state of the alarms.
-        validation: samples the validation set. None if the run has no validation set.
+    Alarms and the best step are written to run.json, the best adapter to `best/`. See `probe` for
+    `longest_prompt_tokens`.
     """
 
-    def __init__(self, run: Run, alarms: Alarms, validation: Validation | None) -> None:
-        self.run, self.alarms, self.validation = run, alarms, validation
-        self.settings = run.config.monitor
+    def __init__(
+        self, run: Run, trainer: Any, alarms: Alarms, validation: Validation | None, longest_prompt_tokens: int
+    ) -> None:
+        self.run, self.trainer, self.alarms, self.validation = run, trainer, alarms, validation
+        self.longest_prompt_tokens, self.settings = longest_prompt_tokens, run.config.monitor
         self._best: dict[str, Any] = {}
         """`step`, `reward` and, for graded tasks, `accuracy` of the best validation pass."""
         self._passes_since_best = 0
         self._unsaved = False
 
-    def begin(self, trainer: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the state of a resumed run without repeating its alarms, or validate the base of a new run."""
-        step = trainer.state.global_step
+        import torch
+
+        if torch.cuda.is_available():
+            self.run.update(memory_probe=probe(self.trainer, self.run.config, self.longest_prompt_tokens))
+        step = state.global_step
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
             self._update(0, passes[0])
@@ -46,60 +51,69 @@ class Monitor:
             if number in passes:
                 self._update(number, passes[number])
         if not step and self.validation and self.run.config.train.max_steps >= self.settings.every_steps:
-            self._raise(self._update(0, self.validation.sample(0, trainer.state)))
+            self._raise(self._update(0, self.validation.sample(0, state)))
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._unsaved = step > 0 and self._best.get("step") == step
-        self.save_best(trainer)
+        self.on_save(args, state, control)
 
-    def after_step(self, trainer: Any, control: Any) -> None:
-        """Run a validation pass if one is due. A new best step is saved as a checkpoint and then as `best/`."""
-        step, uses = trainer.state.global_step, trainer.num_iterations
-        # Never between two uses of the same rollouts, because a run cannot be resumed there.
-        is_due = step % uses == 0 and step // self.settings.every_steps > (step - uses) // self.settings.every_steps
-        if not self.validation or not is_due:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write a step's metrics and check them.
+
+        Raises:
+            RunError: no row could be graded, or an alarm in `--monitor.stop-on` was raised.
+        """
+        if not logs or "loss" not in logs:
             return
-        trainer.on_phase("validation")
+        if "reward" in logs and logs["reward"] is None:
+            raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
+        if "step_time" in logs:
+            logs["time/training"] = logs["step_time"] - logs.get("time/rollouts", 0.0) - logs.get("time/rewards", 0.0)
+        self.run.append_metrics({"step": state.global_step, **logs})
+        self.trainer.progress.step(state.global_step, logs)
+        self._raise(self.alarms.step(state.global_step, distributed.broadcast_from_main(lambda: logs)))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Run a validation pass if one is due. A new best step is saved as a checkpoint and then as `best/`."""
+        step, uses = state.global_step, self.trainer.num_iterations
+        if step % uses:
+            return  # a run cannot be resumed between two uses of the same rollouts
+        if self.validation and step // self.settings.every_steps > (step - uses) // self.settings.every_steps:
+            self._validate(self.validation, state, control)
+        if self.trainer.stop.signal_number():
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save the adapter if it is the best and not saved yet. Its checkpoint is complete."""
+        if self._unsaved:
+            if distributed.is_main():
+                save_adapter(self.trainer.model, self.trainer.processing_class, self.run.best)
+            self.run.update(best=self._best)
+            self._unsaved = False
+
+    def _validate(self, validation: Validation, state: Any, control: Any) -> None:
+        step = state.global_step
         started = time.perf_counter()
-        lines = self.validation.sample(step, trainer.state)
+        lines = validation.sample(step, state)
         self._raise(self._update(step, lines))
-        metrics = trainer._metrics["train"]  # TRL logs their means with the step's other metrics
-        metrics["validation/reward"].append(_reward(lines))
-        if passed := _passed(lines):
-            metrics["validation/accuracy"].append(statistics.fmean(passed.values()))
+        metrics = self.trainer._metrics["train"]  # TRL logs their means with the step's other metrics
+        for name, value in _means(lines).items():
+            metrics[f"validation/{name}"].append(value)
         metrics["time/validation"].append(time.perf_counter() - started)
         if self._best.get("step") == step:
             self._unsaved = control.should_save = True
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
             self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
             control.should_save = control.should_training_stop = True
-            if distributed.is_main():
-                passes = self._passes_since_best
-                print(f"stopped early: no higher reward in {passes} validation passes", file=sys.stderr)
-
-    def after_log(self, step: int, metrics: dict[str, Any]) -> None:
-        """Check a step's metrics.
-
-        Raises:
-            RunError: an alarm in `--monitor.stop-on` was raised.
-        """
-        self._raise(self.alarms.step(step, distributed.broadcast_from_main(lambda: metrics)))
-
-    def save_best(self, trainer: Any) -> None:
-        """Save the adapter if it is the best and not saved yet. Called after its checkpoint is complete."""
-        if self._unsaved:
-            if distributed.is_main():
-                save_adapter(trainer.model, trainer.processing_class, self.run.best)
-            self.run.update(best=self._best)
-            self._unsaved = False
+            message = f"stopped early: no higher reward in {self._passes_since_best} validation passes"
+            print(message, file=sys.stderr)
 
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Update the alarms and the best step with a validation pass."""
-        reward, passed = _reward(lines), _passed(lines)
+        means = _means(lines)
+        passed = {line["id"]: line["passed"] for line in lines if "accuracy" in means}
         alarms = self.alarms.validation(step, [line["reward"] for line in lines], passed)
-        if not self._best or (reward > self._best["reward"] and not self.alarms.hacked):
-            self._best, self._passes_since_best = {"step": step, "reward": reward}, 0
-            if passed:
-                self._best["accuracy"] = statistics.fmean(passed.values())
+        if not self._best or (means["reward"] > self._best["reward"] and not self.alarms.hacked):
+            self._best, self._passes_since_best = {"step": step, **means}, 0
         else:
             self._passes_since_best += 1
         return alarms
@@ -108,35 +122,19 @@ class Monitor:
         """Record and print alarms, and stop the run if one of them is in `--monitor.stop-on`."""
         for alarm in alarms:
             stops = alarm.name in self.settings.stop_on
-            entry = {"step": alarm.step, "name": alarm.name, "message": alarm.message, "stopped": stops}
-            self.run.update(alarms=[*self.run.record.get("alarms", []), entry])
+            self.run.update(alarms=[*self.run.record.get("alarms", []), {**asdict(alarm), "stopped": stops}])
             if stops:
                 others = [name for name in self.settings.stop_on if name != alarm.name]
                 raise RunError(
                     f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops the run; to continue anyway: "
                     f"--resume {' '.join(['--monitor.stop-on', *others])})"
                 )
-            if distributed.is_main():
-                print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
+            print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
 
 
-def discard_after(run: Run, step: int) -> None:
-    """Delete what the monitor recorded after the checkpoint that the run resumes from."""
-    for path in run.validation.glob("step-*.jsonl") if distributed.is_main() else ():
-        if int(path.stem.removeprefix("step-")) > step:
-            path.unlink()
-    if run.record.get("best", {}).get("step", 0) > step:
-        del run.record["best"]
-        if distributed.is_main():
-            shutil.rmtree(run.best, ignore_errors=True)
-    if run.record.get("stopped_early", {}).get("step", 0) > step:
-        del run.record["stopped_early"]
-    run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
-
-
-def _reward(lines: Sequence[dict[str, Any]]) -> float:
-    return statistics.fmean(line["reward"] for line in lines)
-
-
-def _passed(lines: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    return {line["id"]: line["passed"] for line in lines if line["passed"] is not None}
+def _means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean `reward` of a validation pass and, for graded tasks, its `accuracy`."""
+    means = {"reward": statistics.fmean(line["reward"] for line in lines)}
+    if lines[0]["passed"] is not None:
+        means["accuracy"] = statistics.fmean(line["passed"] for line in lines)
+    return means

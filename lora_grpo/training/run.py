@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
@@ -15,8 +17,6 @@ from lora_grpo.models import Policy, load_adapter, save_adapter
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
 from lora_grpo.tasks import Row
-from lora_grpo.training import monitor
-from lora_grpo.training.callback import StopOnSignal
 
 
 def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = None) -> None:
@@ -24,11 +24,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
 
     If the run is finished, only load its adapter. A killed run resumes from its newest complete checkpoint.
 
-    Args:
-        run: the open run. Metrics, checkpoints and completions are written into its folder.
-        policy: model, tokenizer and adapter. Trained in place.
-        trainer: from `make_trainer`.
-        rows: rows from `filter_by_difficulty`, in training order. They replace the trainer's own rows.
+    Rows from `filter_by_difficulty` replace the trainer's own.
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
@@ -39,23 +35,20 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
     if run.is_trained:
         load_adapter(policy.model, run.adapter)
         if run.stopped_early:
-            print(
-                f"stopped early after step {run.stopped_early}; --monitor.early-stopping 0 continues", file=sys.stderr
-            )
+            message = f"stopped early after step {run.stopped_early}; --monitor.early-stopping 0 continues"
+            print(message, file=sys.stderr)
         return
     if rows is not None:
         trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
     policy.model.enable_adapter_layers()  # evaluating the base may have disabled them
     checkpoint, done = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints)) or (None, 0)
     _discard_after(run, done)
-    run.update(logprob_check=trainer.logprob_check)
     if checkpoint:
         print(f"resuming from {checkpoint}", file=sys.stderr)
-        trainer.completion_log.resume_after(done)
     if checkpoint and (done == max_steps or run.stopped_early == done):
         load_adapter(policy.model, checkpoint)  # killed after the last checkpoint, before the adapter was saved
     else:
-        _run_trainer(run, trainer, str(checkpoint) if checkpoint else None)
+        _run_trainer(run, trainer, checkpoint)
     steps = run.stopped_early or max_steps
     if run.stopped_early and "best" in run.record:
         load_adapter(policy.model, run.best)
@@ -65,14 +58,38 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
     run.update(trained_steps=steps)
 
 
-def _run_trainer(run: Run, trainer: Any, checkpoint: str | None) -> None:
+class StopOnSignal:
+    """Context manager: the first SIGINT or SIGTERM saves a checkpoint and stops, the second stops immediately."""
+
+    caught = 0
+
+    def __enter__(self) -> StopOnSignal:
+        self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _catch(self, number: int, frame: object) -> None:
+        if self.caught:
+            raise KeyboardInterrupt
+        self.caught = number
+        print("stopping after this step; a second signal stops immediately", file=sys.stderr)
+
+    def signal_number(self) -> int:
+        """Return the signal that any rank caught, or 0. Call it on all ranks, so that they stop after the same step."""
+        return max(distributed.gather(self.caught))
+
+
+def _run_trainer(run: Run, trainer: Any, checkpoint: Path | None) -> None:
     """Run the trainer until the last step or a signal."""
     import torch
 
     started = time.monotonic()
     with StopOnSignal() as trainer.stop:
         try:
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"the GPU ran out of memory in step {trainer.state.global_step + 1}; pass --resume "
@@ -81,21 +98,26 @@ def _run_trainer(run: Run, trainer: Any, checkpoint: str | None) -> None:
             ) from error
         finally:
             trainer.progress.close()
-    steps, signal_number = trainer.state.global_step, max(distributed.gather(trainer.stop.caught))
     on_gpu = torch.cuda.is_available()
     run.update(
         seconds_training=round(run.record.get("seconds_training", 0) + time.monotonic() - started, 1),
         peak_memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 2),
         peak_gpu_memory_gib=round(torch.cuda.max_memory_allocated() / 1024**3, 2) if on_gpu else None,
     )
-    if signal_number:
+    if signal_number := trainer.stop.signal_number():
+        steps = trainer.state.global_step
         raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", signal_number)
 
 
 def _discard_after(run: Run, step: int) -> None:
-    """Delete files written after the checkpoint that the run resumes from. Those steps run again."""
-    monitor.discard_after(run, step)
+    """Delete what was recorded after the checkpoint that the run resumes from. Those steps run again."""
+    for entry in ("best", "stopped_early"):
+        if run.record.get(entry, {}).get("step", 0) > step:
+            del run.record[entry]
+    run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
     if distributed.is_main():
+        if "best" not in run.record:
+            shutil.rmtree(run.best, ignore_errors=True)
         shutil.rmtree(run.adapter, ignore_errors=True)
         for samples in run.evaluation.glob("trained.samples.jsonl*"):
             samples.unlink()
@@ -104,7 +126,7 @@ def _discard_after(run: Run, step: int) -> None:
         for leftover in (*run.checkpoints.glob(".*"), *run.completions.glob(".*")):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         run.discard_metrics_after(step)
-        for path in run.completions.glob("step-*.jsonl"):
+        for path in (*run.completions.glob("step-*.jsonl"), *run.validation.glob("step-*.jsonl")):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
     distributed.barrier()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -19,32 +20,25 @@ class StepMetrics:
       computes it from the logprobs of the loss when rollouts are used for the first time.
     """
 
-    on_phase: Callable[[str], None] | None = None
-    """Called with the name of each phase as it begins."""
     _inputs: dict[str, Any] | None = None
+    _metrics: dict[str, Any]
 
     def _generate(self, prompts: list[Any]) -> Any:
-        self._begin("rollouts")
-        started = time.perf_counter()
-        generated = super()._generate(prompts)  # type: ignore[misc]
-        seconds = time.perf_counter() - started
-        self._add("time/rollouts", seconds)
-        self._add("rollouts/tokens_per_second", sum(map(len, generated[1])) / seconds)
+        with self._timed("rollouts") as seconds:
+            generated = super()._generate(prompts)  # type: ignore[misc]
+        tokens = sum(map(len, generated[1]))
+        self._metrics["train"]["rollouts/tokens_per_second"].append(tokens / seconds[-1])
         return generated
 
     def _calculate_rewards(self, *args: Any) -> Any:
-        self._begin("rewards")
-        started = time.perf_counter()
-        rewards = super()._calculate_rewards(*args)  # type: ignore[misc]
-        self._add("time/rewards", time.perf_counter() - started)
-        self._begin("training")
-        return rewards
+        with self._timed("rewards"):
+            return super()._calculate_rewards(*args)  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         reused = self._step // self.args.steps_per_generation % self.num_iterations  # type: ignore[attr-defined]
         done_by_trl = self.use_vllm and self.vllm_importance_sampling_correction  # type: ignore[attr-defined]
-        measure = model.training and not reused and not done_by_trl
-        self._inputs = inputs if measure and "sampling_per_token_logps" in inputs else None
+        measure = not reused and not done_by_trl and "sampling_per_token_logps" in inputs
+        self._inputs = inputs if measure else None
         return super()._compute_loss(model, inputs)  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,19 +49,14 @@ class StepMetrics:
             sums = difference.new_tensor([difference.sum(), difference.numel()])
             total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()  # type: ignore[attr-defined]
             if tokens:  # zero when the whole micro-batch is masked
-                self._metrics["train"][LOGPROB_MISMATCH].append(total / tokens)  # type: ignore[attr-defined]
+                self._metrics["train"][LOGPROB_MISMATCH].append(total / tokens)
             self._inputs = None
         return result
 
-    def _begin(self, phase: str) -> None:
-        if self.on_phase:
-            self.on_phase(phase)
-
-    def _add(self, name: str, value: float) -> None:
-        self._metrics["train" if self.model.training else "eval"][name].append(value)  # type: ignore[attr-defined]
-
-
-def add_training_time(logs: dict[str, Any]) -> None:
-    """Add `time/training`, the remaining time of a step."""
-    if "step_time" in logs:
-        logs["time/training"] = logs["step_time"] - logs.get("time/rollouts", 0.0) - logs.get("time/rewards", 0.0)
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[list[float]]:
+        """Add the time inside the block to the metrics, and yield the list that it is appended to."""
+        seconds = self._metrics["train"][f"time/{phase}"]
+        started = time.perf_counter()
+        yield seconds
+        seconds.append(time.perf_counter() - started)

@@ -6,7 +6,6 @@ import itertools
 import os
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
@@ -15,10 +14,9 @@ from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run
-from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, completion_seed
+from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
 from lora_grpo.tasks import Row, chat, prompt_order
 from lora_grpo.training.alarms import Alarms
-from lora_grpo.training.callback import RunCallback
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.completion_log import CompletionLog
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
@@ -37,7 +35,7 @@ def make_trainer(
         run: the open run.
         policy: model, tokenizer and adapter.
         rows: training rows with `prompt`, sampled in a seeded order.
-        sampler: generates the rollouts, unless the engine generates them itself.
+        sampler: generates the rollouts, unless Unsloth's trainer generates them itself.
         validation_rows: rows that are never trained on. See `tasks.split_validation`.
 
     Raises:
@@ -48,31 +46,29 @@ def make_trainer(
 
     config, model = run.config, policy.model
     rewards = resolve(parse_reward_specs(config.rewards))
-    weights = {reward.name: reward.weight for reward in rewards}
-    log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
-    trainer = _build_trainer(run, policy, rows, sampler, rewards, log)
+    trainer = _build_trainer(run, policy, rows, sampler, rewards)
     trainer.keep_checkpoints = config.train.keep_checkpoints
     _use_float32_adapter(model)
-    if sampler.is_other_engine:
+    if isinstance(sampler, VllmSampler):
         _correct_importance(trainer)
-    trainer.completion_log, trainer.progress = log, Progress(config.train.max_steps)
-    trainer.on_phase = trainer.progress.phase
-    trainer.monitor = _build_monitor(run, policy, rows, validation_rows, rewards, sampler)
+    trainer.progress = Progress(config.train.max_steps)
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
-        temperature = config.sampling.temperature if sampler.serves_training else 1.0
-        longest = config.sampling.max_completion_tokens
-        logprob_check = check_logprobs(trainer, sampler, prompts, base_model.compute_dtype(), temperature, longest)
-        trainer.logprob_check = asdict(logprob_check) if logprob_check else "not needed: the trained model generates"
+        found = check_logprobs(trainer, sampler, prompts)
+        run.record["logprob_check"] = found or "not needed: the trained model generates"
+    validation = None
+    if validation_rows:
+        columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # training columns included
+        validation = Validation(run.validation, config, validation_rows, columns, rewards, sampler)
     longest_prompt = max(map(len, sampler.encode(prompts)))
-    trainer.add_callback(types.new_class("Callback", (RunCallback, TrainerCallback))(run, trainer, longest_prompt))
+    callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
+    trainer.monitor = callback(run, trainer, _alarms(config, model, rewards), validation, longest_prompt)
+    trainer.add_callback(trainer.monitor)
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
     return trainer
 
 
-def _build_trainer(
-    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward], log: CompletionLog
-) -> Any:
+def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward]) -> Any:
     """Build TRL's trainer and convert its errors into UserErrors."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
@@ -85,14 +81,15 @@ def _build_trainer(
     unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
     if unread:
         raise UserError(f"--grpo {unread[0]} has no effect: the kit's own sampler does not read it; leave it out")
+    weights = {reward.name: reward.weight for reward in rewards}
+    log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
     bases = (AtomicCheckpoints, StepMetrics, ChunkedLogProbs, GRPOTrainer)
     try:
-        settings = GRPOConfig(**arguments)
         trainer = types.new_class("Trainer", bases)(
             model=policy.model,
             processing_class=policy.tokenizer,
-            args=settings,
+            args=GRPOConfig(**arguments),
             train_dataset=training_set(policy.tokenizer, rows, order),
             reward_funcs=[log.wrap(reward.function) for reward in rewards],
             rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
@@ -125,10 +122,8 @@ def _use_float32_adapter(model: Any) -> None:
 def _correct_importance(trainer: Any) -> None:
     """Enable TRL's importance sampling correction, which weights completions by the trainer/sampler probability ratio.
 
-    By default, the weight is the product of the ratios of a completion's tokens, and completions with a weight above 3
-    are masked (`vllm_importance_sampling_mode`, `..._clip_max`). TRL applies the correction if `use_vllm` is set. As a
-    constructor argument, `use_vllm` would also start an engine that merges the adapter into the base at every sync, so
-    it is set afterwards.
+    TRL applies it if `use_vllm` is set. As a constructor argument, `use_vllm` would also start an engine that merges
+    the adapter into the base at every sync, so it is set afterwards.
 
     Raises:
         UserError: the setting is one that TRL's constructor would have rejected.
@@ -142,32 +137,16 @@ def _correct_importance(trainer: Any) -> None:
     trainer._last_loaded_step = -1
 
 
-def _build_monitor(
-    run: Run,
-    policy: Policy,
-    rows: Sequence[Row],
-    validation_rows: Sequence[Row],
-    rewards: Sequence[Reward],
-    sampler: Sampler,
-) -> Monitor:
+def _alarms(config: RunConfig, model: Any, rewards: Sequence[Reward]) -> Alarms:
     import torch
 
     max_reward = sum(max(0.0, reward.weight) for reward in rewards)
+    dropout = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
+    dropout += [part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)]
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
-    comparable = run.config.sampling.top_p == 1 and not _has_dropout(policy.model)
-    dtype = base_model.compute_dtype()
-    alarms = Alarms(max_reward, tolerance(dtype) if comparable else None, float16=dtype == torch.float16)
-    if not validation_rows:
-        return Monitor(run, alarms, None)
-    columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # training columns included
-    return Monitor(run, alarms, Validation(run.validation, run.config, validation_rows, columns, rewards, sampler))
-
-
-def _has_dropout(model: Any) -> bool:
-    import torch
-
-    settings = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
-    return any(settings) or any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules())
+    comparable = config.sampling.top_p == 1 and not any(dropout)
+    uses_float16 = base_model.compute_dtype() == torch.float16
+    return Alarms(max_reward, tolerance() if comparable else None, float16=uses_float16)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

@@ -6,51 +6,40 @@ not also be used to evaluate the run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig
-from lora_grpo.files import atomic, json_files
+from lora_grpo.files import json_files
 from lora_grpo.rewards import Reward, score
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat
-from lora_grpo.training.completion_log import completion_lines
+from lora_grpo.training.completion_log import completion_lines, write_completions
 
 
+@dataclass(frozen=True)
 class Validation:
     """Samples one completion for each validation row with training's sampling settings.
 
     A row has the same seed in every pass, so passes differ only in the policy.
-
-    Args:
-        folder: where files such as `step-00020.jsonl` are written, with one line per row.
-        config: configuration of the run.
-        rows: R rows with `prompt`.
-        columns: the rows as passed to reward functions, with the columns of all rows of the run. See `trl_rows`.
-        rewards: rewards of the run.
-        sampler: samples from the current policy.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: RunConfig,
-        rows: Sequence[Row],
-        columns: Sequence[Row],
-        rewards: Sequence[Reward],
-        sampler: Sampler,
-    ) -> None:
-        self.folder, self.config, self.rows, self.columns = folder, config, rows, columns
-        self.rewards, self.sampler = rewards, sampler
+    folder: Path
+    """Where files such as `step-00020.jsonl` are written, with one line per row."""
+    config: RunConfig
+    rows: Sequence[Row]
+    """R rows with `prompt`."""
+    columns: Sequence[Row]
+    """The rows as passed to reward functions, with the columns of all rows of the run. See `trl_rows`."""
+    rewards: Sequence[Reward]
+    sampler: Sampler
 
     def sample(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
         """Sample, score and write the completions after a step, and return their R lines on every rank.
-
-        Args:
-            step: number of the step; 0 before the first.
-            trainer_state: passed to the reward functions.
 
         Raises:
             RewardError: a reward function failed.
@@ -71,21 +60,18 @@ class Validation:
                 values = score(self.rewards, columns, texts, ids, trainer_state)
                 weights = {reward.name: reward.weight for reward in self.rewards}
                 lines = completion_lines(rows, texts, ids, values, weights, self.sampler.eos_token_ids)
-        index = {row["id"]: number for number, row in enumerate(self.rows)}
-        lines = sorted(
-            (line for part in distributed.gather(lines) for line in part), key=lambda line: index[line["id"]]
-        )
+        by_turns = itertools.zip_longest(*distributed.gather(lines))
+        lines = [line for turn in by_turns for line in turn if line]
         if distributed.is_main():
             self.folder.mkdir(exist_ok=True)
-            text = json_files.dump_lines({"step": step, **line} for line in lines)
-            atomic.write_text(self.folder / f"step-{step:05d}.jsonl", text)
+            write_completions(self.folder, step, lines)
         return lines
 
     def earlier(self) -> dict[int, list[dict[str, Any]]]:
         """Return the lines of all finished passes, by step."""
-
-        def read() -> dict[int, list[dict[str, Any]]]:
-            paths = sorted(self.folder.glob("step-*.jsonl"))
-            return {int(path.stem.removeprefix("step-")): json_files.read_finished_lines(path) for path in paths}
-
-        return distributed.broadcast_from_main(read)
+        return distributed.broadcast_from_main(
+            lambda: {
+                int(path.stem.removeprefix("step-")): json_files.read_finished_lines(path)
+                for path in sorted(self.folder.glob("step-*.jsonl"))
+            }
+        )

@@ -13,9 +13,8 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
-from lora_grpo.sampling.vllm_adapter import served_rank
-from lora_grpo.sampling.vllm_sampler import VllmSampler
-from lora_grpo.sampling.vllm_start import start_engine
+from lora_grpo.sampling.vllm_engine import start_engine
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.registry import get_task
 
@@ -67,7 +66,7 @@ def adapter(tmp_path_factory):
 
 
 def engine(settings, rank):
-    options = {"max_sequence_tokens": TOKENS, "gpu_memory_share": 0.85, "seed": 0, "flag": "--backend"}
+    options = {"max_sequence_tokens": TOKENS, "gpu_memory_share": 0.85, "seed": 0}
     return start_engine(settings, rank=rank, **options)
 
 
@@ -222,7 +221,7 @@ def test_an_adapter_that_vllm_cannot_serve_is_refused(tmp_path, changed, reason)
     path.write_text(json.dumps({**config, "r": 24}))
     assert served_rank(tmp_path) == 32
     path.write_text(json.dumps({**config, **changed}))
-    with pytest.raises(UserError, match=f"{reason}.*use --backend transformers"):
+    with pytest.raises(UserError, match=f"{reason}.*select the transformers backend"):
         served_rank(tmp_path)
     path.write_text("{")
     with pytest.raises(UserError, match="cannot be read"):

@@ -19,7 +19,6 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model
 from lora_grpo.sampling.build import check_server
 from lora_grpo.sampling.merged_copy import plain_copy
-from lora_grpo.sampling.sampler import SamplingParams
 from lora_grpo.sampling.vllm_server import VllmServer
 
 
@@ -29,7 +28,7 @@ def with_vllm(test):
     return pytest.mark.engines(here(test))
 
 
-GREEDY = SamplingParams(num_samples=1, temperature=0.0, top_p=1.0, max_tokens=8)
+GREEDY = {"temperature": 0.0, "max_tokens": 8, "stop_token_ids": [1], "logprobs": None}
 
 
 def free_port():
@@ -114,7 +113,7 @@ def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
     engine = VllmServer(server, None, max_sequence_tokens=128)
     with pytest.raises(UserError, match="cannot read"):
         engine.load_adapter(tmp_path)
-    [(index, ids, logprobs)] = engine.stream([[5, 6, 7]], GREEDY, [0], [1], None, logprobs=False)
+    [(index, ids, logprobs)] = engine.stream([[5, 6, 7]], [GREEDY], None)
     assert index == 0 and 1 <= len(ids) <= 8 and logprobs is None
     engine.close()
 
@@ -157,7 +156,7 @@ def test_a_server_without_adapters_is_refused(stand_in, tmp_path):
     with pytest.raises(UserError, match=r"does not load adapters.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve"):
         engine.load_adapter(tmp_path / "adapter")
     with pytest.raises(RunError, match="failed on a completion: HTTP 500"):
-        list(engine.stream([[5]], GREEDY, [0], [1], None, logprobs=False))
+        list(engine.stream([[5]], [GREEDY], None))
     engine.close()
     assert list((tmp_path / "shared").iterdir()) == []
 
@@ -194,5 +193,5 @@ def test_a_server_that_goes_away_is_an_error_with_a_fix(stand_in, monkeypatch):
     engine.url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(RunError, match=r"no longer answers \(.*[Cc]onnection refused\); start it again.*--resume"):
-        list(engine.stream([[5]], GREEDY, [0], [1], None, logprobs=False))
+        list(engine.stream([[5]], [GREEDY], None))
     engine.close()

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,11 @@ def log(tmp_path):
     return CompletionLog(tmp_path, every=3, weights={"longer": 2.0, "ungradable": 1.0}, eos_token_ids=[0])
 
 
+def trainer_state(number):
+    """Return the state that TRL passes to rewards while it prepares a step."""
+    return SimpleNamespace(global_step=number - 1)
+
+
 def step(log, number, *completions, rewards=(longer, ungradable), task="starter"):
     columns = {
         "id": [f"t{place}" for place in range(len(completions))],
@@ -26,10 +32,10 @@ def step(log, number, *completions, rewards=(longer, ungradable), task="starter"
         "task": [task] * len(completions),
         "completion_ids": [[7] * place + [0] for place in range(len(completions))],
         "log_extra": None,
+        "trainer_state": trainer_state(number),
     }
     for reward in rewards:
         log.wrap(reward)(completions=list(completions), **columns)
-    log.write(number)
 
 
 def lines(log, number):
@@ -83,9 +89,9 @@ def test_without_a_right_answer_there_is_no_verdict(log):
 
 
 def test_a_completion_without_an_end_is_truncated(log):
+    log.weights = {"longer": 1.0}
     columns = {"id": ["t"], "question": ["q"], "task": ["prompts"], "completion_ids": [[5, 6]]}
-    log.wrap(longer)(completions=["ab"], **columns)
-    log.write(1)
+    log.wrap(longer)(completions=["ab"], trainer_state=trainer_state(1), **columns)
     assert lines(log, 1)[0]["truncated"] is True
 
 
@@ -101,38 +107,26 @@ def test_the_first_step_and_every_third_are_written(log):
     assert lines(log, 6)[0]["completion"] == "completion 6"
 
 
-def test_a_resumed_run_goes_on_counting(log):
-    log.resume_after(5)
-    for number in (6, 7, 8):
-        step(log, number, f"completion {number}")
-    assert written(log) == ["step-00006.jsonl"]
-
-
 def test_watching_changes_neither_the_values_nor_the_name(log):
-    validation_rows = log.wrap(longer)
-    assert validation_rows.__name__ == "longer"
-    assert validation_rows(completions=["ab", ""], id=["a", "b"], completion_ids=[[0], [0]]) == [2.0, 0.0]
+    recorded = log.wrap(longer)
+    assert recorded.__name__ == "longer"
+    assert recorded(completions=["ab", ""], trainer_state=trainer_state(2)) == [2.0, 0.0]
 
 
 def test_messages_are_written_as_their_text(log):
     def short(completions, **columns):
         return [1.0] * len(completions)
 
-    log.weights["short"] = 1.0
+    log.weights = {"short": 1.0}
     step(log, 1, [{"role": "assistant", "content": "said"}], rewards=[short])
     assert lines(log, 1)[0]["completion"] == "said"
 
 
 def test_of_two_batches_in_one_step_the_last_is_shown(log):
     columns = {"id": ["t"], "question": ["q"], "task": ["prompts"], "completion_ids": [[0]]}
+    columns["trainer_state"] = trainer_state(1)
     for completion in ("first", "second!"):
         log.wrap(longer)(completions=[completion], **columns)
         log.wrap(ungradable)(completions=[completion], **columns)
-    log.write(1)
     (line,) = lines(log, 1)
     assert (line["completion"], line["rewards"]["longer"]) == ("second!", 7.0)
-
-
-def test_a_step_without_completions_writes_nothing(log):
-    log.write(1)
-    assert written(log) == []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny_runs import TINY, starter_data
+from transformers import TrainerCallback
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
@@ -35,7 +36,6 @@ def everything(trainer):
     return {
         "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
         "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in trainer.model.named_parameters()},
-        "modes": [module.training for module in trainer.model.modules()],
         "random": (random.getstate(), str(np.random.get_state()), torch.get_rng_state()),
         "optimizer": trainer.optimizer and copy.deepcopy(trainer.optimizer.state_dict()),
         "metrics": copy.deepcopy(trainer._metrics),
@@ -68,38 +68,37 @@ def assert_same(before, after, where=""):
 )
 def test_nothing_is_left_behind(changes, tmp_path):
     run, _, trainer = begun(tmp_path / "run", **changes)
-    trainer.model.eval()
     before = everything(trainer)
     assert probe(trainer, run.config, LONGEST) is None  # a CPU has no memory statistics
     assert_same(before, everything(trainer))
 
 
-def test_gradients_that_were_there_are_there_again(tmp_path):
-    run, _, trainer = begun(tmp_path / "run")
-    for parameter in trainer.model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.full_like(parameter, 3.0)
-    before = everything(trainer)
-    probe(trainer, run.config, LONGEST)
-    assert_same(before, everything(trainer))
+class Probe(TrainerCallback):
+    """Runs the probe where a run on a GPU does."""
+
+    def __init__(self, trainer, config):
+        self.trainer, self.config, self.calls = trainer, config, 0
+
+    def on_train_begin(self, *args, **kwargs):
+        self.calls += 1
+        probe(self.trainer, self.config, LONGEST)
 
 
-def whole_run(folder):
+def whole_run(folder, *, probed):
     run, policy, trainer = begun(folder, lora={"rank": 4, "alpha": 8, "dropout": 0.1})
+    callback = Probe(trainer, run.config)
+    if probed:
+        trainer.add_callback(callback)
     run.begin(policy.record)
     train(run, policy, trainer)
+    assert callback.calls == probed
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     kept = [{key: row[key] for key in row if "time" not in key and "per_second" not in key} for row in rows]
     return kept, (run.adapter / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_run_with_a_trial_ends_in_the_same_bits(tmp_path, monkeypatch):
-    tried = []
-    monkeypatch.setattr("lora_grpo.training.callback.probe", lambda *given: tried.append(given) or probe(*given))
-    with_it = whole_run(tmp_path / "with")
-    assert len(tried) == 1
-    monkeypatch.setattr("lora_grpo.training.callback.probe", lambda *given: None)
-    assert with_it == whole_run(tmp_path / "without")
+def test_a_run_with_a_probe_ends_in_the_same_bits(tmp_path):
+    assert whole_run(tmp_path / "with", probed=True) == whole_run(tmp_path / "without", probed=False)
 
 
 def test_the_trainers_own_loss_meets_the_longest_micro_batch_of_all(tmp_path, monkeypatch):
@@ -136,6 +135,7 @@ def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
         return loss(self, model, inputs)
 
     monkeypatch.setattr(type(trainer), "_compute_loss", validation_rows)
+    trainer.add_callback(Probe(trainer, run.config))
     run.begin(policy.record)
     train(run, policy, trainer)
     made_up, real = met[0], met[1]

@@ -107,21 +107,16 @@ def test_monitoring_changes_nothing_that_is_trained(unbroken, tmp_path):
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
     def kill(trainer):
-        save = trainer.monitor.save_best
+        # At an even step, the checkpoint is complete and the best adapter is not saved yet.
+        hook = "on_log" if step % 2 else "on_save"
+        call = getattr(trainer.monitor, hook)
 
-        def killed(of):
-            if of.state.global_step == step:  # the checkpoint is complete, the best adapter is not saved yet
+        def killed(args, state, control, **kwargs):
+            if state.global_step == step:
                 raise KeyboardInterrupt
-            save(of)
+            return call(args, state, control, **kwargs)
 
-        def killed_before(number, metrics):
-            if number == step:
-                raise KeyboardInterrupt
-
-        if step % 2:
-            trainer.monitor.after_log = killed_before
-        else:
-            trainer.monitor.save_best = killed
+        setattr(trainer.monitor, hook, killed)
 
     with pytest.raises(KeyboardInterrupt):
         run_monitored(tmp_path / "run", before=kill)
