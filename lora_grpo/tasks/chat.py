@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
@@ -18,47 +18,37 @@ SYSTEM_PROMPTS: dict[str, str] = {
 }
 """The system prompt of each prompt style. The style also decides what GSM8K's strict rule accepts."""
 
+_COMPLETIONS = {
+    "xml": "<reasoning>\n{}\n</reasoning>\n<answer>\n{}\n</answer>",
+    "hashes": "{}\n#### {}",
+    "think": "<think>{}</think>\n<answer>{}</answer>",
+    "code": "{}\n```python\n{}\n```",
+}
+
 DEFAULT_STYLE = "xml"
 """The style of a row without `prompt_style`."""
 
 
 def check_style(style: str) -> None:
-    """Check a prompt style.
-
-    Raises:
-        UserError: there is no such style.
-    """
+    """Raise UserError if there is no such prompt style."""
     if style not in SYSTEM_PROMPTS:
         raise UserError(f"unknown prompt style {style!r}; {suggestion(style, SYSTEM_PROMPTS)}")
 
 
 def add_prompts(
-    rows: Sequence[Mapping[str, Any]],
-    style: str,
-    few_shot_rows: Sequence[Mapping[str, Any]] = (),
-    *,
-    gold_completion: Callable[[Mapping[str, Any]], str] | None = None,
+    rows: Sequence[Mapping[str, Any]], style: str, examples: Sequence[tuple[str, str]] = ()
 ) -> list[dict[str, Any]]:
     """Return copies of rows with their prompts.
 
     Args:
         rows: task rows.
         style: the prompt style, a key of `SYSTEM_PROMPTS`.
-        few_shot_rows: rows to show first as solved examples. The prompt of a row never includes its own solution.
-        gold_completion: the task's `gold_completion`; required with `few_shot_rows`.
+        examples: solved questions to show first, as (question, completion). A row never includes its own solution.
 
     Returns:
         Rows with `prompt`, a list of `{"role", "content"}` messages, and `prompt_style`.
-
-    Raises:
-        UserError: there is no such style.
     """
     check_style(style)
-    examples: list[tuple[str, str]] = []
-    for row in few_shot_rows:
-        if gold_completion is None:
-            raise ValueError("few_shot_rows require gold_completion")
-        examples.append((row["question"], gold_completion({**row, "prompt_style": style})))
     prompted = []
     for row in rows:
         prompt: list[Message] = [{"role": "system", "content": SYSTEM_PROMPTS[style]}]
@@ -75,10 +65,6 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
 
     Base models have a tokenizer without a chat template. Their prompt is plain text: the system prompt, then
     `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        prompt: chat messages. The last one is a user message.
 
     Raises:
         UserError: the chat template rejects the messages.
@@ -98,14 +84,7 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
 
 
 def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
-    """Return the text that the model continues for a row.
-
-    This is the row's rendered `prompt`. For a base model, it is the row's `completion_prefix` if there is one.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        row: a task row with `prompt`.
-    """
+    """Return a row's rendered `prompt`. For a base model, it is the row's `completion_prefix` if there is one."""
     if row.get("completion_prefix") and not getattr(tokenizer, "chat_template", None):
         return str(row["completion_prefix"])
     return render(tokenizer, row["prompt"])
@@ -113,14 +92,7 @@ def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
 
 def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) -> str:
     """Return a completion in the given style. `read_completion` parses it."""
-    check_style(style)
-    if style == "hashes":
-        return f"{reasoning}\n#### {answer}"
-    if style == "think":
-        return f"<think>{reasoning}</think>\n<answer>{answer}</answer>"
-    if style == "code":
-        return f"{reasoning}\n```python\n{answer}\n```".removeprefix("\n")
-    return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
+    return _COMPLETIONS[style].format(reasoning, answer).removeprefix("\n")
 
 
 def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
@@ -131,7 +103,6 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     fenced block, at the end.
     """
     # String methods, because a pattern such as `<a>.*?</a>.*?` takes quadratic time on a completion full of tags.
-    check_style(style)
     text = text.strip()
     if style == "hashes":
         reasoning, _, last_line = text.rpartition("\n")

@@ -27,12 +27,10 @@ _FUTURE_IMPORT = re.compile(r"^from __future__ import .*\n", re.M)
 
 
 class Outcome(NamedTuple):
-    """The program extracted from a completion and its verdict."""
+    """The program extracted from a completion and its verdict; None if the completion has no code."""
 
     program: str | None
-    """The program; None if the completion has no code."""
     verdict: sandbox.Verdict | None
-    """The sandbox's verdict; None if nothing ran."""
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -41,14 +39,9 @@ def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
 
 
 def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade completions against the tests of their rows in one call to the sandbox.
+    """Grade B completions against the tests of their B rows in one call to the sandbox.
 
-    Args:
-        completions: B completions.
-        rows: B rows of a code task.
-
-    Returns:
-        B verdicts; `reason` is the sandbox's status or `no_code`, `extracted` the program that ran.
+    The `reason` of a verdict is the sandbox's status or `no_code`, and `extracted` is the program that ran.
 
     Raises:
         UserError: a row has no tests.
@@ -73,15 +66,12 @@ def run_tests(
 def run_sources(
     sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
-    """Run programs against the tests of their rows. Each distinct program runs once.
+    """Run B programs against the tests of their B rows. Each distinct program runs once.
 
     Args:
-        sources: B programs to run. A None entry is skipped.
-        rows: B rows of a code task.
+        sources: the programs. A None entry is skipped.
+        rows: rows of a code task.
         count_tests: continue after a failed assert and count the asserts that pass.
-
-    Raises:
-        UserError, RunError: see `grade_many`.
     """
     programs = [
         None if source is None else _program(source, row, count_tests)
@@ -93,11 +83,7 @@ def run_sources(
 
 
 def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Check that the rows' tests can grade a program. Does not need a program.
-
-    Raises:
-        UserError: tests are missing, are not valid Python, assert nothing, or use an undefined name.
-    """
+    """Raise UserError if a row's tests are missing, are not Python, assert nothing, or use an undefined name."""
     for row in rows:
         try:
             sandbox.prepare(_program("", row))
@@ -118,9 +104,8 @@ def solvable(rows: Sequence[Row]) -> list[Row]:
         if outcome.verdict and outcome.verdict.status not in ("passed", "timeout")
     }
     if failed:
-        shown = ", ".join(f"{name} ({message})" for name, message in list(failed.items())[:3])
-        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        print(f"dropped {len(failed)} rows whose reference program fails its tests: {shown}{more}", file=sys.stderr)
+        shown = ", ".join(f"{name} ({message})" for name, message in failed.items())
+        print(f"dropped {len(failed)} rows whose reference program fails its tests: {shown}", file=sys.stderr)
     return [row for row in rows if row["id"] not in failed]
 
 

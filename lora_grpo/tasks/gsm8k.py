@@ -40,7 +40,6 @@ from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completio
 from lora_grpo.tasks.registry import Row, Verdict
 
 HUB_DATASET = "openai/gsm8k"
-_HUB_SPLITS = {"train": "train", "eval": "test"}
 
 # Columns that the kit or TRL adds. Dataset columns with these names are dropped.
 _RESERVED_COLUMNS = {"id", "task", "prompt", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
@@ -70,24 +69,17 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
         Rows with `id` ("gsm8k/test/17" or "<file stem>/17", counted from 0), `question`, `answer`, and the other
         columns of the source.
     """
-    sources.check_request(split, limit)
+    source = source or HUB_DATASET
+    records = sources.read(source, split, "main" if source == HUB_DATASET else None)
+    prefix = json_files.stem(Path(source))
     if sources.is_on_hub(source):
-        name, hub_split = source or HUB_DATASET, _HUB_SPLITS[split]
-        records = sources.read_hub(name, "main" if name in (HUB_DATASET, "gsm8k") else None, hub_split)
-        prefix = f"{'gsm8k' if name == HUB_DATASET else name}/{hub_split}"
-    else:
-        records = sources.read_file(str(source), "'question' and 'answer'")
-        prefix = json_files.stem(Path(str(source)))
+        prefix = f"{'gsm8k' if source == HUB_DATASET else source}/{'train' if split == 'train' else 'test'}"
     rows = [_row(record, f"{prefix}/{i}", where) for i, (where, record) in enumerate(records)]
     return sources.sample(rows, limit, seed)
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Grade a completion with the three rules of this module, in linear time.
-
-    Raises:
-        UserError: the row's answer is not a number (`load` rejects such rows).
-    """
+    """Grade a completion with the three rules of this module, in linear time."""
     gold_text = _gold_number(row)
     gold = _value(gold_text)
     rules = {
@@ -95,23 +87,30 @@ def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
         "flexible": _passes_flexible(completion, gold_text),
         "robust": False,
     }
+    reason, extracted = _read_answer(completion)
+    if extracted is not None:
+        rules["robust"] = _value(extracted) == gold
+        reason = "correct" if rules["robust"] else "wrong_answer"
+    return Verdict(rules["robust"], reason, extracted, rules)
+
+
+def _read_answer(completion: str) -> tuple[str, str | None]:
+    """Return the number that the `robust` rule reads, or the reason why there is none."""
     if not completion.strip():
-        return Verdict(False, "empty", None, rules)
+        return "empty", None
     contents = find_answers(completion)
     if contents is None:
-        return Verdict(False, "unclosed_answer", None, rules)
+        return "unclosed_answer", None
     if not contents:
-        return Verdict(False, "no_answer", None, rules)
+        return "no_answer", None
     numbers = [_numbers(content) for content in contents]
     if any(len(found) > 1 for found in numbers):
-        return Verdict(False, "conflicting_answers", None, rules)
+        return "conflicting_answers", None
     if not all(found and _NUMBER.fullmatch(found[0]) for found in numbers):
-        return Verdict(False, "unreadable_answer", None, rules)
+        return "unreadable_answer", None
     if len({_value(found[0]) for found in numbers}) > 1:
-        return Verdict(False, "conflicting_answers", None, rules)
-    extracted = numbers[-1][0]
-    rules["robust"] = _value(extracted) == gold
-    return Verdict(rules["robust"], "correct" if rules["robust"] else "wrong_answer", extracted, rules)
+        return "conflicting_answers", None
+    return "", numbers[-1][0]
 
 
 def gold_completion(row: Mapping[str, Any]) -> str:
@@ -123,11 +122,7 @@ def gold_completion(row: Mapping[str, Any]) -> str:
 
 
 def find_answers(completion: str) -> list[str] | None:
-    """Return the contents of the answer markers on the last marker's line.
-
-    Returns:
-        The stripped contents in order, an empty list if there is no marker, or None if a marker is not closed.
-    """
+    """Return the contents of the answer markers on the last marker's line; None if a marker is not closed."""
     # The reasoning is not part of the answer's line, even if both are on the same line.
     text = completion.replace("</reasoning>", "\n").replace("</think>", "\n")
     markers = list(_MARKER.finditer(text))
@@ -207,11 +202,7 @@ def _normalize(number: str) -> str:
 
 
 def _gold_number(row: Mapping[str, Any]) -> str:
-    """Return the number in the row's answer, e.g. "109,200,000".
-
-    Raises:
-        UserError: there is not exactly one well-formed number.
-    """
+    """Return the number in the row's answer, e.g. "109,200,000". Raise UserError unless there is exactly one."""
     answer = row["answer"].rpartition("####")[2].strip()
     found = _numbers(answer)
     if len(found) != 1 or not _NUMBER.fullmatch(found[0]):
@@ -223,11 +214,7 @@ def _gold_number(row: Mapping[str, Any]) -> str:
 
 
 def _row(record: Any, row_id: str, where: str) -> Row:
-    """Validate a record and add its id.
-
-    Raises:
-        UserError: the record is not an object, a value is missing or not a string, or the answer is not a number.
-    """
+    """Validate a record and add its id. The answer may be a JSON number."""
     answer = record.get("answer") if isinstance(record, dict) else None
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         record = {**record, "answer": str(answer)}

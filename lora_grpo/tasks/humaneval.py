@@ -38,13 +38,10 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
         Rows with upstream's `id` ("HumanEval/17"), `question`, `answer` (prompt and reference solution), `entry_point`,
         `test` (with the call of `check`), `prelude` and `completion_prefix` (both are upstream's prompt).
     """
-    sources.check_request(split, limit)
-    if sources.is_on_hub(source):
-        records = sources.read_hub(source or HUB_DATASET, None, "test")
-    else:
-        records = sources.read_file(str(source), ", ".join(map(repr, _KEYS)))
+    source = source or HUB_DATASET
+    records = sources.read(source, "test")
     rows = [_row(record, where) for where, record in records]
-    sources.check_ids(rows, source or HUB_DATASET)
+    sources.check_ids(rows, source)
     return sources.sample(rows, limit, seed)
 
 

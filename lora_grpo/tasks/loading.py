@@ -56,12 +56,6 @@ def load_data(config: RunConfig) -> Data:
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
             f"{config.train.prompts_per_step}; add rows with --data.train or lower it"
         )
-    style, xml_rewards = config.data.prompt_style, [item for item in config.rewards if "xml" in item]
-    if style != "xml" and xml_rewards:
-        print(
-            f"warning: --data.prompt-style {style} does not request the XML tags that {', '.join(xml_rewards)} rewards",
-            file=sys.stderr,
-        )
     return data
 
 
@@ -78,7 +72,7 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
     Raises:
         UserError: see `load_data`; or few-shot examples were requested for a benchmark without training rows.
     """
-    one_split = getattr(get_task(data.task), "ONE_SPLIT", False)
+    one_split = _has_one_split(data)
     if one_split and data.few_shot and trained_seed is None:
         raise UserError(f"{data.task} has no training rows for few-shot examples; pass --few-shot 0")
     if data.few_shot or (one_split and trained_seed is not None):
@@ -86,19 +80,27 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
     return _load(data, seed, train_seed=None)
 
 
+def _has_one_split(data: DataConfig) -> bool:
+    return getattr(get_task(data.task), "ONE_SPLIT", False)
+
+
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set."""
     task, evaluation_task = get_task(data.task), get_task(data.evaluation_task)
     train = [] if train_seed is None else task.load("train", data.train, data.train_limit, train_seed)
     # If both splits have the same rows, evaluation rows are sampled from those not used for training.
-    one_split = train_seed is not None and getattr(task, "ONE_SPLIT", False)
+    one_split = train_seed is not None and _has_one_split(data)
     evaluation = evaluation_task.load("eval", data.eval, None if one_split else data.eval_limit, seed)
     contaminated = 0
     if one_split:
         left = _without_questions_of(train, evaluation)
         contaminated = len(evaluation) - len(left)
-        _warn_of_contamination(data.task, len(train), contaminated, len(left))
         evaluation = sources.sample(left, data.eval_limit, seed)
+        print(
+            f"CONTAMINATED: training on {len(train)} {data.task} problems; {data.task} scores of this adapter are not "
+            f"comparable; dropped {contaminated} of them from the evaluation set",
+            file=sys.stderr,
+        )
     else:
         left = _without_questions_of(evaluation, train)
         if len(left) < len(train):
@@ -109,22 +111,25 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
         train = left
     train, evaluation = _solvable(train, data.task), _solvable(evaluation, data.evaluation_task)
     if not evaluation:
-        raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass other rows with --data.eval")
-    examples, train = train[: data.few_shot], train[data.few_shot :]
+        raise UserError(
+            f"no {data.evaluation_task} row is left to evaluate; pass --data.train-limit 10, or other rows or another "
+            "benchmark with --data.eval or --data.eval-task"
+        )
+    shown, train = train[: data.few_shot], train[data.few_shot :]
+    examples = [(row["question"], task.gold_completion({**row, "prompt_style": data.prompt_style})) for row in shown]
+
+    def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
+        return [{**row, "task": task_name} for row in add_prompts(rows, data.prompt_style, examples)]
+
     record = {
         "task": data.task,
         "eval_task": data.evaluation_task,
-        "train": {"source": data.train, "rows": len(train), "sha256": fingerprint([*examples, *train])},
+        "train": {"source": data.train, "rows": len(train), "sha256": fingerprint([*shown, *train])},
         "eval": {"source": data.eval, "rows": len(evaluation), "sha256": fingerprint(evaluation)},
         "trained_on_benchmark": data.task if one_split else None,
         "left_out_as_trained_on": contaminated,
         "sandbox": sandbox.describe() if runs_programs(data) else None,
     }
-
-    def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
-        prompted = add_prompts(rows, data.prompt_style, examples, gold_completion=task.gold_completion)
-        return [{**row, "task": task_name} for row in prompted]
-
     return Data(with_prompts(train, data.task), with_prompts(evaluation, data.evaluation_task), record)
 
 
@@ -136,24 +141,6 @@ def _without_questions_of(others: list[Row], rows: list[Row]) -> list[Row]:
 def _solvable(rows: list[Row], task: str) -> list[Row]:
     # The starter's problems do not need this check, because the unit tests verify them.
     return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
-
-
-def _warn_of_contamination(task: str, trained: int, dropped: int, left: int) -> None:
-    """Warn that training uses a benchmark without a training split.
-
-    Raises:
-        UserError: no evaluation rows are left.
-    """
-    if not left:
-        raise UserError(
-            f"training would use every {task} problem and none is left to evaluate; "
-            "pass --data.train-limit 10, or another benchmark with --data.eval-task"
-        )
-    print(
-        f"CONTAMINATED: training on {trained} {task} problems; {task} scores of this adapter are not comparable"
-        + (f"; dropped {dropped} of them from the evaluation set" if dropped else ""),
-        file=sys.stderr,
-    )
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
@@ -205,9 +192,7 @@ def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
 def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
     """Split training rows into training and validation rows. Sampling uses the run's seed and preserves the order.
 
-    Args:
-        rows: R training rows.
-        config: sets the number of validation rows: `monitor.rows`, but at most R / 10, or none if that is less than 16.
+    There are `monitor.rows` validation rows, but at most a tenth of the rows, and none if that is less than 16.
 
     Raises:
         UserError: there are too few rows for early stopping.

@@ -21,7 +21,6 @@ from lora_grpo.tasks.registry import Row
 __all__ = ["gold_completion", "grade", "grade_many", "load", "read"]
 
 HUB_DATASET = "google-research-datasets/mbpp"
-_HUB_SPLITS = {"train": "train", "eval": "test"}
 _UPSTREAM_IDS = range(1, 975)
 _SPLIT_IDS = {"train": range(601, 975), "eval": range(11, 511)}
 _QUESTION = (
@@ -35,9 +34,8 @@ rows were tested. The key includes the entry point because another file may use 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
     """Return the rows of a split, except those in `BROKEN_UPSTREAM`; see `Task.load`."""
-    sources.check_request(split, limit)
-    if sources.is_on_hub(source):
-        rows = _read_hub(source or HUB_DATASET, _HUB_SPLITS[split])
+    if sources.is_on_hub(source or HUB_DATASET):
+        rows = read(source, split)
     else:
         rows = read(source)
         ids = {_number(row) for row in rows}
@@ -49,23 +47,15 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     return sources.sample(kept, limit, seed)
 
 
-def read(source: str | None) -> list[Row]:
-    """Return the rows of all splits, including those of `BROKEN_UPSTREAM`.
+def read(source: str | None, split: str = "train+validation+test+prompt") -> list[Row]:
+    """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`.
 
     Returns:
         Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all
         program names that the tests use), `test` (setup and asserts), and `prelude` (imports that the tests use).
     """
-    if sources.is_on_hub(source):
-        return _read_hub(source or HUB_DATASET, "train+validation+test+prompt" if source is None else "test")
-    return _rows(sources.read_file(str(source), "'text', 'code', 'task_id' and 'test_list'"), str(source))
-
-
-def _read_hub(name: str, split: str) -> list[Row]:
-    return _rows(sources.read_hub(name, "full" if name == HUB_DATASET else None, split), name)
-
-
-def _rows(records: list[tuple[str, Any]], source: str) -> list[Row]:
+    source = source or HUB_DATASET
+    records = sources.read(source, split, "full" if source == HUB_DATASET else None)
     rows = [_row(record, where) for where, record in records]
     sources.check_ids(rows, source)
     return rows

@@ -77,31 +77,20 @@ def runs_programs(data: DataConfig) -> bool:
 
 
 def get_task(name: str) -> Task:
-    """Return the task module with this name.
-
-    Raises:
-        UserError: there is no such task.
-    """
+    """Return the task module with this name, or raise UserError if there is none."""
     if name not in TASK_NAMES:
         raise UserError(f"unknown task {name!r}; {suggestion(name, TASK_NAMES)}")
     return cast(Task, importlib.import_module(f"lora_grpo.tasks.{name.replace('-', '_')}"))
 
 
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade a batch of completions of one task.
-
-    Args:
-        task_name: one of `TASK_NAMES`.
-        completions: B completions.
-        rows: B rows, one per completion.
+    """Grade B completions of one task against their B rows.
 
     Raises:
         UserError: there is no such task, or a row cannot be graded.
         RunError: the sandbox or the tests of a row cannot run.
     """
     task = get_task(task_name)
-    if len(completions) != len(rows):
-        raise ValueError(f"got {len(completions)} completions for {len(rows)} rows")
     if grade_many := getattr(task, "grade_many", None):
         return list(grade_many(completions, rows))
     return [task.grade(completion, row) for completion, row in zip(completions, rows, strict=True)]

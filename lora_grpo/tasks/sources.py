@@ -16,19 +16,15 @@ from lora_grpo.tasks.registry import Row
 
 Item = TypeVar("Item")
 
-_FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet", ".txt", ".gz"}
+_FILE_SUFFIXES = (".jsonl", ".json", ".gz")
+_HUB_SPLITS = {"train": "train", "eval": "test"}
 
 
-def check_request(split: str, limit: int | None) -> None:
-    """Check a split and a limit.
-
-    Raises:
-        UserError: the split is neither "train" nor "eval", or the limit is less than 1.
-    """
-    if split not in ("train", "eval"):
-        raise UserError(f"split={split!r}; expected 'train' or 'eval'")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit={limit}; expected at least 1 row, or no limit")
+def load_bundled(task: str, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
+    """Return bundled rows of the task "starter" or "starter-code"; see `Task.load`. No problem is in both splits."""
+    if source is not None:
+        raise UserError(f"the {task} task uses its bundled problems, got source {source!r}; remove the source")
+    return sample(starter.problems(task, split), limit, seed)
 
 
 def sample(rows: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
@@ -38,63 +34,42 @@ def sample(rows: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
     return [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), limit))]
 
 
-def load_bundled(task: str, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
-    """Return bundled rows of the task "starter" or "starter-code"; see `Task.load`. No problem is in both splits."""
-    if source is not None:
-        raise UserError(f"the {task} task uses its bundled problems, got source {source!r}; remove the source")
-    check_request(split, limit)
-    return sample(starter.problems(task, split), limit, seed)
-
-
-def is_on_hub(source: str | None) -> bool:
+def is_on_hub(source: str) -> bool:
     """Return whether a source is a Hub dataset id. A source that looks like a path is never looked up on the Hub."""
-    if source is None:
-        return True
     path = Path(source).expanduser()
-    looks_like_path = source.startswith((".", "~", "/")) or path.suffix.lower() in _FILE_SUFFIXES
+    looks_like_path = source.startswith((".", "~", "/")) or path.suffix in _FILE_SUFFIXES
     return not looks_like_path and not path.exists()
 
 
-def read_file(source: str, keys: str) -> list[tuple[str, Any]]:
-    """Return the records of a JSON Lines file, each with its "file:line".
+def read(source: str, split: str, hub_config: str | None = None) -> list[tuple[str, Any]]:
+    """Return the records of a source, each with its location, such as "file:line".
 
     Args:
-        source: the path. A `.gz` file is decompressed.
-        keys: the keys of a record for error messages, such as "'question' and 'answer'".
+        source: a JSON Lines file, gzipped if its name ends in `.gz`, or a Hub dataset id.
+        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
+        hub_config: name of the Hub dataset's configuration, if it has several.
 
     Raises:
-        UserError: see `json_files.read_lines`.
+        UserError: the source cannot be loaded, or has no rows.
     """
-    return list(json_files.read_lines(Path(source).expanduser(), f"a JSON-lines file with {keys} on each line"))
-
-
-def read_hub(name: str, config: str | None, split: str) -> list[tuple[str, Any]]:
-    """Return the records of a Hub dataset, each with its location.
-
-    Raises:
-        UserError: the dataset cannot be loaded, or has no rows.
-    """
+    if not is_on_hub(source):
+        return list(json_files.read_lines(Path(source).expanduser(), "a JSON Lines file"))
+    split = _HUB_SPLITS.get(split, split)
     try:
         import datasets
 
-        records = list(datasets.load_dataset(name, config, split=split))
+        records = datasets.load_dataset(source, hub_config, split=split)
     except Exception as error:
         # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
         raise UserError(
-            f"cannot load split {split!r} of {name!r} from the Hub ({first_line(error)}); "
-            "pass a local JSON-lines file with --data.train or --data.eval"
+            f"cannot load split {split!r} of {source!r} from the Hub ({first_line(error)}); "
+            "pass a local JSON Lines file with --data.train or --data.eval"
         ) from error
-    if not records:
-        raise UserError(f"{name!r} has no rows in split {split!r}")
-    return [(f"{name} ({split}) row {i}", record) for i, record in enumerate(records)]
+    return [(f"{source} ({split}) row {i}", record) for i, record in enumerate(records)]
 
 
 def texts(record: Any, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return a record's values for these keys. All values must be non-empty strings.
-
-    Raises:
-        UserError: the record is not an object, or a value is missing, empty or not a string.
-    """
+    """Return a record's values for these keys, or raise UserError unless all of them are non-empty strings."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: got {type(record).__name__}; expected an object with {', '.join(map(repr, keys))}")
     for key in keys:
@@ -106,11 +81,7 @@ def texts(record: Any, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
 
 
 def check_python(text: str, name: str, where: str) -> ast.Module:
-    """Parse the code in a record.
-
-    Raises:
-        UserError: the code is not valid Python.
-    """
+    """Parse the code in a record, or raise UserError if it is not valid Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MBPP has invalid escape sequences in strings.
@@ -121,11 +92,7 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
 
 
 def check_ids(rows: list[Row], where: str) -> None:
-    """Check that ids are unique.
-
-    Raises:
-        UserError: two rows share an id.
-    """
+    """Raise UserError if two rows share an id."""
     seen: set[str] = set()
     for row in rows:
         if row["id"] in seen:

@@ -280,7 +280,7 @@ def test_a_key_of_a_preset_that_does_not_exist():
 def test_files_over_the_starters_problems_are_read_as_gsm8k():
     assert config().data.task == "starter"
     assert config("--data.train", "a.jsonl", "--data.eval", "b.jsonl").data.task == "gsm8k"
-    assert config("--data.task", "prompts", "--data.train", "a.txt").data.task == "prompts"
+    assert config("--data.task", "prompts", "--data.train", "a.jsonl").data.task == "prompts"
     assert config("--data.task", "gsm8k", "--data.train", "a.jsonl").data.task == "gsm8k"
     assert config(*settings("data: {train: a.jsonl, eval: b.jsonl}\n")).data.task == "gsm8k"
 

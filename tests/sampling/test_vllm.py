@@ -31,7 +31,7 @@ TOKENIZER = base_model.load_tokenizer(ModelConfig())
 
 
 def ask(split, number):
-    rows = add_prompts(STARTER.load(split, None, number, 0), "xml", gold_completion=STARTER.gold_completion)
+    rows = add_prompts(STARTER.load(split, None, number, 0), "xml")
     return rows, [render_row(TOKENIZER, row) for row in rows]
 
 

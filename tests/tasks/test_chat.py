@@ -26,8 +26,8 @@ def test_a_prompt_is_the_styles_system_message_and_the_question():
     assert "prompt" not in ROW
 
 
-def test_few_shot_rows_become_turns_in_the_style_asked_for():
-    (row,) = add_prompts([ROW], "think", [SOLVED], gold_completion=lambda r: f"{r['prompt_style']} {r['answer']}")
+def test_examples_become_turns():
+    (row,) = add_prompts([ROW], "think", [(SOLVED["question"], "think 4")])
     assert row["prompt"][1:] == [
         {"role": "user", "content": "2 + 2?"},
         {"role": "assistant", "content": "think 4"},
@@ -36,13 +36,8 @@ def test_few_shot_rows_become_turns_in_the_style_asked_for():
 
 
 def test_a_row_is_not_shown_its_own_solution():
-    (row,) = add_prompts([SOLVED], "xml", [SOLVED], gold_completion=lambda r: r["answer"])
+    (row,) = add_prompts([SOLVED], "xml", [(SOLVED["question"], "4")])
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-
-
-def test_few_shot_rows_without_a_way_to_solve_them():
-    with pytest.raises(ValueError, match="gold_completion"):
-        add_prompts([ROW], "xml", [SOLVED])
 
 
 def test_rows_do_not_share_messages():

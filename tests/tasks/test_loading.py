@@ -73,7 +73,7 @@ def test_few_shot_examples_are_shown_and_not_trained_on(configure):
         shown = [message["content"] for message in entry["prompt"] if message["role"] == "user"]
         assert shown == ["a", entry["question"]]
         solved = [message["content"] for message in entry["prompt"] if message["role"] == "assistant"]
-        assert "2+3" in solved[0]
+        assert "2+3" in solved[0] and "<answer>" in solved[0]
 
 
 def test_few_shot_examples_are_not_evaluation_rows(configure):
@@ -242,7 +242,7 @@ def test_evaluation_rows_are_sampled_from_those_that_training_leaves(humaneval):
 
 
 def test_training_on_a_whole_benchmark_leaves_nothing_to_evaluate(humaneval):
-    with pytest.raises(UserError, match=r"none is left to evaluate; pass --data\.train-limit 10"):
+    with pytest.raises(UserError, match=r"no humaneval row is left to evaluate; pass --data\.train-limit 10"):
         load_data(humaneval())
 
 

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from lora_grpo.errors import UserError
@@ -22,71 +20,33 @@ def load(path, limit=None, seed=0):
     return [row["question"] for row in prompts.load("train", path, limit, seed)]
 
 
-def test_a_text_file_has_one_prompt_a_line(source):
-    path = source("mine.txt", "Write a haiku.\n\n  Tell a joke. \r\n{not json}\n")
+def test_rows_have_no_answer(source):
+    path = source("mine.jsonl", '{"prompt": "Hi\\nthere", "other": 3}\n\n{"prompt": "2"}\n')
     assert prompts.load("train", path, None, 0) == [
-        {"id": "mine/1", "question": "Write a haiku.", "answer": ""},
-        {"id": "mine/3", "question": "Tell a joke.", "answer": ""},
-        {"id": "mine/4", "question": "{not json}", "answer": ""},
+        {"id": "prompts/0", "question": "Hi\nthere", "answer": ""},
+        {"id": "prompts/1", "question": "2", "answer": ""},
     ]
 
 
-@pytest.mark.parametrize("key", ["prompt", "question", "text"])
-def test_json_lines_have_one_of_three_keys(source, key):
-    path = source("mine.jsonl", json.dumps({key: "Hi\nthere", "other": 3}) + "\n\n" + json.dumps({key: "2"}) + "\n")
-    assert load(path) == ["Hi\nthere", "2"]
-
-
-def test_an_empty_key_gives_way_to_the_next(source):
-    assert load(source("mine.jsonl", '{"prompt": " ", "text": "Hi"}')) == ["Hi"]
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x0c"])
-def test_only_a_newline_ends_a_line(source, separator):
-    line = json.dumps({"prompt": f"a{separator}b"}, ensure_ascii=False)
-    assert load(source("mine.jsonl", f"{line}\n{line}\n")) == [f"a{separator}b"] * 2
-    assert load(source("mine.txt", f"a{separator}b\n")) == [f"a{separator}b"]
-
-
-@pytest.mark.parametrize(("name", "line"), [("mine.jsonl", '{"prompt": "Hi"}'), ("mine.txt", "Hi")])
-def test_a_byte_order_mark_is_not_part_of_the_prompt(source, name, line):
-    assert load(source(name, "\ufeff" + line)) == ["Hi"]
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("content", "message"),
     [
-        ("mine.jsonl", '{"prompt": "a"}\nnot json\n', "mine.jsonl:2: not JSON; expected one object"),
-        (
-            "mine.jsonl",
-            '{"prompt": "a"}\n\n{"promt": "b"}\n',
-            "mine.jsonl:3: none of prompt, question, text is",
-        ),
-        ("mine.jsonl", '{"prompt": 5}\n', "mine.jsonl:1: none of"),
-        ("mine.jsonl", '["a"]\n', "mine.jsonl:1: none of"),
-        ("mine.jsonl", "null\n", "mine.jsonl:1: none of"),
-        ("mine.json", '[\n{"prompt": "a"}\n]\n', "mine.json:1: not JSON"),
-        ("mine.txt", "", "no prompts; expected one per line"),
-        ("mine.jsonl", "\n \n", "no rows"),
-        ("mine.txt", b"\xff\xfe", "cannot be read: it is not UTF-8 text"),
+        ('{"prompt": "a"}\nnot json\n', "mine.jsonl:2: not JSON; expected one object"),
+        ('{"prompt": "a"}\n\n{"promt": "b"}\n', "mine.jsonl:3: 'prompt' is missing"),
+        ('{"prompt": 5}\n', "mine.jsonl:1: 'prompt' is 5"),
+        ('["a"]\n', "mine.jsonl:1: got list"),
+        ("\n \n", "no rows"),
     ],
 )
-def test_an_error_names_the_file_and_line(source, name, content, message):
+def test_an_error_names_the_file_and_line(source, content, message):
     with pytest.raises(UserError) as error:
-        load(source(name, content))
+        load(source("mine.jsonl", content))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="cannot be read: No such file or directory"):
-        load(str(tmp_path / "missing.txt"))
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        load(str(tmp_path))
-
-
 def test_a_limit_samples_by_seed_and_keeps_order(source):
-    path = source("mine.txt", "".join(f"{number:02d}\n" for number in range(20)))
+    path = source("mine.jsonl", "".join(f'{{"prompt": "{number:02d}"}}\n' for number in range(20)))
     few = load(path, 5, seed=1)
     assert len(set(few)) == 5
     assert few == sorted(few) == load(path, 5, seed=1)

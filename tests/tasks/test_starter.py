@@ -44,17 +44,9 @@ def test_a_limit_samples_by_seed_and_keeps_order_and_ids(name):
 
 
 @TASKS
-@pytest.mark.parametrize(
-    ("split", "source", "limit", "message"),
-    [
-        ("eval", "x.jsonl", None, "remove the source"),
-        ("test", None, None, "expected 'train' or 'eval'"),
-        ("eval", None, 0, "at least 1"),
-    ],
-)
-def test_mistakes_are_named(name, split, source, limit, message):
-    with pytest.raises(UserError, match=message):
-        get_task(name).load(split, source, limit, 0)
+def test_a_source_is_refused(name):
+    with pytest.raises(UserError, match="remove the source"):
+        get_task(name).load("eval", "x.jsonl", None, 0)
 
 
 @pytest.mark.parametrize("style", ["xml", "hashes", "think"])
