@@ -87,7 +87,7 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
     """Import and guard the reward functions. Rewards of the same kind get numbered names: `pattern`, `pattern_2`.
 
     Raises:
-        UserError: a user's file fails to import, or TRL rejects an argument.
+        UserError: a user's file fails to import.
     """
     seen: Counter[str] = Counter()
     rewards = []
@@ -101,13 +101,12 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
 
 def _parse(item: str) -> RewardSpec:
     name, equals, text = item.rpartition("=")
-    if not equals or item.endswith(")"):  # `=` may also be inside the parentheses of a `trl:` reward.
-        name, text = item, ""
+    name = name or item
     try:
-        weight = float(text) if name != item else DEFAULT_WEIGHTS.get(name, 1.0)
+        weight = float(text) if equals else DEFAULT_WEIGHTS.get(name, 1.0)
     except ValueError:
         weight = math.nan
-    if item.startswith("pattern:") and (name == item or math.isnan(weight)):  # A pattern may contain `=` itself.
+    if item.startswith("pattern:") and (not equals or math.isnan(weight)):  # A pattern may contain `=` itself.
         raise UserError(f"reward {item!r} needs its weight; write {item}=1.0")
     if not math.isfinite(weight):
         raise UserError(f"reward {item!r}: weight {text!r} is not a finite number; write {name}=1.0")

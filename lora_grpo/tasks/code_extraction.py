@@ -39,10 +39,7 @@ _RETURN = re.compile(r"(?:^|[:;])[ \t]*(?:return|yield)\b", re.M)
 def extract_program(completion: str, entry_point: str, prefix: str = "") -> str | None:
     """Return the program in a completion, or None if there is no code. Never raises; the result is valid UTF-8.
 
-    Args:
-        completion: the assistant's text, or a base model's continuation of `prefix`.
-        entry_point: the name of the function to write.
-        prefix: the start of the program, which ends with the function's signature and docstring; may be empty.
+    `prefix` is the start of the program, which ends with the signature and docstring of the entry point; may be empty.
     """
     before, blocks = _split(_answer(completion))
     continued = _continue(before, entry_point, prefix)

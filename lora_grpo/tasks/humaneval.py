@@ -20,8 +20,6 @@ from lora_grpo.tasks.registry import Row
 __all__ = ["gold_completion", "grade", "grade_many", "load"]
 
 HUB_DATASET = "openai/openai_humaneval"
-ONE_SPLIT = True
-"""The dataset has no training split, so rows used for training are removed from the evaluation set."""
 
 _KEYS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 _QUESTION = (

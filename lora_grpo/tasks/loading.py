@@ -15,7 +15,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
-from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, runs_programs
+from lora_grpo.tasks.registry import CODE_TASKS, ONE_SPLIT_TASKS, Row, get_task, runs_programs
 
 _MAX_VALIDATION_SHARE = 10
 """At most 1 in this many training rows becomes a validation row."""
@@ -72,7 +72,7 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
     Raises:
         UserError: see `load_data`; or few-shot examples were requested for a benchmark without training rows.
     """
-    one_split = _has_one_split(data)
+    one_split = data.task in ONE_SPLIT_TASKS
     if one_split and data.few_shot and trained_seed is None:
         raise UserError(f"{data.task} has no training rows for few-shot examples; pass --few-shot 0")
     if data.few_shot or (one_split and trained_seed is not None):
@@ -80,16 +80,12 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
     return _load(data, seed, train_seed=None)
 
 
-def _has_one_split(data: DataConfig) -> bool:
-    return getattr(get_task(data.task), "ONE_SPLIT", False)
-
-
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set."""
     task, evaluation_task = get_task(data.task), get_task(data.evaluation_task)
     train = [] if train_seed is None else task.load("train", data.train, data.train_limit, train_seed)
     # If both splits have the same rows, evaluation rows are sampled from those not used for training.
-    one_split = train_seed is not None and _has_one_split(data)
+    one_split = train_seed is not None and data.task in ONE_SPLIT_TASKS
     evaluation = evaluation_task.load("eval", data.eval, None if one_split else data.eval_limit, seed)
     contaminated = 0
     if one_split:

@@ -22,12 +22,6 @@ class Code(NamedTuple):
     body: list[ast.stmt]
 
 
-def parse(text: str) -> Code | None:
-    """Parse text. Return None if it is not Python."""
-    code = _try(text)
-    return code if isinstance(code, Code) else None
-
-
 def parse_start(text: str) -> Code | None:
     """Parse text up to a truncated statement or prose. Return None if there is no Python before it."""
     for _ in range(_PARSE_ATTEMPTS):
@@ -50,13 +44,10 @@ def defines(code: Code, name: str) -> bool:
 
 
 def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
-    """Assemble the program for a definition of the entry point, without the examples that follow it.
+    """Assemble the program from code that defines the entry point, without the examples that follow it.
 
-    Args:
-        code: code that defines `entry_point`.
-        entry_point: the name of the function to write.
-        prefix: the prompt. Its imports and helper functions come first.
-        earlier: Python sources for names that the code uses but does not define.
+    The imports and helper functions of the prompt, `prefix`, come first, then definitions from `earlier` sources of
+    names that the code uses but does not define.
     """
     parts = [*_borrowed(code, prefix, earlier), _without_examples(code, entry_point)]
     opening, texts = "", []
@@ -70,7 +61,7 @@ def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[s
 
 def context(prefix: str, entry_point: str) -> str:
     """Return the prompt's imports and helper functions, without the entry point."""
-    code = parse(prefix)
+    code = _parse(prefix)
     function = code and _function(code, entry_point)
     if not code or not function or len(code.body) == 1:
         return ""
@@ -80,12 +71,9 @@ def context(prefix: str, entry_point: str) -> str:
 def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
     """Return a program with `body` under the prompt's signature. Return None if there is no signature or valid body.
 
-    Args:
-        body: Python code at any indentation. The first line may lack its indentation.
-        entry_point: the function that starts in `prefix`.
-        prefix: the prompt, up to and including the function's docstring.
+    The body may have any indentation, and its first line may lack it.
     """
-    start = parse(prefix)
+    start = _parse(prefix)
     stub = start and _function(start, entry_point)
     if not stub:
         return None
@@ -102,6 +90,12 @@ def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
         if code and function and len(function.body) > len(stub.body):
             return assemble(code, entry_point)
     return None
+
+
+def _parse(text: str) -> Code | None:
+    """Parse text. Return None if it is not Python."""
+    code = _try(text)
+    return code if isinstance(code, Code) else None
 
 
 def _try(text: str) -> Code | int | None:
@@ -171,12 +165,12 @@ def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:
 
 def _borrowed(code: Code, prefix: str, earlier: Sequence[str]) -> list[Code]:
     """Return, in order, the definitions from earlier sources that the code uses but does not define."""
-    start = parse(prefix)
+    start = _parse(prefix)
     known = set(dir(builtins)).union(*(_bound(node) for part in (code, start) if part for node in part.body))
     missing = _used(code.body) - known
     borrowed: list[Code] = []
     for text in reversed(earlier):
-        part = parse(text) if missing else None
+        part = _parse(text) if missing else None
         if part is None or missing.isdisjoint(set().union(*map(_bound, part.body))):
             continue
         wanted = missing | _used(node for node in part.body if isinstance(node, _DEFINITIONS))

@@ -19,6 +19,9 @@ CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 UNGRADED_TASKS = ("prompts",)
 """Tasks without correct answers. Every non-empty completion passes."""
 
+ONE_SPLIT_TASKS = ("humaneval",)
+"""Benchmarks without a training split. Rows used for training are removed from the evaluation set."""
+
 GradedTask = Literal["gsm8k", "humaneval", "mbpp", "starter", "starter-code"]
 """Tasks with correct answers, which an evaluation can measure."""
 
