@@ -6,7 +6,7 @@ import importlib.util
 import os
 
 from lora_grpo import distributed
-from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, check_name, parse_grpo_overrides
+from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.sandbox import check_settings
@@ -102,9 +102,7 @@ def _check_lengths(config: RunConfig) -> None:
 
 
 def _check_training(config: RunConfig) -> None:
-    """Check the scheduler, optimizer and trackers, and that steps are multiples of TRL's `num_iterations`."""
-    check_name("--train.lr-scheduler", config.train.lr_scheduler, "trainer_utils.py", "SchedulerType")
-    check_name("--train.optimizer", config.train.optimizer, "training_args.py", "OptimizerNames")
+    """Check the trackers, and that steps are multiples of TRL's `num_iterations`."""
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")

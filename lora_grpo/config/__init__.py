@@ -30,7 +30,7 @@ from lora_grpo.config.schema import (
     flag,
     replace,
 )
-from lora_grpo.config.trl_fields import UNREAD_FIELDS, check_name, parse_grpo_overrides
+from lora_grpo.config.trl_fields import UNREAD_FIELDS, parse_grpo_overrides
 
 __all__ = [
     "MIN_VALIDATION_ROWS",
@@ -43,7 +43,6 @@ __all__ = [
     "RunConfig",
     "batch_shape",
     "check_fields",
-    "check_name",
     "choose_engine",
     "choose_preset",
     "flag",

@@ -29,6 +29,8 @@ MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
+LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
+Optimizer = Literal["adafactor", "adamw_8bit", "adamw_torch", "adamw_torch_fused", "paged_adamw_8bit", "sgd"]
 Temperature = Annotated[float, Field(gt=0, le=10)]
 
 
@@ -128,16 +130,16 @@ class TrainConfig:
     fits in GPU memory, and at most 8 on a CPU."""
     learning_rate: Share = 2e-5
     """Peak learning rate."""
-    lr_scheduler: str = "constant_with_warmup"
-    """Name of a transformers learning rate scheduler."""
+    lr_scheduler: LrScheduler = "constant_with_warmup"
+    """Learning rate scheduler of transformers."""
     warmup_steps: NonNegativeInt = 5
     """Number of linear warmup steps."""
     beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the KL penalty against the base model. With 0 there is no penalty, and `kl` is not logged."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.2
     """Maximum gradient norm; larger gradients are scaled down."""
-    optimizer: str = "adamw_torch"
-    """Name of a transformers optimizer, e.g. adamw_torch or adamw_8bit."""
+    optimizer: Optimizer = "adamw_torch"
+    """Optimizer of transformers."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: uses less memory and takes about a third longer."""
     checkpoint_steps: PositiveInt = 20

@@ -94,17 +94,6 @@ def grpo_fields() -> dict[str, str]:
     }
 
 
-def check_name(flag: str, name: str, relative: str, class_name: str) -> None:
-    """Check that the value of a flag, e.g. `cosine`, is in an enumeration of a transformers source file."""
-    known = [
-        str(statement.value.value)
-        for statement in _class_body("transformers", relative, class_name)
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
-    ]
-    if name not in known:
-        raise UserError(f"{flag} {name!r} is unknown to the installed transformers; {suggestion(name, known)}")
-
-
 @functools.cache
 def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
     """Return the statements of a class in an installed package, without importing it."""
