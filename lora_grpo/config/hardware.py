@@ -31,8 +31,7 @@ class Gpu:
 def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     """Return the GPUs that are visible to a CUDA program, and the reason if there are none.
 
-    Args:
-        refresh: run nvidia-smi again. By default, its output is cached, because each call can take a second.
+    The output of nvidia-smi is cached, because each call can take a second; `refresh` calls it again.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     if visible in ("", "-1"):
@@ -100,12 +99,9 @@ def preset_gigabytes(preset: str) -> int | None:
 
 
 def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = False) -> tuple[str, str]:
-    """Return the preset to use on this machine, and the reason in one line.
+    """Return the requested preset, or the one that `auto` means on this machine, and the reason in one line.
 
-    Args:
-        requested: a preset's name, or `auto`.
-        presets: the recipe's presets: `starter`, and sizes such as `16gb`.
-        planning: the run is only planned; without a GPU, assume one with the memory that the preset is named after.
+    With `planning`, a machine without a GPU is assumed to have one with the memory that the preset is named after.
 
     Raises:
         UserError: the preset does not exist, or this machine cannot run it.

@@ -238,11 +238,7 @@ def flag(name: str) -> str:
 
 
 def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
-    """Return a copy of a nested frozen dataclass with nested changes applied. Values are not checked.
-
-    Raises:
-        UserError: an unknown key, or a section that is not a mapping.
-    """
+    """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
     names = [entry.name for entry in dataclasses.fields(config)]
     values = {}
     for key, value in changes.items():

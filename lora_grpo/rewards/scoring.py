@@ -42,20 +42,17 @@ def score(
     token_ids: Sequence[list[int]],
     trainer_state: Any = None,
 ) -> list[dict[str, float | None]]:
-    """Score completions the way TRL's trainer does.
+    """Score B completions the way TRL's trainer does.
 
     Args:
         rewards: the reward functions.
-        rows: B rows from `trl_rows`, one per completion.
-        texts: B completions.
-        token_ids: B lists of token ids, including the end-of-sequence token.
+        rows: B rows from `trl_rows`.
+        texts: the completions.
+        token_ids: their token ids, including the end-of-sequence token.
         trainer_state: passed to the reward functions.
 
     Returns:
         B dictionaries that map a reward name to its unweighted value, or None if the reward cannot grade the row.
-
-    Raises:
-        RewardError: a reward function failed.
 
     Source: `GRPOTrainer._calculate_rewards`, TRL 1.14.2.
     """

@@ -38,8 +38,6 @@ from lora_grpo.rewards.user_files import check_file, load_file
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One validated item of `--rewards`."""
-
     name: str
     """The spec without its weight, such as `near_length:200`."""
     weight: float
@@ -68,12 +66,7 @@ _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern", *(f"trl:{name}" for name i
 
 
 def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
-    """Validate specs such as `correct_answer=2.0` without importing TRL or running a user's file.
-
-    Raises:
-        UserError: there are no specs, a name is unknown or repeated, an argument or weight is invalid, or a file or its
-            function is missing.
-    """
+    """Validate specs such as `correct_answer=2.0` without importing TRL or running a user's file."""
     if not items:
         raise UserError("no rewards; name at least one, e.g. --rewards correct_answer=2.0")
     specs = tuple(map(_parse, items))
@@ -84,11 +77,7 @@ def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
 
 
 def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
-    """Import and guard the reward functions. Rewards of the same kind get numbered names: `pattern`, `pattern_2`.
-
-    Raises:
-        UserError: a user's file fails to import.
-    """
+    """Import and guard the reward functions. Rewards of the same kind get numbered names: `pattern`, `pattern_2`."""
     seen: Counter[str] = Counter()
     rewards = []
     for spec in specs:

@@ -38,15 +38,9 @@ def check_style(style: str) -> None:
 def add_prompts(
     rows: Sequence[Mapping[str, Any]], style: str, examples: Sequence[tuple[str, str]] = ()
 ) -> list[dict[str, Any]]:
-    """Return copies of rows with their prompts.
+    """Return copies of rows with `prompt`, a list of `{"role", "content"}` messages, and `prompt_style`.
 
-    Args:
-        rows: task rows.
-        style: the prompt style, a key of `SYSTEM_PROMPTS`.
-        examples: solved questions to show first, as (question, completion). A row never includes its own solution.
-
-    Returns:
-        Rows with `prompt`, a list of `{"role", "content"}` messages, and `prompt_style`.
+    Examples, as (question, completion), are shown first. A prompt never includes the solution of its own row.
     """
     check_style(style)
     prompted = []
@@ -99,8 +93,8 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     """Split a completion into reasoning and answer. Return None if the completion does not follow the style.
 
     Only whitespace may appear before, between, and after the sections. `xml` and `think` must contain each of their
-    four tags exactly once. `hashes` must have a single `####`, at the start of the last line. `code` must have a single
-    fenced block, at the end.
+    four tags exactly once. `hashes` must have a single `####`, at the start of the last line.
+    `code_extraction` reads programs.
     """
     # String methods, because a pattern such as `<a>.*?</a>.*?` takes quadratic time on a completion full of tags.
     text = text.strip()
@@ -109,12 +103,6 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
         if text.count("####") != 1 or not last_line.startswith("#### "):
             return None
         return reasoning.strip(), last_line.removeprefix("#### ").strip()
-    if style == "code":
-        reasoning, opened, rest = f"\n{text}".partition("\n```python\n")
-        if not opened or text.count("```") != 2 or not rest.endswith("\n```"):
-            return None
-        return reasoning.strip(), rest.removesuffix("\n```").strip("\n")
-
     thought = "think" if style == "think" else "reasoning"
     if any(text.count(tag) != 1 for tag in (f"<{thought}>", f"</{thought}>", "<answer>", "</answer>")):
         return None

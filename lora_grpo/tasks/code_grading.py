@@ -42,10 +42,6 @@ def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
     """Grade B completions against the tests of their B rows in one call to the sandbox.
 
     The `reason` of a verdict is the sandbox's status or `no_code`, and `extracted` is the program that ran.
-
-    Raises:
-        UserError: a row has no tests.
-        RunError: a row's tests fail for every program, or the sandbox cannot start.
     """
     return [
         Verdict(verdict.passed, verdict.status, program, detail=verdict.message or None)
@@ -66,12 +62,9 @@ def run_tests(
 def run_sources(
     sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
-    """Run B programs against the tests of their B rows. Each distinct program runs once.
+    """Run B programs against the tests of their B rows. Each distinct program runs once; None is skipped.
 
-    Args:
-        sources: the programs. A None entry is skipped.
-        rows: rows of a code task.
-        count_tests: continue after a failed assert and count the asserts that pass.
+    With `count_tests`, a program continues after a failed assert, and the asserts that pass are counted.
     """
     programs = [
         None if source is None else _program(source, row, count_tests)

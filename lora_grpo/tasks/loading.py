@@ -32,11 +32,7 @@ class Data:
 
 
 def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
-    """Start the sandbox if grading these tasks requires running programs, and print its isolation.
-
-    Raises:
-        UserError: no safe isolation is available.
-    """
+    """Start the sandbox if grading these tasks requires running programs, and print its isolation."""
     if runs_programs(data):
         print(f"sandbox: {sandbox.start(settings)}", file=sys.stderr)
 
@@ -46,9 +42,6 @@ def load_data(config: RunConfig) -> Data:
 
     Training rows are dropped if their question is in the evaluation set. If a benchmark has no training split, the
     rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
-
-    Raises:
-        UserError: a source is missing, malformed or empty, or has too few rows for one step.
     """
     data = _load(config.data, config.seed, train_seed=config.seed)
     if len(data.train) < config.train.prompts_per_step:
@@ -68,9 +61,6 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
         data: settings of the run or of the evaluation.
         seed: seed for sampling evaluation rows.
         trained_seed: the seed that a run used to sample training rows from this data; None if there is no run.
-
-    Raises:
-        UserError: see `load_data`; or few-shot examples were requested for a benchmark without training rows.
     """
     one_split = data.task in ONE_SPLIT_TASKS
     if one_split and data.few_shot and trained_seed is None:
@@ -140,11 +130,7 @@ def _solvable(rows: list[Row], task: str) -> list[Row]:
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
-    """Drop rows if the prompt plus the longest completion exceeds the context, and print their number.
-
-    Raises:
-        UserError: too few rows are left.
-    """
+    """Drop rows if the prompt plus the longest completion exceeds the context, and print their number."""
     limit = config.model.max_sequence_tokens - config.sampling.max_completion_tokens
     lengths = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
@@ -189,9 +175,6 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
     """Split training rows into training and validation rows. Sampling uses the run's seed and preserves the order.
 
     There are `monitor.rows` validation rows, but at most a tenth of the rows, and none if that is less than 16.
-
-    Raises:
-        UserError: there are too few rows for early stopping.
     """
     number = min(config.monitor.rows, len(rows) // _MAX_VALIDATION_SHARE)
     if number < MIN_VALIDATION_ROWS:
