@@ -14,16 +14,9 @@ from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import reward_names
 from lora_grpo.runs import RunFiles, flat
 
-_SECTIONS = {
-    "policy": "Policy",
-    "data": "Data",
-    "machine": "Machine",
-    "logprob_check": "Sampler and trainer",
-    "plan": "Plan",
-    "memory": "Memory",
-    "filter": "Difficulty filter",
-}
-"""Parts of run.json that have their own section, and the section headings."""
+_SECTIONS = ("policy", "data", "machine", "logprob_check", "plan", "memory", "filter")
+"""Parts of run.json that have their own section."""
+_COSTS = ("seconds_training", "peak_memory_gib", "peak_gpu_memory_gib")
 
 
 def state(run: RunFiles) -> str:
@@ -116,12 +109,13 @@ def different(of_runs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
 
 def sections(run: RunFiles) -> dict[str, dict[str, str]]:
     """Return the remaining parts of run.json by heading."""
-    parts = {heading: run.record[name] for name, heading in _SECTIONS.items() if run.record.get(name)}
-    costs = ("seconds_training", "peak_memory_gib", "peak_gpu_memory_gib")
-    parts["Cost"] = {name: run.record[name] for name in costs if name in run.record}
+    parts = {name: run.record.get(name) for name in _SECTIONS}
+    parts["cost"] = {name: run.record[name] for name in _COSTS if name in run.record}
     return {
-        heading: {name: shown(value) for name, value in flat(part).items() if value is not None}
-        for heading, part in parts.items()
+        name.replace("_", " ").capitalize(): {
+            key: shown(value) for key, value in flat(part).items() if value is not None
+        }
+        for name, part in parts.items()
         if part
     }
 
