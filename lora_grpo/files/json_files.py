@@ -63,12 +63,6 @@ def read_finished_lines(path: Path) -> list[Any]:
     return values
 
 
-def keep_lines(path: Path, count: int) -> None:
-    """Truncate a file, if it exists, after its first `count` lines."""
-    if path.exists():
-        os.truncate(path, sum(len(line) + 1 for line in path.read_bytes().split(b"\n")[:count]))
-
-
 def dump_lines(values: Iterable[Any]) -> str:
     """Return values as JSON Lines."""
     # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
