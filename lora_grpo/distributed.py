@@ -27,24 +27,18 @@ _WAIT_TIMEOUT = timedelta(days=30)
 _HOLD_SECONDS = 3.0
 """Seconds that a rank waits before it prints its error, so that rank 0 can print the same error first."""
 _ERROR = "lora_grpo/error"
+_group: list[Any] = []
+"""The gloo process group for waiting; empty until `join` is called."""
 
 
 def world_size() -> int:
-    """Return the number of ranks.
-
-    Raises:
-        UserError: `WORLD_SIZE`, which launchers set, is not a positive integer.
-    """
-    return _from_environment("WORLD_SIZE", 1)
+    """Return the number of ranks."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Return the index of this rank, starting at 0.
-
-    Raises:
-        UserError: `RANK`, which launchers set, is not an integer.
-    """
-    return _from_environment("RANK", 0)
+    """Return the index of this rank, starting at 0."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def is_main() -> bool:
@@ -61,15 +55,14 @@ def join() -> None:
     """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded.
 
     Raises:
-        UserError: there are fewer GPUs than ranks on this machine, or the environment does not set the rank.
+        UserError: there are fewer GPUs than ranks on this machine, or the processes were started without a launcher.
     """
     if world_size() == 1 or _group:
         return
-    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
+    if "RANK" not in os.environ:
         raise UserError(
-            f"the environment has WORLD_SIZE={world_size()} and no {missing[0]}; start several processes by torchrun "
-            f"(python {' '.join(launcher(world_size()))} ...), or unset WORLD_SIZE"
+            f"the environment has WORLD_SIZE={world_size()} and no RANK; start several processes with torchrun, or "
+            "unset WORLD_SIZE"
         )
     import torch
     from accelerate import PartialState
@@ -115,28 +108,22 @@ def barrier() -> None:
         waiting.wait()
 
 
-def broadcast_from_main(make: Callable[[], T]) -> T:
-    """Call `make` on rank 0 after all ranks have arrived, and return its result on every rank."""
-    barrier()
-    made = [make() if is_main() else None]
-    barrier()
-    if _group:
-        import torch
-
-        torch.distributed.broadcast_object_list(made, src=0, group=_group[0])
-    return made[0]  # type: ignore[return-value]
-
-
 def gather(value: T) -> list[T]:
     """Return the values of all ranks on every rank, ordered by rank."""
     if not _group:
         return [value]
-    barrier()
     import torch
 
+    barrier()
     values: list[Any] = [None] * world_size()
     torch.distributed.all_gather_object(values, value, group=_group[0])
     return values
+
+
+def broadcast_from_main(make: Callable[[], T]) -> T:
+    """Call `make` on rank 0 after all ranks have arrived, and return its result on every rank."""
+    barrier()
+    return gather(make() if is_main() else None)[0]  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -148,11 +135,7 @@ def silence_other_processes() -> Iterator[None]:
     if is_main():
         yield
         return
-    with (
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
+    with Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         yield
 
 
@@ -179,18 +162,7 @@ def wait_for_main_error() -> None:
         time.sleep(_HOLD_SECONDS)
 
 
-def _from_environment(name: str, smallest: int) -> int:
-    value = os.environ.get(name, str(smallest))
-    if not value.isdecimal() or int(value) < smallest:
-        raise UserError(f"the environment has {name}={value!r}; expected an integer >= {smallest}, or unset it")
-    return int(value)
-
-
 def _store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
-
-
-_group: list[Any] = []
-"""The gloo process group for waiting; empty until `join` is called."""

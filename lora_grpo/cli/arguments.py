@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -55,7 +54,7 @@ def parse(
 
     Args:
         arguments: the arguments after the program's name.
-        recipe: name of the recipe; the default output folder is `outputs/<recipe>`.
+        recipe: name of the recipe and of its default output folder in `outputs/`.
         description: text above the flags in `--help`.
         presets: changes to the defaults of `RunConfig`, by preset.
 
@@ -121,28 +120,28 @@ def _with_main_flags(config: Any, prefix: str = "") -> type:
 
 def _check_invocation(invocation: Invocation) -> None:
     """Refuse combinations of flags that contradict each other."""
-    others = [name for name, given in dataclasses.asdict(invocation).items() if given and name != "preview"]
+    given = [flag(name) for name, value in dataclasses.asdict(invocation).items() if value]
     if invocation.resume and invocation.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
-    if invocation.preview and others:
-        raise UserError(f"--preview cannot be combined with {flag(others[0])}; pass one of them")
+    if invocation.preview and len(given) > 1:
+        raise UserError(f"{' and '.join(given)} cannot be combined; pass one of them")
     if invocation.preview and distributed.world_size() > 1:
         raise UserError(f"--preview runs in one process, got WORLD_SIZE={distributed.world_size()}; start one process")
 
 
 def _settle_task(config: RunConfig) -> RunConfig:
     """Set the task to `gsm8k` (rows with `question` and `answer`) if files are given for `starter`, which uses none."""
-    given = [name for name in ("train", "eval") if getattr(config.data, name)]
-    if config.data.task == "starter-code" and given:
-        raise UserError(
-            f"--data.{given[0]} is given, but the task starter-code has its own problems; name the file's task, e.g. "
-            "--data.task mbpp --data.eval-task humaneval"
-        )
-    if config.data.task != "starter" or not given:
+    data = config.data
+    if not (data.train or data.eval):
         return config
-    if len(given) == 1:
-        other = "eval" if given == ["train"] else "train"
-        raise UserError(f"--data.{given[0]} is given without --data.{other}; pass both")
+    if data.task == "starter-code":
+        raise UserError(
+            "the task starter-code brings its own problems; pass --data.task with --data.train and --data.eval"
+        )
+    if data.task != "starter":
+        return config
+    if not (data.train and data.eval):
+        raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
     settled: RunConfig = replace(config, {"data": {"task": "gsm8k"}})
     return settled
 
@@ -168,17 +167,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
-    """Reject a repeated flag that takes several values, because the second would silently replace the first."""
-    given = Counter(argument.partition("=")[0].replace("_", "-") for argument in arguments)
-    for name, value in _leaves(RunConfig().to_dict()):
-        if isinstance(value, tuple) and given[flag(name)] > 1:
-            raise UserError(f"{flag(name)} is given {given[flag(name)]} times; give all its values after one")
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every setting."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    """Reject repeated --rewards and --grpo, because the second would silently replace the first."""
+    names = [argument.partition("=")[0] for argument in arguments]
+    for name in ("--rewards", "--grpo"):
+        if names.count(name) > 1:
+            raise UserError(f"{name} is given {names.count(name)} times; give all its values after one")

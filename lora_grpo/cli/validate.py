@@ -14,10 +14,7 @@ from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, chat, get_task, runs_pro
 
 
 def check(config: RunConfig) -> None:
-    """Reject every configuration that cannot run, before heavy packages are imported.
-
-    Args:
-        config: a configuration whose fields have passed `check_fields`.
+    """Reject every configuration that cannot run, before heavy packages are imported. Call `check_fields` first.
 
     Raises:
         UserError: the configuration cannot run; names the flag, its value, the expected value and the fix.
@@ -32,7 +29,6 @@ def check(config: RunConfig) -> None:
 
 
 def _check_tasks(config: RunConfig) -> None:
-    """Check that tasks, prompt style and rewards are compatible."""
     task, style = config.data.task, config.data.prompt_style
     get_task(task)
     get_task(config.data.evaluation_task)
@@ -58,7 +54,6 @@ def _check_tasks(config: RunConfig) -> None:
 
 
 def _check_sampling(config: RunConfig) -> None:
-    """Check the sampling backend and its server."""
     sampling, url = config.sampling, config.sampling.server_url
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
@@ -80,11 +75,6 @@ def _check_lengths(config: RunConfig) -> None:
         raise UserError(
             f"--sampling.max-completion-tokens {config.sampling.max_completion_tokens} leaves no room for a prompt in "
             f"--model.max-sequence-tokens {config.model.max_sequence_tokens}; raise the second"
-        )
-    if config.data.train_limit and config.data.train_limit < config.train.prompts_per_step:
-        raise UserError(
-            f"--data.train-limit {config.data.train_limit} is smaller than --train.prompts-per-step "
-            f"{config.train.prompts_per_step}; lower the second"
         )
     largest = max(config.eval.k, default=0)
     if config.eval.num_samples and largest > config.eval.num_samples:
@@ -125,17 +115,13 @@ def _check_processes(config: RunConfig) -> None:
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
             "pass --model.engine peft, or start one process"
         )
-    sharded = [name for name in ("FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG") if _is_on(f"ACCELERATE_USE_{name}")]
-    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
-    if _is_on("ACCELERATE_USE_DEEPSPEED") and stage not in ("0", "1", "2"):
-        sharded.append(f"DeepSpeed ZeRO-{stage}")
-    sharded += sorted({"fsdp", "deepspeed", "parallelism_config"} & parse_grpo_overrides(config.grpo).keys())
+    sharded = sorted({"fsdp", "deepspeed"} & parse_grpo_overrides(config.grpo).keys())
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        sharded.append("FSDP")
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+        sharded.append("DeepSpeed ZeRO-3")
     if sharded:
         raise UserError(
             f"{sharded[0]} shards the model, but each process needs all of it for sampling; launch without it "
             "(docs/several-gpus.md covers models too large for one GPU)"
         )
-
-
-def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("1", "true", "yes")

@@ -26,13 +26,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON. NaN and infinity raise ValueError because JSON does not support them."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, from a model or a file
-        text = json.dumps(value, indent=2, allow_nan=False)
-    write_text(path, text + "\n")
+    """Write `value` as indented JSON. NaN and infinity raise ValueError."""
+    # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 @contextlib.contextmanager

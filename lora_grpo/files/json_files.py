@@ -33,23 +33,29 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
-    """Yield ("file:line", value) for each non-blank line.
+    """Yield ("file:line", value) for each non-blank line of a file, which is gzipped if its name ends in `.gz`.
 
     Args:
-        path: a JSON Lines file, gzipped if its name ends in `.gz`.
+        path: a JSON Lines file.
         expected: a description for error messages, such as "a JSON Lines file with 'question' and 'answer'".
 
     Raises:
         UserError: the file cannot be read, has no lines, or a line is not JSON.
     """
-    lines = [(number, line) for number, line in enumerate(_read_text(path, expected).split("\n"), 1) if line.strip()]
-    if not lines:
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read: {reason}; expected {expected}") from None
+    if not text.strip():
         raise UserError(f"{path}: no rows; expected {expected}")
-    for number, line in lines:
-        try:
-            yield f"{path}:{number}", json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except (ValueError, RecursionError):
+                raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
 
 
 def read_finished_lines(path: Path) -> list[Any]:
@@ -79,15 +85,3 @@ def append_lines(file: IO[str], values: Iterable[Any]) -> None:
 def stem(path: Path) -> str:
     """Return the file name without its suffixes: `HumanEval` for `HumanEval.jsonl.gz`."""
     return Path(path.name.removesuffix(".gz")).stem
-
-
-def _read_text(path: Path, expected: str) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8 JSON Lines") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise UserError(f"{path}: not a complete gzip file; unpack it, or download it again") from None
-    except OSError as error:
-        raise UserError(f"{path}: {str(error.strerror).lower()}; expected {expected}") from None

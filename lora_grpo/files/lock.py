@@ -19,8 +19,8 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
     """Create the folder if needed and lock it until this process exits.
 
     Args:
-        folder: the folder to lock.
-        flag: the command-line flag that set the folder, for error messages.
+        folder: the folder.
+        flag: the command-line flag that set it, for error messages.
 
     Raises:
         UserError: the folder is not writable, or another process holds the lock.
@@ -54,12 +54,12 @@ def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
 
 def is_held(folder: Path) -> bool:
     """Return whether a process currently holds the folder's lock."""
-    path = folder / ".lock"
+    if not (folder / ".lock").exists():
+        return False
     try:
-        if path.exists():
-            FileLock(path, blocking=False).acquire().lock.release()
+        with FileLock(folder / ".lock", blocking=False):
+            return False
     except Timeout:
         return True
     except OSError:  # a file system without locks, or a read-only one
         return False
-    return False

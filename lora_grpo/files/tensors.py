@@ -120,25 +120,21 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
         return _indexed_tensors(index)
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not paths:
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        reason = f"; {pickled[0]} is a pickle, and loading a pickle runs the code in it" if pickled else ""
-        raise UserError(f"{folder} holds no .safetensors weights{reason}")
+        raise UserError(
+            f"{folder} has no .safetensors weights; other formats, such as pickled .bin files, are not read"
+        )
     return {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
 
 
 def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
     file_of = json_files.read_object(index).get("weight_map")
-    if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
+    if not isinstance(file_of, dict):
         raise UserError(f"{index} has no weight_map from tensor names to file names")
-    files = sorted(set(file_of.values()))
-    missing = [file for file in files if not (index.parent / file).is_file()]
-    if missing:
-        raise UserError(f"{index.parent} lacks {', '.join(missing[:3])} of its index; download or copy it again")
-    tensors = {(file, name): tensor for file in files for name, tensor in file_tensors(index.parent / file).items()}
-    lost = [name for name, file in file_of.items() if (file, name) not in tensors]
-    if lost:
-        raise UserError(f"{index.parent / file_of[lost[0]]} lacks {lost[0]}, which {INDEX} lists there")
-    return {name: tensor for (file, name), tensor in tensors.items() if file_of.get(name) == file}
+    paths = [index.parent / file for file in sorted(set(file_of.values()))]
+    tensors = {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
+    if missing := sorted(file_of.keys() - tensors.keys()):
+        raise UserError(f"{index.parent} has no {missing[0]}, which {INDEX} lists; download or copy it again")
+    return tensors
 
 
 class TensorWriter:

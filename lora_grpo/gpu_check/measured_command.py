@@ -31,15 +31,8 @@ class Outcome:
 
 
 def run(command: list[str], log: Path, seconds: float) -> Outcome:
-    """Run a command, and kill it and its child processes at the time limit.
-
-    Args:
-        command: program and arguments. It runs with `HF_HUB_OFFLINE=1`.
-        log: file for standard output and standard error.
-        seconds: time limit, at least one second.
-    """
+    """Run a command without network access, and kill it and its child processes at the time limit."""
     started, before, peak = time.monotonic(), _used_gib(), 0.0
-    limit = started + max(1.0, seconds)
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -50,7 +43,7 @@ def run(command: list[str], log: Path, seconds: float) -> Outcome:
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
         try:
-            while process.poll() is None and time.monotonic() < limit:
+            while process.poll() is None and time.monotonic() < started + seconds:
                 if before is not None:
                     peak = max(peak, (_used_gib() or 0.0) - before)
                 with contextlib.suppress(subprocess.TimeoutExpired):

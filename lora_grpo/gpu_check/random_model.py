@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import starter
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, json_files
 
 _GPU_BUILD_BYTES = 7 * 2**30
 """With less free GPU memory than this, weights are initialized on the CPU. 3B parameters take 6 GiB in bfloat16."""
@@ -26,7 +26,7 @@ build(Path(sys.argv[1]), json.loads(sys.argv[2]))
 
 
 def qwen2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int = 151_936) -> dict[str, Any]:
-    """Return the config.json of a Qwen2 model with tied embeddings and the embedded tokenizer's special tokens."""
+    """Return the config.json of a Qwen2 model with tied embeddings and the bundled tokenizer's special tokens."""
     return {
         "model_type": "qwen2",
         "hidden_size": hidden,
@@ -57,37 +57,26 @@ def build_command(folder: Path, config: dict[str, Any]) -> list[str]:
     return [sys.executable, "-c", _BUILD, str(folder), json.dumps(config)]
 
 
-def build(folder: Path, config: dict[str, Any], seed: int = 0) -> None:
-    """Write a model that transformers, vLLM and Unsloth can load: bfloat16 weights and a tokenizer with a chat
-    template.
+def build(folder: Path, config: dict[str, Any]) -> None:
+    """Write a model with a config.json: bfloat16 weights, the bundled tokenizer and its chat template.
 
-    Args:
-        folder: the folder to create.
-        config: content of config.json. The vocabulary must be at least as large as that of the embedded tokenizer.
-        seed: seed of the weights. A GPU and a CPU generate different weights with the same seed.
+    The tokenizer gets a token for every id, so that any completion can be decoded. No merge produces the added tokens,
+    so the encoding of texts does not change.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     on_gpu = torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > _GPU_BUILD_BYTES
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with torch.device("cuda" if on_gpu else "cpu"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    _write_tokenizer(folder, config["vocab_size"])
-
-
-def _write_tokenizer(folder: Path, vocabulary_size: int) -> None:
-    """Write the embedded tokenizer with a token for every id, so that any completion can be decoded.
-
-    No merge produces the added tokens, so the encoding of texts does not change.
-    """
     source = starter.model_path()
     shutil.copy(source / "chat_template.jinja", folder)
-    tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    settings = json_files.read_object(source / "tokenizer_config.json")
+    atomic.write_json(folder / "tokenizer_config.json", {**settings, "model_max_length": 32_768})
+    tokenizer = json_files.read_object(source / "tokenizer.json")
     vocabulary = tokenizer["model"]["vocab"]
     taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
-    vocabulary |= {f"x{number}": number for number in range(vocabulary_size) if number not in taken}
+    vocabulary |= {f"x{number}": number for number in range(config["vocab_size"]) if number not in taken}
     atomic.write_json(folder / "tokenizer.json", tokenizer)
-    settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
-    atomic.write_json(folder / "tokenizer_config.json", {**settings, "model_max_length": 32_768})

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import math
 import shutil
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.gpu_check import measured_command
+from lora_grpo.gpu_check.random_model import build_command
 from lora_grpo.models import Shape
 from lora_grpo.planning import Limits, StepWork
 from lora_grpo.runs import read_metrics
 
 ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")
+PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-shot", "6", "--data.eval-limit", "1")
+"""Generated problems. With six examples, prompts have about 440 tokens, close to the 512 of the memory plan."""
 _STEPS = {"vllm": 3, "transformers": 2}
 """Steps of a row. The first step is a warm-up; it is measured only if there is no other step."""
 _ROW_SHARE = 1 / 3
 """Maximum share of the check's time for one row."""
-_REWARDS = ("correct_answer=2.0", "soft_xml_format=0.5")
-_COIN_REWARD = "pattern:x77[01][0-9][0-9]=1.0"
-"""Random tokens earn none of the other rewards, and equal rewards have no gradient. About half of the completions with
-512 tokens contain one of these 200 (of 151,936) tokens."""
+_REWARDS = ("correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
+"""Random tokens earn none of the first two, and equal rewards have no gradient. About half of the completions with 512
+tokens contain one of the pattern's 200 (of 151,936) tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,127 +63,104 @@ class CheckSettings:
     """Folder for the results."""
     seconds: float
     """Time limit of the whole check."""
-    arguments: tuple[str, ...] = ()
-    """Additional arguments of the recipe, passed last."""
-    coin_reward: str = _COIN_REWARD
-    """A reward earned by about half of the random completions."""
-    machine: dict[str, Any] = field(default_factory=dict)
-    """Description of the machine for the results."""
-    limits: Limits | None = None
+    limits: Limits
     """Measured rates of the GPU."""
+    arguments: tuple[str, ...] = ("--rewards", *_REWARDS)
+    """Additional arguments of the recipe."""
 
 
-def run_row(row: Row, settings: CheckSettings, folder: Path, model: Path, deadline: float) -> dict[str, Any]:
-    """Run the recipe for one row and return the result.
+def run_row(row: Row, settings: CheckSettings, folder: Path, deadline: float) -> dict[str, Any]:
+    """Build the row's model if an earlier row has not, run the recipe, and return the result.
 
     Args:
         row: the combination.
-        settings: settings of the check.
-        folder: folder with the problems. The run folder is created in it and deleted afterwards.
-        model: folder of the row's model.
+        settings: settings of all rows.
+        folder: folder for models and runs.
         deadline: end of the check, in `time.monotonic` seconds.
 
     Returns:
-        `status` (ran, skipped or failed), `reason`, `log`, and the measurements.
+        `status` (ran, skipped or failed), `reason`, and for a row that was started `log` and the measurements.
     """
-    most = settings.seconds * _ROW_SHARE
-    seconds = min(deadline - time.monotonic(), most)
-    log, run = settings.output / "logs" / f"{row.name}.log", folder / row.name
-    log.parent.mkdir(exist_ok=True)
-    done = measured_command.run(_recipe_command(row, settings, folder, model, run), log, seconds)
-    found = {"seconds": round(done.seconds, 1), "log": str(log), "gpu_peak_gib": done.gpu_peak_gib}
-    found |= _measurements(run, row, settings)
-    shutil.rmtree(run, ignore_errors=True)
-    if done.exit_code is None and found["steps"]:
-        return found | {"status": "ran", "reason": f"stopped after {done.seconds:.0f} s"}
-    if done.exit_code is None:
-        status = "failed" if seconds == most else "skipped"  # a row that was stopped by the deadline has not failed
-        return found | {"status": status, "reason": f"no step within {done.seconds:.0f} s; last: {done.message}"}
-    if done.exit_code == UserError.exit_code and " does not fit on " in done.message:  # rejected by the memory plan
-        return found | {"status": "skipped", "reason": done.message.removeprefix("error: ").partition(";")[0]}
-    problem = done.message if done.exit_code else _gradient_problem(found)
-    if problem:
-        return found | {"status": "failed", "reason": f"{problem} ({log})"}
-    return found | {"status": "ran", "reason": None}
-
-
-def _recipe_command(row: Row, settings: CheckSettings, folder: Path, model: Path, run: Path) -> list[str]:
-    arguments = [
-        *("--output-dir", str(run), "--model.name", str(model), "--model.engine", row.engine),
-        *("--sampling.backend", row.backend),
-        *("--data.train", str(folder / "train.jsonl"), "--data.eval", str(folder / "eval.jsonl")),
-        *("--data.eval-limit", "1", "--eval.num-samples", "0"),
-        *("--train.max-steps", str(_STEPS[row.backend]), "--rewards", *_REWARDS, settings.coin_reward),
+    if missing := row.missing_packages:
+        return _result("skipped", f"{' and '.join(missing)} not installed")
+    if time.monotonic() > deadline:
+        return _result("skipped", "no time left")
+    model, logs = folder / row.model, settings.output / "logs"
+    if not model.exists():
+        command = build_command(model, row.config)
+        built = measured_command.run(command, logs / f"build-{row.model}.log", deadline - time.monotonic())
+        if built.exit_code is None:
+            return _result("skipped", "no time left")
+        if built.exit_code:
+            shutil.rmtree(model, ignore_errors=True)
+            return _result("failed", f"the random model was not built: {built.message}")
+    log, run = logs / f"{row.name}.log", folder / row.name
+    command = [
+        *(sys.executable, str(settings.recipe), "--output-dir", str(run), "--model.name", str(model)),
+        *("--model.engine", row.engine, "--sampling.backend", row.backend),
+        *("--train.max-steps", str(_STEPS[row.backend]), "--eval.num-samples", "0", *PROBLEMS, *settings.arguments),
     ]
-    if importlib.util.find_spec("bitsandbytes") is None:
-        arguments += ["--model.bits", "16", "--train.optimizer", "adamw_torch"]
-    return [sys.executable, str(settings.recipe), *arguments, *settings.arguments]
-
-
-def _measurements(run: Path, row: Row, settings: CheckSettings) -> dict[str, Any]:
-    """Read the measurements of a finished or unfinished run."""
-    record: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError):
-        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    limit = settings.seconds * _ROW_SHARE
+    left = deadline - time.monotonic()
+    done = measured_command.run(command, log, min(limit, left))
+    found = {"seconds": round(done.seconds, 1), "log": str(log), "gpu_peak_gib": done.gpu_peak_gib}
     steps = [line for line in read_metrics(run) if "step_time" in line]
-    memory = record.get("memory") or {}
-    found: dict[str, Any] = {
+    if steps:
+        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        found |= _measurements(record, steps, row, settings.limits)
+    shutil.rmtree(run, ignore_errors=True)
+    if done.exit_code is None and steps:
+        return found | _result("ran", f"stopped after {done.seconds:.0f} s")
+    if done.exit_code is None:
+        status = "failed" if limit < left else "skipped"
+        return found | _result(status, f"no step within {done.seconds:.0f} s; last: {done.message}")
+    if done.exit_code == UserError.exit_code and " does not fit on " in done.message:  # rejected by the memory plan
+        return found | _result("skipped", done.message.removeprefix("error: ").partition(";")[0])
+    if done.exit_code:
+        return found | _result("failed", f"{done.message} ({log})")
+    if not any(step["grad_norm"] for step in steps):
+        return found | _result("failed", f"no step had a gradient ({log})")
+    return found | _result("ran", None)
+
+
+def _result(status: str, reason: str | None) -> dict[str, Any]:
+    return {"status": status, "reason": reason}
+
+
+def _measurements(record: dict[str, Any], steps: list[dict[str, Any]], row: Row, limits: Limits) -> dict[str, Any]:
+    """Return the measurements of a run with at least one step."""
+    config, memory, last = record["config"], record.get("memory") or {}, steps[-1]
+    completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
+    completion_tokens = last["completions/mean_length"]
+    prompt_tokens = last["num_tokens"] / len(steps) / completions - completion_tokens
+    work = StepWork(
+        Shape.of(row.config),
+        completions,
+        prompt_tokens,
+        completion_tokens,
+        config["model"]["bits"],
+        config["lora"]["rank"],
+        config["train"]["gradient_checkpointing"],
+    )
+
+    def median(name: str) -> float:
+        return statistics.median(step[name] for step in steps[1:] or steps)
+
+    return {
         "steps": len(steps),
+        "bits": config["model"]["bits"],
+        "micro_batch_size": memory.get("micro_batch_size", config["train"]["micro_batch_size"]),
+        "completions_per_step": completions,
+        "prompt_tokens": round(prompt_tokens, 1),
+        "completion_tokens": completion_tokens,
+        "step_seconds": round(median("step_time"), 3),
+        "rollout_seconds": round(median("time/rollouts"), 3),
+        "reward_seconds": round(median("time/rewards"), 3),
+        "training_seconds": round(median("time/training"), 3),
+        "tokens_per_second": round(median("rollouts/tokens_per_second"), 3),
+        "decoding_share": round(median("rollouts/tokens_per_second") / work.decoding_bound(limits), 4),
+        "training_share": round(work.training_share(median("time/training"), limits), 4),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "logprob_check": record.get("logprob_check"),
     }
-    if not steps:
-        return found
-
-    def median(name: str) -> float | None:
-        values = [step[name] for step in steps[1:] or steps if _is_finite(step.get(name))]
-        return round(statistics.median(values), 3) if values else None
-
-    config, last = record["config"], steps[-1]
-    completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
-    length = last.get("completions/mean_length", 0.0)
-    found |= {
-        "preset": config["preset"],
-        "bits": config["model"]["bits"],
-        "micro_batch_size": memory.get("micro_batch_size", config["train"]["micro_batch_size"]),
-        "completions_per_step": completions,
-        "completion_tokens": length,
-        "prompt_tokens": round(last.get("num_tokens", 0.0) / len(steps) / completions - length, 1),
-        "grad_norm": [norm if _is_finite(norm := step.get("grad_norm")) else str(norm) for step in steps],
-        "clipped_ratio": last.get("completions/clipped_ratio"),
-        "step_seconds": median("step_time"),
-        "rollout_seconds": median("time/rollouts"),
-        "reward_seconds": median("time/rewards"),
-        "training_seconds": median("time/training"),
-        "tokens_per_second": median("rollouts/tokens_per_second"),
-    }
-    if settings.limits:
-        work = StepWork(
-            Shape.of(row.config),
-            completions,
-            found["prompt_tokens"],
-            length,
-            config["model"]["bits"],
-            config["lora"]["rank"],
-            config["train"]["gradient_checkpointing"],
-        )
-        bound = work.decoding_bound(settings.limits)
-        found["decoding_bound_tokens_per_second"] = round(bound)
-        if found["tokens_per_second"]:
-            found["decoding_share"] = round(found["tokens_per_second"] / bound, 4)
-        if found["training_seconds"]:
-            found["training_share"] = round(work.training_share(found["training_seconds"], settings.limits), 4)
-    return found
-
-
-def _gradient_problem(found: dict[str, Any]) -> str | None:
-    """Return the problem with the gradients of a run that exited with 0; None if there is none."""
-    norms = found.get("grad_norm", [])
-    if any(isinstance(norm, str) for norm in norms):
-        return f"a gradient is not finite: the norms are {norms}"
-    return None if any(norms) else "no step had a gradient"
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

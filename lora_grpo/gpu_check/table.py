@@ -28,35 +28,28 @@ _COLUMNS = (
 
 
 def write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:
-    """Write results.json and results.md atomically.
+    """Write results.json, and results.md with a table of the rows that ran and the reasons of the other rows.
 
     Args:
         folder: output folder.
-        machine: GPU, versions and measured limits; empty if nothing was measured.
+        machine: GPU, versions and measured limits.
         results: one result per row; see `check.run_rows`.
     """
     atomic.write_json(folder / "results.json", {**machine, "rows": list(results)})
-    atomic.write_text(folder / "results.md", markdown(machine, results))
-
-
-def markdown(machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
-    """Return a table of the rows that ran, and one line for each row that did not run or was stopped early."""
-    lines = [_describe(machine), ""] if machine else []
-    if ran := [result for result in results if result["status"] == "ran"]:
-        lines += [f"| {' | '.join(heading for heading, *_ in _COLUMNS)} |", "|---" * 4 + "|---:" * 10 + "|"]
-        lines += [f"| {' | '.join(_cell(result.get(key), form) for _, key, form in _COLUMNS)} |" for result in ran]
-        lines += [""]
+    headings = " | ".join(heading for heading, *_ in _COLUMNS)
+    lines = [_describe(machine), "", f"| {headings} |", "|---" * 4 + "|---:" * 10 + "|"]
     for result in results:
-        if result["status"] != "ran" or result.get("reason"):
-            lines.append(
-                f"- {result['row']}: {result['status']}" + (f", {reason}" if (reason := result["reason"]) else "")
-            )
-    return "\n".join(lines).rstrip() + "\n"
+        if result["status"] == "ran":
+            cells = " | ".join(_cell(result[key], form) for _, key, form in _COLUMNS)
+            lines.append(f"| {cells} |")
+    lines.append("")
+    lines += [f"- {each['row']}: {each['status']}, {each['reason']}" for each in results if each["reason"]]
+    atomic.write_text(folder / "results.md", "\n".join(lines).rstrip() + "\n")
 
 
 def _describe(machine: dict[str, Any]) -> str:
-    measured, versions = machine["measured"], machine["versions"]
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    measured = machine["measured"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['gpu']} with {machine['memory_gib']:.0f} GiB; measured {measured['copy_gb_per_second']:,.0f} GB/s "
         f"copying and {measured['matmul_tflops']:,.0f} TFLOP/s in {measured['precision']}; {packages}; "

@@ -181,7 +181,6 @@ def test_rewards_of_a_flag_replace_those_of_the_file():
     [
         ["--rewards", "correct_answer", "--rewards", "integer_answer"],
         ["--grpo", "epsilon=0.1", "--grpo=top_k=1"],
-        ["--eval.k=1", "--eval.k=2"],
     ],
 )
 def test_a_list_flag_given_twice_would_lose_the_first(arguments):
@@ -219,8 +218,8 @@ def test_a_list_flag_given_twice_would_lose_the_first(arguments):
         (["--resume", "--overwrite"], "pass one of them"),
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--train.micro-batch-size", "7"], "do not divide"),
-        (["--data.train", "a.jsonl"], "--data.train is given without --data.eval"),
-        (["--data.eval", "a.jsonl"], "--data.eval is given without --data.train"),
+        (["--data.train", "a.jsonl"], "--data.train and --data.eval need each other"),
+        (["--data.eval", "a.jsonl"], "--data.train and --data.eval need each other"),
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments, message, capsys):

@@ -100,15 +100,14 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--grpo", "epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--model.name", "."], "has no config.json"),
-        (["--data.train", "train.jsonl"], "--data.train is given without --data.eval"),
-        (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl: no such file"),
+        (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl cannot be read: No such file"),
         ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
         (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
         (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
         (["--resume", "--overwrite"], "pass one of them"),
-        (["--preview", "--dry-run"], "--preview cannot be combined with --dry-run"),
-        (["--preview", "--resume"], "--preview cannot be combined with --resume"),
-        (["--preview", "--overwrite"], "--preview cannot be combined with --overwrite"),
+        (["--preview", "--dry-run"], "--dry-run and --preview cannot be combined"),
+        (["--preview", "--resume"], "--preview and --resume cannot be combined"),
+        (["--preview", "--overwrite"], "--preview and --overwrite cannot be combined"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
@@ -136,7 +135,9 @@ def test_a_wrong_row_is_named_by_its_line(recipe, tmp_path, text, message):
 def test_a_mistake_in_a_fresh_interpreter_is_one_line_as_well(fresh_recipe, tmp_path):
     before = set(tmp_path.rglob("*"))
     assert "did you mean --train.max-steps?" in refused(fresh_recipe("--train.max-step", "3"))
-    assert "missing.jsonl: no such file" in refused(fresh_recipe("--data.train", "missing.jsonl", *FILES[2:]))
+    assert "missing.jsonl cannot be read: No such file" in refused(
+        fresh_recipe("--data.train", "missing.jsonl", *FILES[2:])
+    )
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -183,11 +184,6 @@ def test_a_filter_needs_right_answers(recipe, tmp_path):
 
 def test_a_preview_is_of_one_process(recipe, tmp_path):
     assert "--preview runs in one process, got WORLD_SIZE=2" in refused(recipe("--preview", WORLD_SIZE="2"))
-    assert not (tmp_path / "outputs").exists()
-
-
-def test_a_launcher_that_sets_nonsense(recipe, tmp_path):
-    assert "WORLD_SIZE='two'" in refused(recipe(WORLD_SIZE="two"))
     assert not (tmp_path / "outputs").exists()
 
 

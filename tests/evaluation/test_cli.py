@@ -282,7 +282,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"task": "mbpp", "data": "ONLY 123"}, "no mbpp row is left to evaluate"),
         ({"sandbox": sandbox.Settings(timeout_seconds=float("nan"))}, "timeout"),
         ({"compare": "SELF"}, "is the evaluated model itself"),
-        ({"task": "gsm8k", "data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
+        ({"task": "gsm8k", "data": "./missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),
         ({"task": "humaneval", "data": "x.jsonl", "few_shot": 2}, "humaneval has no training rows"),
         ({"backend": "vllm"}, "--backend vllm needs the package vllm"),
         ({"sandbox": sandbox.Settings(timeout_seconds=-1), "task": "starter-code"}, "timeout"),

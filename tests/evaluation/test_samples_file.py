@@ -322,8 +322,8 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
         ({"seed": -1}, "--seed is -1"),
         ({"k": (0, 1)}, "--k is 0; expected a value greater than 0"),
         ({"k": ()}, "--k is "),
-        ({"samples": Path("missing.jsonl")}, r"missing\.jsonl: no such file"),
-        ({"data": "./missing.jsonl"}, r"missing\.jsonl: no such file"),
+        ({"samples": Path("missing.jsonl")}, r"missing\.jsonl cannot be read: No such file"),
+        ({"data": "./missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),
         ({"sandbox": sandbox.Settings(timeout_seconds=-1)}, "timeout"),
     ],
 )

@@ -6,8 +6,8 @@ import pytest
 from gpu_runs import COIN
 
 from lora_grpo.config.hardware import nvidia_gpus
-from lora_grpo.gpu_check.check import write_problems
 from lora_grpo.gpu_check.random_model import QWEN, build_command
+from lora_grpo.gpu_check.row import PROBLEMS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,10 +25,9 @@ def gpu():
 
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory):
-    """A folder with a random model of Qwen2.5-0.5B's shape, and problems with long questions beside it."""
+    """A folder with a random model of Qwen2.5-0.5B's shape."""
     folder = tmp_path_factory.mktemp("random")
     subprocess.run(build_command(folder / "model", QWEN["0.5B"]), check=True)
-    write_problems(folder)
     return folder / "model"
 
 
@@ -36,9 +35,7 @@ def random_model(tmp_path_factory):
 def short(random_model):
     """Arguments of a run of two steps with 64 completions of 64 tokens, of the random model."""
     return [
-        *("--model.name", str(random_model), "--train.max-steps", "2"),
-        *("--data.train", str(random_model.parent / "train.jsonl"), "--data.eval-limit", "1"),
-        *("--data.eval", str(random_model.parent / "eval.jsonl"), "--eval.num-samples", "0"),
+        *("--model.name", str(random_model), "--train.max-steps", "2", "--eval.num-samples", "0", *PROBLEMS),
         *("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576"),
         *("--rewards", "correct_answer=2.0", COIN),
     ]

@@ -8,6 +8,7 @@ from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_wi
 from lora_grpo.gpu_check.check import run_rows
 from lora_grpo.gpu_check.random_model import QWEN
 from lora_grpo.gpu_check.row import CheckSettings, Row
+from lora_grpo.planning import Limits
 
 pytestmark = pytest.mark.gpu
 
@@ -32,9 +33,11 @@ def test_the_embedded_model_trains(tmp_path, engine, backend):
 @pytest.mark.parametrize(("engine", "backend"), COMBINATIONS)
 def test_a_model_of_half_a_billion_parameters_trains_within_the_planned_memory(tmp_path, engine, backend):
     skip_without(engine, backend)
-    shorter = ("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576")
+    shorter = ("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576", "--rewards", COIN)
     row = Row("0.5B", QWEN["0.5B"], engine, backend)
-    [result] = run_rows([row], CheckSettings(RECIPE, tmp_path / "out", 900, shorter, coin_reward=COIN))
+    measured = {"copy_gb_per_second": 1000.0, "matmul_tflops": 100.0, "precision": "bfloat16"}
+    machine = {"gpu": "GPU", "memory_gib": 0, "measured": measured, "versions": {}, "started": ""}
+    [result] = run_rows([row], CheckSettings(RECIPE, tmp_path / "out", 900, Limits(1000.0, 100.0), shorter), machine)
     assert result["status"] == "ran", result["reason"]
     assert result["completion_tokens"] == 64
     assert result["gpu_peak_gib"] <= 1.1 * result["planned_gib"]

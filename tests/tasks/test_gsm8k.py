@@ -334,13 +334,13 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
 
 
 def test_a_file_that_cannot_be_used(tmp_path):
-    with pytest.raises(UserError, match="is a directory"):
+    with pytest.raises(UserError, match="Is a directory"):
         gsm8k.load("eval", str(tmp_path), None, 0)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"empty\.jsonl: no rows"):
         gsm8k.load("eval", str(tmp_path / "empty.jsonl"), None, 0)
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9", "answer": "1"}')
-    with pytest.raises(UserError, match=r"latin\.jsonl: not UTF-8 \(byte 17\)"):
+    with pytest.raises(UserError, match=r"latin\.jsonl cannot be read: .* in position 17"):
         gsm8k.load("eval", str(tmp_path / "latin.jsonl"), None, 0)
 
 
@@ -381,7 +381,7 @@ def test_an_unreachable_hub_says_what_to_pass_instead(hub, error):
 
 @pytest.mark.parametrize("source", ["missing.jsonl", "some/missing.json", "./missing", "../missing", "~/missing/x"])
 def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="No such file"):
         gsm8k.load("eval", source, None, 0)
     assert hub.calls == []
 
