@@ -221,5 +221,5 @@ def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):
 def test_a_world_size_without_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UserError, match=r"WORLD_SIZE=2 and no RANK; start several processes by torchrun"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2 and no RANK; start several processes with torchrun"):
         distributed.join()

@@ -147,7 +147,7 @@ MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.train", "mbpp.jsonl"], "name the file's task, e.g. "),
+        (["--data.train", "mbpp.jsonl"], "pass --data.task with --data.train and --data.eval"),
         (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
         (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
         (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a number from 1"),
