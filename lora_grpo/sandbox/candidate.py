@@ -52,12 +52,7 @@ class _Objects:
 
 
 def run(source: bytes, link: int) -> None:
-    """Execute the source and serve calls until the other end closes the socket.
-
-    Args:
-        source: the candidate's program, in UTF-8 that may include surrogates.
-        link: file descriptor of the socket to the tests.
-    """
+    """Execute the source, in UTF-8 that may include surrogates, and serve calls until the tests close the socket."""
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
     objects = _Objects(module.__dict__)

@@ -15,11 +15,11 @@ Mutable containers are numbered in the order in which they are encoded. `again` 
 from __future__ import annotations
 
 import builtins
-import importlib
 import json
 import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 MAX_FRAME_BYTES = 16 << 20
@@ -28,10 +28,8 @@ MAX_ITEMS = 1_000_000
 
 _PLAIN = (bool, float, str)
 _SMALL_INT = 1 << 62
-_SEQUENCES: dict[str, type] = {"list": list, "deque": deque, "set": set}
-_MAPPINGS: dict[str, type] = {"Counter": Counter, "OrderedDict": OrderedDict, "dict": dict}
+_FILLED = {kind.__name__: kind for kind in (list, deque, set, Counter, OrderedDict, dict, bytearray)}
 _NUMBERED = (list, dict, set, deque, bytearray)
-
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -49,7 +47,7 @@ def send(descriptor: int, message: Any) -> None:
     """
     body = _to_json(message).encode()
     if len(body) > MAX_FRAME_BYTES:
-        raise OverflowError(f"{len(body)} bytes; a message has at most {MAX_FRAME_BYTES}")
+        raise OverflowError(f"a message of {len(body)} bytes; expected at most {MAX_FRAME_BYTES}")
     frame = memoryview(len(body).to_bytes(4, "little") + body)
     while frame:
         frame = frame[os.write(descriptor, frame) :]
@@ -83,12 +81,7 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 class Encoder:
-    """Encode the values of one message.
-
-    Args:
-        handle: encodes an object that is not plain data.
-        nodes: the mutable containers that the other end already has, by number.
-    """
+    """Encode the values of one message. `nodes` are the containers that the other end already has, by number."""
 
     def __init__(self, handle: Callable[[Any], Any], nodes: Iterable[Any] = ()) -> None:
         self.nodes = list(nodes)
@@ -137,43 +130,34 @@ class Encoder:
 
 
 class Decoder:
-    """Decode the values of one message.
-
-    Args:
-        handle: returns the object for the arguments of a handle.
-        nodes: the mutable containers that both ends already have, by number.
-    """
+    """Decode the values of one message. `nodes` are the containers that both ends already have, by number."""
 
     def __init__(self, handle: Callable[..., Any], nodes: Iterable[Any] = ()) -> None:
         self.nodes = list(nodes)
         self._handle = handle
 
     def decode(self, data: Any) -> Any:
-        """Return the value.
-
-        Raises:
-            Malformed: the data does not follow the format of this module.
-        """
+        """Return the value. Data that does not follow the format of this module raises Malformed."""
         try:
             return self._decode(data)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            raise Malformed(f"no value: {type(error).__name__}: {error}") from None
+            raise Malformed(f"invalid value: {type(error).__name__}: {error}") from None
 
     def replace(self, node: Any, data: Any) -> None:
         """Replace the contents of an existing container with those encoded in `data`."""
         try:
             self._fill(node, data, clear=True)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            raise Malformed(f"no contents: {type(error).__name__}: {error}") from None
+            raise Malformed(f"invalid contents: {type(error).__name__}: {error}") from None
 
     def _decode(self, data: Any) -> Any:
         if type(data) is not list:
             if isinstance(data, dict):
-                raise ValueError("an object where a value belongs")
+                raise ValueError("a JSON object")
             return data
         tag, *rest = data
-        if tag in _SEQUENCES or tag in _MAPPINGS or tag == "bytearray":
-            node: Any = (_SEQUENCES.get(tag) or _MAPPINGS.get(tag) or bytearray)()
+        if tag in _FILLED:
+            node: Any = _FILLED[tag]()
             self.nodes.append(node)
             self._fill(node, rest[0])
             return node
@@ -212,20 +196,16 @@ class Decoder:
             node.extend(items)
 
 
-def _late(module: str) -> Any:
-    return importlib.import_module(module)
-
-
 def _builtin_type(name: Any) -> type:
     kind = vars(builtins)[name]
     if not isinstance(kind, type):
-        raise ValueError(f"no builtin type: {name!r}")
+        raise ValueError(f"{name!r} is not a builtin type")
     return kind
 
 
 def _natural(number: Any) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"no number of a container: {number!r}")
+        raise ValueError(f"{number!r} is not the number of a container")
     return number
 
 
@@ -239,21 +219,9 @@ def _tag(value: Any) -> str | None:
     return name
 
 
-_EXACT: dict[type, str] = {
-    list: "list",
-    tuple: "tuple",
-    Counter: "Counter",
-    OrderedDict: "OrderedDict",
-    dict: "dict",
-    set: "set",
-    frozenset: "frozenset",
-    deque: "deque",
-    bytearray: "bytearray",
-    bytes: "bytes",
-    range: "range",
-    complex: "complex",
-    slice: "slice",
-}
+# In this order: a subclass comes before its base class.
+_BASES = (list, tuple, Counter, OrderedDict, dict, set, frozenset, deque, bytearray, bytes, range, complex, slice)
+_EXACT: dict[type, str] = {kind: kind.__name__ for kind in _BASES}
 # Listed by name, so that programs that do not use these modules do not import them.
 _LATE = {
     ("decimal", "Decimal"): "Decimal",
@@ -276,12 +244,12 @@ _SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 _BUILD: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16),
     "bytes": bytes.fromhex,
-    "type": lambda name: _builtin_type(name),
+    "type": _builtin_type,
     "range": range,
     "complex": complex,
-    "Decimal": lambda text: _late("decimal").Decimal(text),
-    "Fraction": lambda top, bottom: _late("fractions").Fraction(int(top, 16), int(bottom, 16)),
-    "date": lambda text: _late("datetime").date.fromisoformat(text),
-    "datetime": lambda text: _late("datetime").datetime.fromisoformat(text),
-    "timedelta": lambda *parts: _late("datetime").timedelta(*parts),
+    "Decimal": lambda text: import_module("decimal").Decimal(text),
+    "Fraction": lambda top, bottom: import_module("fractions").Fraction(int(top, 16), int(bottom, 16)),
+    "date": lambda text: import_module("datetime").date.fromisoformat(text),
+    "datetime": lambda text: import_module("datetime").datetime.fromisoformat(text),
+    "timedelta": lambda *parts: import_module("datetime").timedelta(*parts),
 }

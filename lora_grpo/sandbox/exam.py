@@ -98,11 +98,9 @@ class _Counted(ast.NodeTransformer):
         self.number = 0
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
-        """Return the statement unchanged."""
         return node
 
     def visit_With(self, node: ast.With) -> ast.stmt:
-        """Return the statement unchanged."""
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:

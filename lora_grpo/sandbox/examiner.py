@@ -16,12 +16,7 @@ Report = dict[str, Any]
 
 
 def examine(exam: bytes, descriptor: int) -> Report:
-    """Run the tests and return the report.
-
-    Args:
-        exam: the tests, compiled by `exam.prepare`.
-        descriptor: file descriptor of the socket to the candidate.
-    """
+    """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket."""
     prelude, code, functions, test, num_tests = marshal.loads(exam)
     link, count = Link(descriptor), _Count(num_tests)
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
@@ -83,10 +78,7 @@ def _report(status: str, message: str, count: _Count) -> Report:
 
 
 class _Count:
-    """Count the asserts that pass.
-
-    An assert that runs several times must pass every time. An assert that never runs does not pass.
-    """
+    """Count the asserts that run and pass every time they run."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -49,9 +49,6 @@ def refuse(reasons: dict[str, str]) -> UserError:
 def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
     """Test the sandbox: a correct program must pass, and every program that tries to escape must fail.
 
-    Args:
-        run: runs programs in the tier under test.
-
     Returns:
         A description of what escaped or failed, or None if the isolation works.
     """

@@ -38,13 +38,7 @@ module.main(role, int(control), isolation, readable, limits)
 
 
 def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a zygote. It sends `!` on the returned control socket when it is ready.
-
-    Args:
-        role: `candidate` or `examiner`.
-        isolation: `landlock`, `bubblewrap`, or `none`.
-        limits: address space of a child in bytes and CPU time in seconds.
-    """
+    """Start a zygote; `zygote.main` describes the arguments. It sends `!` on the returned socket when it is ready."""
     ours, theirs = socket.socketpair()
     folder = Path(__file__).parent
     modules = [(name, (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]

@@ -12,6 +12,7 @@ from lora_grpo.sandbox.codec import MAX_ITEMS, Decoder, Encoder, Malformed, rece
 
 FROM_CANDIDATE = "raised by the candidate: "
 """Prefix of the note that is added to exceptions raised by the candidate."""
+_EXITED, _INVALID = "its process exited", "it sent an invalid reply"
 _REPLIES: dict[str, list[list[type]]] = {
     "ready": [[]],
     "invalid": [[str]],
@@ -22,12 +23,7 @@ _REPLIES: dict[str, list[list[type]]] = {
 
 
 class Gone(BaseException):
-    """The candidate exited or misbehaved. Not a subclass of `Exception`, so that tests do not catch it.
-
-    Args:
-        status: status of the verdict.
-        message: message of the verdict.
-    """
+    """The candidate exited or misbehaved. Not a subclass of `Exception`, so that tests do not catch it."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -39,11 +35,7 @@ class NotPlain(Exception):
 
 
 class Link:
-    """Requests to the candidate's process.
-
-    Args:
-        descriptor: file descriptor of the socket.
-    """
+    """Requests to the candidate's process."""
 
     def __init__(self, descriptor: int) -> None:
         self.asked = 0
@@ -66,13 +58,7 @@ class Link:
     def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
         """Run an operation in the candidate's process and return its result.
 
-        In-place changes to arguments are applied to the caller's objects.
-
-        Args:
-            operation: one of `candidate.OPERATIONS`.
-            remote: the object to operate on.
-            *args: positional arguments of the operation.
-            **kwargs: keyword arguments of the operation.
+        In-place changes to arguments are applied to the caller's objects. `candidate.OPERATIONS` lists the operations.
 
         Raises:
             Gone: the process exited or sent an invalid reply.
@@ -97,9 +83,9 @@ class Link:
         try:
             send(self._descriptor, request)
         except OSError:
-            raise self._lose("crashed", "its process ended") from None
+            raise self._lose("crashed", _EXITED) from None
         except OverflowError as error:
-            raise self._lose("failed", f"too much to be passed on: {error}") from None
+            raise self._lose("failed", f"the arguments are too large: {error}") from None
         reply = self._receive("returned", "raised")
         decoder = Decoder(self._remote, encoder.nodes)
         try:
@@ -108,7 +94,7 @@ class Link:
             if reply[0] == "returned":
                 return decoder.decode(reply[2])
         except (Malformed, LookupError, TypeError, ValueError) as error:
-            raise self._lose("failed", f"a malformed answer: {error}") from None
+            raise self._lose("failed", f"{_INVALID}: {error}") from None
         return self._raise(reply, decoder, may_stop=operation == "next")
 
     def _receive(self, *expected: str) -> list[Any]:
@@ -116,12 +102,12 @@ class Link:
         try:
             reply = receive(self._descriptor)
         except (EOFError, OSError):
-            raise self._lose("crashed", "its process ended") from None
+            raise self._lose("crashed", _EXITED) from None
         except Malformed as error:
-            raise self._lose("failed", f"a malformed answer: {error}") from None
+            raise self._lose("failed", f"{_INVALID}: {error}") from None
         known = isinstance(reply, list) and reply and reply[0] in expected
         if not known or [type(part) for part in reply[1:]] not in _REPLIES[reply[0]]:
-            raise self._lose("failed", "a malformed answer")
+            raise self._lose("failed", _INVALID)
         return reply
 
     def _raise(self, reply: list[Any], decoder: Decoder, may_stop: bool = False) -> None:
@@ -135,7 +121,7 @@ class Link:
         try:
             args = decoder.decode(encoded)
         except Malformed as cause:
-            raise self._lose("failed", f"a malformed answer: {cause}") from None
+            raise self._lose("failed", f"{_INVALID}: {cause}") from None
         error: BaseException = Exception(text)
         for kind in nearest:
             try:
@@ -153,12 +139,12 @@ class Link:
             return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
         if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
             # The value may be an earlier result of the candidate, so this is not an error in the dataset.
-            raise self._lose("failed", f"a {type(value).__name__} too deep or too large to be passed on")
-        raise NotPlain(f"a {type(value).__name__} of the tests cannot be passed to the candidate")
+            raise self._lose("failed", f"a {type(value).__name__} is too deep or too large to send")
+        raise NotPlain(f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
 
     def _remote(self, key: Any, *_: Any) -> Remote:
         if type(key) is not int:
-            raise ValueError(f"no handle: {key!r}")
+            raise ValueError(f"{key!r} is not a handle")
         return Remote(self, key)
 
     def _lose(self, status: str, message: str) -> Gone:
@@ -167,10 +153,9 @@ class Link:
 
 
 class Remote:
-    """An object or global name of the candidate.
+    """An object or global name of the candidate. It is equal only to itself.
 
-    It is equal only to itself. `in` compares its items in the tests' process, so the candidate never receives an
-    expected value.
+    `in` compares its items in the tests' process, so the candidate never receives an expected value.
     """
 
     __slots__ = ("_key", "_link")

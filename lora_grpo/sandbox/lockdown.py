@@ -57,13 +57,9 @@ def give_up_privileges() -> None:
 
 
 def give_up_files(readable: Iterable[str]) -> None:
-    """Restrict file system access to reading these paths. Newer kernels also block TCP and signals to other processes.
+    """Restrict file system access to reading these files, and folders with all of their content.
 
-    Args:
-        readable: files, and folders with all of their content.
-
-    Raises:
-        OSError: the kernel does not support Landlock.
+    Newer kernels also block TCP and signals to other processes.
     """
     version = landlock_version()
     if not version:
@@ -88,11 +84,7 @@ def give_up_files(readable: Iterable[str]) -> None:
 
 
 class SystemCallFilter:
-    """A seccomp filter that is built once and installed in many processes.
-
-    Args:
-        program: BPF instructions, built by `syscalls`.
-    """
+    """A seccomp filter of BPF instructions that is built once and installed in many processes."""
 
     def __init__(self, program: bytes) -> None:
         self._lines = ctypes.create_string_buffer(program, len(program))
@@ -109,9 +101,6 @@ def give_up_system_calls() -> SystemCallFilter:
 
     The long allow list takes most of a millisecond to install, so the zygote installs it once. The returned filter
     denies the few calls that only a zygote needs. It is installed in each child.
-
-    Raises:
-        OSError: the system call numbers of this architecture are not known.
     """
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
@@ -147,11 +136,7 @@ def limit_cpu(seconds: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent exits.
-
-    Args:
-        parent: the parent's process id, used to detect a parent that exited before this call.
-    """
+    """Make the kernel kill this process when its parent exits, and exit now if it already has another parent."""
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -22,12 +22,7 @@ _RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandb
 
 
 class Pool:
-    """Workers with one isolation tier.
-
-    Args:
-        settings: limits of each program and the number of workers.
-        tier: `landlock`, `bubblewrap`, or `none`.
-    """
+    """Workers with one isolation tier: `landlock`, `bubblewrap`, or `none`."""
 
     def __init__(self, settings: Settings, tier: str) -> None:
         self.settings, self.tier = settings, tier
@@ -84,12 +79,12 @@ class Pool:
             # Two workers died on this program. If a new worker passes a correct program, this program is the cause.
             worker = self._start()
             if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
-                return Verdict("crashed", "the worker that ran it died, twice", 0.0)
+                return Verdict("crashed", "two workers died while running it", 0.0)
             raise WorkerDied("a correct program no longer passes")
         except WorkerDied as error:
             self._bury(worker)
             worker = None
-            raise RunError(f"the sandbox's workers die: {error}; is the machine out of memory?") from None
+            raise RunError(f"the sandbox's workers keep dying: {error}; check the machine's free memory") from None
         finally:
             self._idle.put(worker)
 
@@ -157,9 +152,6 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
 def run(programs: Sequence[Program]) -> list[Verdict]:
     """Run programs with their tests and return their verdicts in order.
 
-    Args:
-        programs: N programs. Each worker runs one program at a time.
-
     Raises:
         BrokenTest: the tests of a program cannot run with any candidate.
         RunError: the sandbox's processes cannot start.
@@ -207,11 +199,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def check_settings(settings: Settings) -> None:
-    """Check the settings.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """Raise UserError if a setting is out of range."""
     for name, value, low, high in (
         ("workers", settings.workers, 1, 1024),
         ("timeout-seconds", settings.timeout_seconds, 0.01, 3600),
@@ -222,5 +210,4 @@ def check_settings(settings: Settings) -> None:
 
 
 def _cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -28,10 +28,6 @@ class WorkerDied(Exception):
 class Worker:
     """A pair of zygotes. One forks candidates, and the other forks their tests.
 
-    Args:
-        isolation: `landlock`, `bubblewrap`, or `none`.
-        settings: limits of each program.
-
     Raises:
         WorkerDied: a process did not start. The message includes its last line of output.
     """
@@ -57,11 +53,7 @@ class Worker:
             raise
 
     def grade(self, program: Program, exam: bytes) -> Verdict:
-        """Run one program with its tests.
-
-        Args:
-            program: the candidate.
-            exam: its tests, compiled by `exam.prepare`.
+        """Run one program with its tests, compiled by `exam.prepare`.
 
         Raises:
             BrokenTest: the tests cannot run with any program.
@@ -113,7 +105,7 @@ class Worker:
         try:
             socket.send_fds(self._controls[role], [b"R"], [file, *descriptors])
         except OSError as error:
-            raise WorkerDied(f"the {role}'s process ended ({error})") from None
+            raise WorkerDied(f"the {role}'s process exited ({error})") from None
         finally:
             os.close(file)
 
@@ -150,7 +142,7 @@ class Worker:
                 ends[role] = ANSWER.unpack(answer)
             return ends
         except OSError as error:  # includes timeouts
-            raise WorkerDied(f"a process of the sandbox does not answer ({error})") from None
+            raise WorkerDied(f"a process of the sandbox does not respond ({error})") from None
 
 
 def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -177,8 +169,8 @@ def _decide(
     if not output.endswith(b"\n"):
         killed, wait_status = ends["examiner"]
         if killed or not os.WIFSIGNALED(wait_status):
-            raise WorkerDied("the tests' process ended without output")
-        return Verdict("crashed", f"its tests' process ended by {_signal(wait_status)}", seconds)
+            raise WorkerDied("the tests' process exited without output")
+        return Verdict("crashed", f"the process of its tests was killed by {_signal(wait_status)}", seconds)
     report = json.loads(output)
     status, message = report["status"], report["message"]
     if status == "broken":
@@ -191,13 +183,13 @@ def _decide(
 def _how_it_ended(killed: bool, status: int) -> tuple[Status, str]:
     """Interpret the wait status of a candidate that closed its socket to the tests."""
     if not os.WIFSIGNALED(status):
-        return "crashed", f"its process left with exit code {os.waitstatus_to_exitcode(status)}"
+        return "crashed", f"its process exited with code {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)
     if number == signal.SIGSYS:
         return "blocked", "it made a system call that the sandbox forbids"
     if number == signal.SIGKILL:
-        return ("crashed", "it closed its link to the tests") if killed else ("memory", "killed for its memory")
-    return "crashed", f"its process ended by {_signal(status)}"
+        return ("crashed", "it closed its socket") if killed else ("memory", "killed for using too much memory")
+    return "crashed", f"its process was killed by {_signal(status)}"
 
 
 def _signal(status: int) -> str:
