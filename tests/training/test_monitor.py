@@ -22,7 +22,13 @@ MONITORED = {
     "seed": 1,  # the best step is neither the first nor the last
     "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
     "monitor": {"rows": 16, "every_steps": 2},
-    "train": {"max_steps": 6, "prompts_per_step": 4, "checkpoint_steps": 2, "learning_rate": 2e-3},
+    "train": {
+        "max_steps": 6,
+        "prompts_per_step": 4,
+        "micro_batch_size": 16,
+        "checkpoint_steps": 2,
+        "learning_rate": 2e-3,
+    },
     "rewards": ("xml_tag_count=1.0",),
 }
 
@@ -191,7 +197,7 @@ def fails(folder, name, before=None, **changes):
     return str(caught.value), json.loads((folder / "run.json").read_text())
 
 
-TWENTY = {"max_steps": 20, "prompts_per_step": 2, "checkpoint_steps": 20}
+TWENTY = {"max_steps": 20, "prompts_per_step": 2, "micro_batch_size": 8, "checkpoint_steps": 20}
 
 
 @pytest.mark.slow
