@@ -115,16 +115,10 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 
 def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, width: int = 2) -> int:
-    """Return the size of the base model in bytes.
+    """Return the size of the base model in bytes, with `width` bytes per parameter that is not quantized.
 
     NF4 uses half a byte per parameter and one scale per 64 parameters. Double quantization stores each scale in one
-    byte, plus one float32 per 256 scales. Each matrix also has a few tables.
-
-    Args:
-        shape: shape of the model.
-        bits: 4 or 16.
-        double_quantized: False for vLLM, which dequantizes the scales to float32 on load.
-        width: bytes per unquantized parameter.
+    byte, plus one float32 per 256 scales; vLLM dequantizes the scales to float32. Each matrix also has a few tables.
     """
     if bits == 16:
         return width * shape.parameters
@@ -218,21 +212,17 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of up to 2048 tokens and 8192 vocabulary entries (training/chunked_logprobs.py). The
-    memory consists of:
-
-    - two tiles, one of them in the dtype of the activations
-    - float32 intermediate results of this and the previous tile, or half of them and a part of the head
-    - the gradient of the hidden states
-    - the last norm
+    Logits are computed in tiles of tokens and vocabulary entries (training/chunked_logprobs.py).
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.config.sampling.max_completion_tokens
-    norm = (8 + width) * step.tokens * shape.hidden
+    last_norm = (8 + width) * step.tokens * shape.hidden
+    hidden_gradient = 4 * completions * shape.hidden
     rows = min(completions, _TOKEN_CHUNK)
     entries = min(shape.vocabulary, _VOCABULARY_CHUNK)
     single = completions <= _TOKEN_CHUNK and shape.vocabulary <= _VOCABULARY_CHUNK
-    tiles = (4 + width) * rows * _VOCABULARY_CHUNK
+    tiles = (4 + width) * rows * _VOCABULARY_CHUNK  # two, one of them in the dtype of the activations
+    # The float32 intermediate results of this and the previous tile, or half of them and a part of the head.
     between = (12 if single else 16) * rows * entries
     head = 8 * rows * entries + 4 * shape.hidden * (rows + entries)
-    return norm + tiles + max(between, head) + 4 * completions * shape.hidden
+    return last_norm + hidden_gradient + tiles + max(between, head)

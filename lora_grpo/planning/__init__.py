@@ -7,8 +7,8 @@
                                  │
                                  └─ nothing fits ──► suggestions ──► exit 2 with three settings to change
 
-plan.py          builds the plan, and searches for the largest settings that fit
-fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share
+plan.py          builds the plan
+fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, largest settings
 suggestions.py   suggests cheaper settings for a run that does not fit
 duration.py      computes the work of a run and estimates its duration
 roofline.py      limits of a GPU (measured or published), and the resulting bounds for a GRPO step

@@ -68,27 +68,24 @@ class Duration:
     training: tuple[float, float] | None = None
     """All steps; None without an estimate."""
     evaluation: tuple[float, float] | None = None
-    """The evaluations before and after training; None if unknown."""
+    """The evaluations before and after training; None if there are none, or if their duration is unknown."""
 
     def text(self) -> str:
         """Return the estimate as one line."""
         if self.training is None:
             return self.source
         line = f"{_range(self.training)} for the steps"
-        if self.evaluation and self.evaluation[1]:
+        if self.evaluation:
             line += f" and {_range(self.evaluation)} for the evaluations before and after"
-        elif self.evaluation is None:
-            line += ", without the evaluations before and after"
         return f"{line} ({self.source})"
 
 
 def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None) -> Duration:
     """Estimate the duration of a run from its resolved configuration. Shape and fit are None without a memory plan."""
-    nothing = (0.0, 0.0)
     if measured := _measured_steps(config):
         seconds = statistics.median(measured)
         source = f"measured: the median of {len(measured)} steps in {config.output_dir}, {seconds:.1f} s per step"
-        return Duration(source, (work.steps * seconds,) * 2, None if work.evaluated != 0 else nothing)
+        return Duration(source, (work.steps * seconds,) * 2)
     hint = f"run {_MEASURED_STEPS} steps in {config.output_dir} and repeat --plan, which reads its metrics.jsonl"
     if shape is None or fit is None:
         return Duration(f"no estimate, because the memory is not planned; {hint}")
@@ -121,7 +118,7 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
         f"{fit.device.name} and guessed shares of them; completions at maximum length, rewards not included"
     )
     training = work.steps * (sampled[0] + trained[0]), work.steps * (sampled[1] + trained[1])
-    return Duration(source, training, None if work.evaluated is None else sampling(work.evaluated))
+    return Duration(source, training, sampling(work.evaluated) if work.evaluated else None)
 
 
 def _range(seconds: tuple[float, float]) -> str:

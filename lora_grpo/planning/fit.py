@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape, micro_batches
+from lora_grpo.config import RunConfig, batch_shape, micro_batches, replace
 from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
 """Share of the free memory that a plan may use; the rest is a safety margin. A guess, not measured on a GPU."""
+
+_MOST = 1 << 24
+"""Upper limit of the search for the largest micro-batch and context."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,18 @@ class Planner:
         """Return the plan that needs the least memory."""
         return self.at(config, *self._choices(config)[-1])
 
+    def largest_micro_batch(self, config: RunConfig, sequences: int) -> int:
+        """Return the largest micro-batch that fits with this many parallel completions. It may not divide a step."""
+        return _highest(lambda size: self.at(config, size, sequences).fits)
+
+    def longest_context(self, config: RunConfig) -> int:
+        """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion."""
+
+        def fits(tokens: int) -> bool:
+            return self.at(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
+
+        return _highest(fits, above=config.sampling.max_completion_tokens)
+
     def _choices(self, config: RunConfig) -> list[tuple[int, int]]:
         """Return the micro-batch sizes and numbers of parallel completions to choose from, the smallest last."""
         sizes = micro_batches(config)
@@ -151,6 +167,17 @@ class Planner:
             sizes = [config.train.micro_batch_size]
         parallel = [completions >> halvings for halvings in range(completions.bit_length())]
         return [(micro, sequences) for sequences in parallel for micro in sizes]
+
+
+def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
+    """Return the largest number above `above` for which a monotonic condition holds, or 0 if there is none."""
+    low, high = above, above + 1
+    while high < _MOST and holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low if low > above else 0
 
 
 def _gib(size: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,21 +26,6 @@ from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import choose_fit, refusal
 from lora_grpo.runs import newest_step
 
-_MOST = 1 << 24
-"""Upper limit of the search for the largest micro-batch and context."""
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest values that still fit, with all other settings unchanged."""
-
-    micro_batch_size: int
-    """With the planned number of parallel completions. It may not divide a step."""
-    context: int
-    """Prompt plus completion in tokens, with the planned micro-batch and parallel completions; 0 if none fits."""
-    smallest_batch_context: int
-    """The same with a micro-batch of one and one completion at a time; longer contexts are rejected."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,7 +43,10 @@ class Plan:
     """Why the memory is not planned; None if it is."""
     shape: Shape | None = None
     fit: Fit | None = None
-    largest: Largest | None = None
+    largest_micro_batch: int = 0
+    """The largest micro-batch that fits the planned number of parallel completions. It may not divide a step."""
+    longest_context: int = 0
+    """The most tokens of prompt plus completion that fit, with a micro-batch of one and one completion at a time."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with suggestions; None if they fit."""
 
@@ -66,7 +54,7 @@ class Plan:
         """Return the entries `memory` and `plan` of run.json, with memory in GiB."""
         memory = self.fit.record() if self.fit else {"not_planned": self.not_planned}
         plan = {
-            "largest": self.largest and dataclasses.asdict(self.largest),
+            "largest": {"micro_batch_size": self.largest_micro_batch, "context": self.longest_context},
             "work": dataclasses.asdict(self.work),
             "time": self.duration.text(),
             "assumptions": list(self.assumptions),
@@ -94,12 +82,14 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     derived = [] if device.on_cpu or config.train.micro_batch_size is not None else ["train.micro_batch_size"]
     if not device.on_cpu and config.model.gpu_memory_share is None and local_sampler(config) != "transformers":
         derived.append("model.gpu_memory_share")
-    fit = largest = too_large = None
+    fit = too_large = None
+    largest_micro_batch = longest_context = 0
     shape, not_planned = _read_shape(config, device, derived)
     if shape is not None:
         planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
         fit = choose_fit(planner, config)
-        largest = _find_largest(planner, config, fit)
+        largest_micro_batch = planner.largest_micro_batch(config, fit.max_num_seqs)
+        longest_context = planner.longest_context(config)
         if not fit.fits:
             too_large = refusal(planner, config)
         if not device.on_cpu:
@@ -117,7 +107,8 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         not_planned=not_planned,
         shape=shape,
         fit=fit,
-        largest=largest,
+        largest_micro_batch=largest_micro_batch,
+        longest_context=longest_context,
         too_large=too_large,
     )
 
@@ -160,31 +151,6 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
 def _sampler(config: RunConfig, device: Device) -> memory.SamplerKind:
     """Return the sampler. On a CPU, the kit's own sampler uses a dequantized copy of the model, except with DoRA."""
     return "merged" if device.on_cpu and not config.lora.dora else local_sampler(config)
-
-
-def _find_largest(planner: Planner, config: RunConfig, fit: Fit) -> Largest:
-    """Search for the largest micro-batch and context that fit."""
-
-    def context_fits(longest: int, micro: int, sequences: int) -> bool:
-        return planner.at(replace(config, {"model": {"max_sequence_tokens": longest}}), micro, sequences).fits
-
-    completion, micro, sequences = config.sampling.max_completion_tokens, fit.micro_batch_size, fit.max_num_seqs
-    return Largest(
-        micro_batch_size=_highest(lambda size: planner.at(config, size, sequences).fits),
-        context=_highest(lambda longest: context_fits(longest, micro, sequences), above=completion),
-        smallest_batch_context=_highest(lambda longest: context_fits(longest, 1, 1), above=completion),
-    )
-
-
-def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
-    """Return the largest number above `above` for which a monotonic condition holds, or 0 if there is none."""
-    low, high = above, above + 1
-    while high < _MOST and holds(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low if low > above else 0
 
 
 def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_present: bool) -> Iterator[str]:

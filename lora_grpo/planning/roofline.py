@@ -67,14 +67,10 @@ def published_limits(gpu: str) -> Limits | None:
 
 
 def measure(size: int | None = None) -> dict[str, Any]:
-    """Measure the rates of this machine's GPU, or of its CPU if there is no GPU.
+    """Measure the fields of `Limits` on this machine's GPU, or on its CPU if there is no GPU.
 
-    Args:
-        size: side of the square matrices; None uses 8192 on a GPU and 512 on a CPU. The copied block is sixteen times
-            as large as a matrix, and at most a third of the free GPU memory.
-
-    Returns:
-        The fields of `Limits`, with the device's name and precision and the CUDA version.
+    `size` is the side of the square matrices. The copied block is sixteen times as large as a matrix, and at most a
+    third of the free GPU memory.
     """
     import torch
     from torch.utils.benchmark import Timer

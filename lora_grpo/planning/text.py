@@ -37,9 +37,8 @@ def summary(plan: Plan) -> Iterator[str]:
 
 def _settings(plan: Plan) -> Iterator[str]:
     """Yield the planned settings, memory, work and time."""
-    if plan.fit and plan.largest:
-        fit = plan.fit
-        yield _line("micro-batch", f"{fit.micro_batch_size} completions; at most {plan.largest.micro_batch_size} fit")
+    if fit := plan.fit:
+        yield _line("micro-batch", f"{fit.micro_batch_size} completions; at most {plan.largest_micro_batch} fit")
         share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel by {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
@@ -54,8 +53,8 @@ def _settings(plan: Plan) -> Iterator[str]:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    shape, fit, largest = plan.shape, plan.fit, plan.largest
-    if not shape or not fit or not largest:
+    shape, fit = plan.shape, plan.fit
+    if not shape or not fit:
         yield _line("model", plan.model)
     else:
         adapter = _count(fit.parts["adapter"] // 4)
@@ -63,11 +62,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield _line("engine", plan.engine + (f", {plan.processes} processes" if plan.processes > 1 else ""))
         yield from _table(fit)
         declared = f"; the model declares {shape.context:,}" if shape.context else ""
-        yield _line(
-            "context",
-            f"at most {largest.context:,} tokens fit with these batch sizes, {largest.smallest_batch_context:,} with "
-            f"batches of one{declared}",
-        )
+        yield _line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}")
     yield from _settings(plan)
     yield "\nAssumptions:"
     yield from (f"- {assumption}" for assumption in plan.assumptions)

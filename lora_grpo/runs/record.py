@@ -74,7 +74,6 @@ class RunRecord:
     versions: dict[str, str]
     recipe: str | None = None
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
-    seed: int | None = None
     trained_steps: int | None = None
     reward_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each user reward file, by path."""

@@ -89,14 +89,15 @@ class Run:
             for name in _ENTRIES if distributed.is_main() else ():
                 _delete(self.folder / name)
         else:
+            before = self.record["policy"]
             for name in ("base_model", "revision", "fingerprint", "engine", "bits"):
-                if self.record["policy"].get(name) != policy_record[name]:
+                if before.get(name) != policy_record[name]:
                     raise UserError(
-                        f"the run in {self.folder} began with {name} {self.record['policy'].get(name)!r}, now it is "
+                        f"the run in {self.folder} began with {name} {before.get(name)!r}, now it is "
                         f"{policy_record[name]!r}; restore it, or pass another --output-dir"
                     )
         self.begun = True
-        self.update(status="running", policy=policy_record, seed=self.config.seed, processes=distributed.world_size())
+        self.update(status="running", policy=policy_record, processes=distributed.world_size())
         distributed.barrier()
 
     def update(self, **entries: Any) -> None:

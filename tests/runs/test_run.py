@@ -93,7 +93,7 @@ def test_the_record_says_what_where_and_with_what(tmp_path):
     run.begin(BASE)
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["recipe"] == "gsm8k_lora"
-    assert record["config"]["seed"] == record["seed"] == 3
+    assert record["config"]["seed"] == 3
     assert record["config"]["train"]["max_steps"] == RunConfig().train.max_steps
     assert record["data"] == ROWS
     assert record["policy"] == BASE
