@@ -8,7 +8,6 @@ import pytest
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import gsm8k
-from lora_grpo.tasks.registry import get_task
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 STYLES = ("xml", "hashes", "think")
@@ -384,7 +383,3 @@ def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
     with pytest.raises(UserError, match="No such file"):
         gsm8k.load("eval", source, None, 0)
     assert hub.calls == []
-
-
-def test_the_module_is_a_task():
-    assert get_task("gsm8k") is gsm8k

@@ -8,7 +8,6 @@ import pytest
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import humaneval
-from lora_grpo.tasks.registry import get_task
 
 PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
 RECORD = {
@@ -118,7 +117,3 @@ def test_every_raw_continuation_passes(rows):
     raw = [row["answer"].removeprefix(row["completion_prefix"]) + "\n\n\ndef spare():\n    return (" for row in rows]
     verdicts = humaneval.grade_many(raw, rows)
     assert [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed] == []
-
-
-def test_the_module_is_a_task():
-    assert get_task("humaneval") is humaneval

@@ -6,7 +6,6 @@ import pytest
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import mbpp
-from lora_grpo.tasks.registry import get_task
 
 RECORD = {
     "task_id": 601,
@@ -141,7 +140,3 @@ def test_the_real_splits(source, capsys):
     assert len(mbpp.load("train", source)) == 374
     assert len(mbpp.load("eval", source)) == 499
     assert "dropped 1 MBPP rows" in capsys.readouterr().err
-
-
-def test_the_module_is_a_task():
-    assert get_task("mbpp") is mbpp
