@@ -77,7 +77,7 @@ class Sampler:
 
         Args:
             prompts: B rendered prompts.
-            params: how completions are sampled.
+            params: settings, with G completions per prompt.
             seeds: B·G seeds. Each determines one completion, independent of the rest of the call.
             adapter: if False, sample from the base model.
 
@@ -119,8 +119,7 @@ class Sampler:
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of rendered prompts. Special tokens are added only if there is no chat template."""
         plain = not getattr(self.tokenizer, "chat_template", None)
-        ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
-        return ids
+        return self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
         """Set `batch_size` to the number of completions that fit in memory. See `max_batch_size`."""

@@ -159,9 +159,7 @@ def start_engine(
     """Load a base model into vLLM, with memory for one adapter. On a CPU, a 4-bit base is dequantized.
 
     Args:
-        settings: the base model and its precision.
         rank: rank to reserve memory for (see `served_rank`). None disables adapters.
-        max_sequence_tokens: maximum length of a prompt and its completion.
         gpu_memory_share: share of GPU memory for weights and cache, 0 to 1.
         seed: of vLLM's global random generators. Completions have their own seeds.
         max_batch_size: completions decoded together. None uses vLLM's default.
