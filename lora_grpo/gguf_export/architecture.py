@@ -5,14 +5,14 @@ A model that llama.cpp would compute differently from transformers raises an err
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import StoredTensor, json_files, same_values
+from lora_grpo.errors import UserError
+from lora_grpo.files import StoredTensor, same_values
+from lora_grpo.merging import empty_model
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -36,43 +36,24 @@ class Tensor:
     heads: int | None
     """Number of attention heads if llama.cpp interleaves their rows; None for other tensors."""
 
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.source.shape)
 
-
-def read_config(folder: Path) -> Any:
-    """Return the model's configuration.
-
-    Raises:
-        UserError: the folder does not contain a model that can be exported.
-    """
+def read_model(folder: Path) -> Any:
+    """Return the model without weights; one that cannot be exported is a UserError."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json; pass the folder of a merged transformers model")
-    raw = json_files.read_object(path)
-    name = (raw.get("architectures") or ["none"])[0]
+    model = empty_model(folder)
+    config = model.config
+    name = (config.architectures or ["none"])[0]
     if name not in ARCHITECTURES:
         raise UserError(f"{folder} is a {name}; supported are {', '.join(ARCHITECTURES)}")
-    if raw.get("quantization_config"):
-        raise _is_quantized(folder)
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except Exception as error:  # damaged files raise many exception types
-        raise UserError(f"{path} cannot be read ({first_line(error)})") from error
     if config.hidden_act != "silu":
         raise UserError(f"{path}: hidden_act is {config.hidden_act}; llama.cpp computes silu in this architecture")
     if ARCHITECTURES[name] != "llama" and "sliding_attention" in (config.layer_types or ()):
         raise UserError(f"{path}: use_sliding_window is on; llama.cpp has no sliding window in this architecture")
     if ARCHITECTURES[name] == "qwen3" and config.attention_bias:
         raise UserError(f"{path}: attention_bias is on; llama.cpp has no biases in this architecture")
-    return config
-
-
-def _is_quantized(folder: Path) -> UserError:
-    return UserError(f"{folder} holds quantized weights; merge into the 16-bit base first: python scripts/merge.py RUN")
+    return model
 
 
 def head_dim(config: Any) -> int:
@@ -88,11 +69,11 @@ def context_length(config: Any) -> int:
 
 
 def add_hyperparameters(writer: Any, config: Any) -> None:
-    """Add the hyperparameters from which llama.cpp builds the network.
-
-    Raises:
-        UserError: llama.cpp does not support the rotary scaling.
-    """
+    """Add the hyperparameters from which llama.cpp builds the network; an unsupported one is a UserError."""
+    rope = config.rope_parameters
+    if rope.get("rope_type", "default") not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"the rotary embedding is {rope}; supported are the rope types default and llama3")
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_context_length(context_length(config))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -104,34 +85,6 @@ def add_hyperparameters(writer: Any, config: Any) -> None:
     writer.add_key_length(head_dim(config))
     writer.add_value_length(head_dim(config))
     writer.add_rope_dimension_count(head_dim(config))
-    _add_rope(writer, config.rope_parameters)
-
-
-def _add_rope(writer: Any, rope: Mapping[str, Any]) -> None:
-    from gguf import RopeScalingType
-
-    kind = rope.get("rope_type", "default")
-    known = {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"}
-    if kind == "llama3":  # written as a tensor; see `rope_factors`
-        known |= {"low_freq_factor", "high_freq_factor"}
-    # llama.cpp always computes YaRN with these values and ignores those in the file.
-    usual = {"partial_rotary_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-    unsupported = [
-        f"{name}={value}"
-        for name, value in rope.items()
-        if value is not None and name not in known and not (name in usual and value == usual[name])
-    ]
-    if kind not in ("default", "linear", "llama3", "yarn") or unsupported:
-        raise UserError(
-            f"the rotary embedding is scaled by {' '.join([kind, *unsupported])}; supported are default, linear, "
-            "llama3, and yarn with its usual values"
-        )
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(RopeScalingType(kind))
-        writer.add_rope_scaling_factor(rope["factor"])
-    if kind == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def rope_factors(config: Any) -> Any:
@@ -147,20 +100,16 @@ def rope_factors(config: Any) -> Any:
     return (plain / scaled).numpy()
 
 
-def named_tensors(config: Any, stored: Mapping[str, StoredTensor], folder: Path) -> list[Tensor]:
+def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) -> list[Tensor]:
     """Return the model's tensors with their names in the GGUF file.
-
-    Args:
-        config: the model's configuration.
-        stored: its tensors on disk.
-        folder: the model's folder, for error messages.
 
     Raises:
         UserError: a tensor is missing, unknown, or quantized, or its shape does not match config.json.
     """
     import gguf
 
-    expected = _expected_shapes(config)
+    config = model.config
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     architecture = ARCHITECTURES[config.architectures[0]]
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -172,8 +121,10 @@ def named_tensors(config: Any, stored: Mapping[str, StoredTensor], folder: Path)
     for name, tensor in stored.items():
         if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and skip_head):  # inv_freq is in old checkpoints
             continue
-        if tensor.dtype not in FLOATS or ".absmax" in name or ".quant_state" in name:
-            raise _is_quantized(folder)
+        if tensor.dtype not in FLOATS:
+            raise UserError(
+                f"{folder} holds quantized weights; merge into the 16-bit base first: python scripts/merge.py RUN"
+            )
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if gguf_name is None or name not in expected:
             raise UserError(f"{folder} holds {name}, which a {config.architectures[0]} does not have in llama.cpp")
@@ -187,15 +138,3 @@ def named_tensors(config: Any, stored: Mapping[str, StoredTensor], folder: Path)
     if expected:
         raise UserError(f"{folder} lacks {next(iter(expected))}, which config.json implies")
     return tensors
-
-
-def _expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # inconsistent sizes raise many exception types
-        raise UserError(f"config.json does not describe a model ({first_line(error)})") from error
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

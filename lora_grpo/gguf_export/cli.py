@@ -13,6 +13,7 @@ import tyro
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
+from lora_grpo.gguf_export.modelfile import modelfile_path
 from lora_grpo.gguf_export.types import TypeName
 from lora_grpo.gguf_export.writer import write_gguf
 from lora_grpo.merging import REPORT, merged_model
@@ -38,12 +39,7 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Export a run or a model, and print the path of the file and how to use it.
-
-    Raises:
-        UserError: the model cannot be exported.
-        RunError: llama-quantize failed.
-    """
+    """Export a run or a model, and print the path of the file and how to use it."""
     folder = options.what.expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.what} is not a folder; pass a run, or a model merged with scripts/merge.py")
@@ -55,17 +51,17 @@ def export(options: ExportOptions) -> None:
     style = read_record(run)["config"]["data"]["prompt_style"] if run else None
     system_prompt = chat.SYSTEM_PROMPTS.get(style) if style else None
     with lock.holding(output.parent, "--output"):
-        done = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=system_prompt)
+        notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=system_prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         shutil.copyfile(report, copy)
-    for note in done.notes:
+    for note in notes:
         print(f"note: {note}")
     print(f"{output}  {output.stat().st_size / 1e6:.1f} MB")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
-    if done.modelfile:
+    if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", (run or folder).name.lower()).strip("-.") or "model"
-        print(f"  ollama create {name} -f {shlex.quote(str(done.modelfile))}")
+        print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
 
 
 def default_output(folder: Path, run: Path | None, kind: str) -> Path:

@@ -25,16 +25,14 @@ class Turns:
 
     opening: str
     """Text at the start of a chat without a system message, such as a default system prompt."""
-    system: tuple[str, str]
-    user: tuple[str, str]
-    """Text before and after a user message. The text after it starts the answer."""
-    assistant: tuple[str, str]
+    roles: dict[str, tuple[str, str]]
+    """Text before and after a message of each role. The text after a user message starts the answer."""
 
     def render(self, messages: Sequence[chat.Message]) -> str:
         """Return the prompt of a conversation."""
         text = "" if messages[0]["role"] == "system" else self.opening
         for message in messages:
-            before, after = getattr(self, message["role"])
+            before, after = self.roles[message["role"]]
             text += before + message["content"] + after
         return text
 
@@ -42,43 +40,34 @@ class Turns:
         """Return the Go template for Ollama."""
         roles = [
             f'{{{{ if eq .Role "{role}" }}}}{_go(before)}{{{{ .Content }}}}{_go(after)}{{{{ end }}}}'
-            for role, (before, after) in (("system", self.system), ("user", self.user), ("assistant", self.assistant))
+            for role, (before, after) in self.roles.items()
         ]
         opening = f"{{{{ if not .System }}}}{_go(self.opening)}{{{{ end }}}}" if self.opening else ""
         return f"{opening}{{{{ range .Messages }}}}{''.join(roles)}{{{{ end }}}}"
 
 
-def write_modelfile(
-    gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
-) -> tuple[Path, list[str]]:
-    """Write `<gguf>.Modelfile` and return its path and notes for the user.
+def modelfile_path(gguf: Path) -> Path:
+    """Return the path of the Modelfile of a GGUF file."""
+    return gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
 
-    Args:
-        gguf: the GGUF file, in the same folder.
-        tokenizer: the model's tokenizer.
-        vocabulary: the vocabulary of the GGUF file.
-        system_prompt: the training system prompt; None or "" for none.
-    """
+
+def write_modelfile(gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None) -> list[str]:
+    """Write the Modelfile of a GGUF file, and return notes for the user."""
     notes = []
     lines = [f"FROM ./{gguf.name}"]
     turns = read_turns(tokenizer, vocabulary)
-    template = turns and quoted(turns.to_go())
-    if template:
-        lines.append(f"TEMPLATE {template}")
+    if turns:
+        lines.append(f'TEMPLATE """{turns.to_go()}"""')
     else:
         notes.append(
             "the Modelfile has no TEMPLATE because the chat template is more than text around messages; Ollama uses "
             "its own if it knows the model, or none: compare an answer"
         )
-    system = quoted(system_prompt) if system_prompt else None
-    if system:
-        lines.append(f"SYSTEM {system}")
-    elif system_prompt:
-        notes.append('the Modelfile has no SYSTEM because a line of the system prompt ends in """')
+    if system_prompt:
+        lines.append(f'SYSTEM """{system_prompt}"""')
     lines += [f'PARAMETER stop "{vocabulary.tokens[token_id]}"' for token_id in vocabulary.eos_token_ids]
-    path = gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
-    atomic.write_text(path, "\n".join(lines) + "\n")
-    return path, notes
+    atomic.write_text(modelfile_path(gguf), "\n".join(lines) + "\n")
+    return notes
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
@@ -108,12 +97,12 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         after_answer = around("#a#", "#b#", "#c#", system=True, answered=True)[-1]
         bare, _ = around("#a#", system=False)
         before_user = next_turn.removeprefix(after_answer)
-        turns = Turns(
-            opening=bare.removesuffix(before_user),
-            system=(before_system, after_system.removesuffix(before_user)),
-            user=(before_user, generation),
-            assistant=(between.removeprefix(generation), after_answer),
-        )
+        roles = {
+            "system": (before_system, after_system.removesuffix(before_user)),
+            "user": (before_user, generation),
+            "assistant": (between.removeprefix(generation), after_answer),
+        }
+        turns = Turns(bare.removesuffix(before_user), roles)
         for length in range(1, 8):
             contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
             system = length % 2 == 0
@@ -132,14 +121,3 @@ def _conversation(contents: Sequence[str], *, system: bool) -> list[chat.Message
 def _go(text: str) -> str:
     """Escape plain text for a Go template."""
     return text.replace("{{", '{{ "{{" }}')
-
-
-def quoted(text: str) -> str | None:
-    """Quote text for a Modelfile, which has no escapes. Return None if Ollama would end the value early.
-
-    Ollama ends a value at the first line break that follows a complete quoted string.
-    """
-    breaks = re.finditer(r"[\r\n]", text)
-    if any(('"""' + text[: end.start()]).rstrip().endswith('"""') and text[: end.start()].strip() for end in breaks):
-        return None
-    return f'"""{text}"""'

@@ -16,12 +16,7 @@ def space_prefix(spec: Mapping[str, Any]) -> str:
     """Return when the tokenizer adds a space before text.
 
     `prepend` always adds a space. `always` and `first` add one unless the text starts with a space. `never` adds none.
-
-    Args:
-        spec: the parsed tokenizer.json.
-
-    Raises:
-        UserError: the tokenizer normalizes text differently from SentencePiece.
+    A tokenizer.json that normalizes text differently from SentencePiece is a UserError.
     """
     normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}

@@ -23,10 +23,10 @@ QWEN2_WORDS = (
 )
 LLAMA3_WORDS = QWEN2_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")
 PRE_TOKENIZERS = {
-    (("Split", QWEN2_WORDS), ("ByteLevel", False)): {False: "qwen2"},
-    (("Split", LLAMA3_WORDS), ("ByteLevel", False)): {True: "llama-bpe", False: "smaug-bpe"},
-    (("Digits", True), ("ByteLevel", True)): {False: "smollm"},
-    (("ByteLevel", True),): {False: "gpt-2"},
+    (("Split", QWEN2_WORDS), ("ByteLevel", False), False): "qwen2",
+    (("Split", LLAMA3_WORDS), ("ByteLevel", False), True): "llama-bpe",
+    (("Digits", True), ("ByteLevel", True), False): "smollm",
+    (("ByteLevel", True), False): "gpt-2",
 }
 """Map the steps that split text, and whether words in the vocabulary skip merges, to llama.cpp's name."""
 
@@ -51,7 +51,7 @@ class Vocabulary:
     add_space_prefix: bool
     eos_token_ids: list[int]
     """All tokens that end an answer."""
-    chat_template: str | list[dict[str, str]] | None
+    chat_template: str | None
     notes: list[str] = field(default_factory=list)
     """Notes for the user, one line each."""
 
@@ -93,7 +93,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     model = spec["model"]
     if model["type"] != "BPE":
         raise UserError(f"the tokenizer is {model['type']}; supported are byte-level BPE and SentencePiece's BPE")
-    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    merges = [tuple(merge) for merge in model["merges"]]
     added = {token["id"]: token for token in spec["added_tokens"]}
     tokens = {token_id: text for text, token_id in model["vocab"].items()}
     tokens |= {token_id: token["content"] for token_id, token in added.items()}
@@ -105,7 +105,8 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         for token in added.values()
         if token["lstrip"] or token["rstrip"]
     ]
-    add_bos, add_eos = _added_tokens(tokenizer)
+    ids = tokenizer("a")["input_ids"]
+    add_bos = ids[0] == tokenizer.bos_token_id
     opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
         # llama.cpp has one setting for chats and plain text, so the chat template decides.
@@ -126,21 +127,19 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         merges=[" ".join(merge) for merge in merges],
         ids=_special_ids(tokenizer, eos_token_ids, bos_id),
         add_bos=add_bos,
-        add_eos=add_eos,
+        add_eos=ids[-1] == tokenizer.eos_token_id,
         add_space_prefix=False,
         eos_token_ids=list(eos_token_ids),
-        chat_template=_chat_template(tokenizer),
+        chat_template=tokenizer.get_chat_template() if tokenizer.chat_template else None,
         notes=notes,
     )
     if not model["byte_fallback"]:
         return dataclasses.replace(vocabulary, pre=_pre_tokenizer(spec))
     scheme = space_prefix(spec)
-    prefix = scheme in ("prepend", "always")
-    if scheme == "first":
-        # transformers adds a space only before the first text. llama.cpp also adds one after every special token.
-        prefix = not any(opening.startswith(token["content"]) for token in added.values())
     if scheme in ("first", "always"):  # transformers adds no space before a space
         notes.append("llama.cpp may tokenize text after a special token or with a leading space differently")
+    # transformers adds `first` only before the first text. llama.cpp also adds a space after every special token.
+    starts_special = any(opening.startswith(token["content"]) for token in added.values())
     return dataclasses.replace(
         vocabulary,
         model="llama",
@@ -148,21 +147,16 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         scores=merge_scores(vocabulary.tokens, vocabulary.types, merges),
         merges=None,
         ids=vocabulary.ids | ({"unk": tokenizer.unk_token_id} if tokenizer.unk_token_id is not None else {}),
-        add_space_prefix=prefix,
+        add_space_prefix=scheme != "never" and not (scheme == "first" and starts_special),
     )
 
 
 def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for how a byte-level tokenizer splits text into words."""
-    model, problem = spec["model"], ""
-    normalizer = spec["normalizer"] or {"type": "Sequence", "normalizers": []}
     # llama.cpp does not normalize text. With NFC, only text in NFD would differ.
-    if normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
-        problem = f"normalizes text by {normalizer['type']}"
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        problem = "marks parts of words"
-    steps = []
-    pre = spec["pre_tokenizer"] or {"type": "nothing"}
+    is_normalized = spec["normalizer"] not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []})
+    pre = spec["pre_tokenizer"] or {"type": "none"}
+    steps: list[Any] = []
     for step in pre.get("pretokenizers", [pre]):
         if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
             steps.append(("Split", step["pattern"].get("Regex")))
@@ -171,14 +165,12 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
         elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
             steps.append(("ByteLevel", step["use_regex"]))
         else:
-            problem = f"splits words by {step['type']}"
-    names = PRE_TOKENIZERS.get(tuple(steps), {})
-    name = names.get(bool(model.get("ignore_merges")))
-    if problem or name is None:
-        known = ", ".join(name for names in PRE_TOKENIZERS.values() for name in names.values())
+            steps.append(step["type"])
+    name = PRE_TOKENIZERS.get((*steps, bool(spec["model"].get("ignore_merges"))))
+    if is_normalized or name is None:
         raise UserError(
-            f"the tokenizer {problem or 'splits text into words in its own way'}, and llama.cpp would make other "
-            f"tokens; supported are {known}"
+            "the tokenizer normalizes text or splits it into words in its own way, and llama.cpp would make other "
+            f"tokens; supported are {', '.join(PRE_TOKENIZERS.values())}"
         )
     return name
 
@@ -215,19 +207,3 @@ def _special_ids(tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | Non
     others = [token_id for token_id in eos_token_ids if token_id != eos]
     ids = {"bos": bos, "eos": eos, **dict(zip(("eot", "eom"), others, strict=False)), "pad": tokenizer.pad_token_id}
     return {name: token_id for name, token_id in ids.items() if token_id is not None}
-
-
-def _added_tokens(tokenizer: Any) -> tuple[bool, bool]:
-    """Return whether the tokenizer adds a BOS token and an EOS token to text."""
-    ids = tokenizer("a")["input_ids"]
-    return (
-        tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id,
-        tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id,
-    )
-
-
-def _chat_template(tokenizer: Any) -> str | list[dict[str, str]] | None:
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        return [{"name": name, "template": text} for name, text in template.items()]
-    return template

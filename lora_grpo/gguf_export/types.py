@@ -7,12 +7,14 @@ Q6_K. A matrix becomes F16 if its row width is not a multiple of 32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, row_blocks
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 OwnType = Literal["q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0"]
 """Types that the gguf package writes."""
@@ -25,44 +27,29 @@ BLOCK = 32
 LARGEST_F16 = 65504.0
 
 
-def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> str:
-    """Return the type of one tensor.
+def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> GGMLQuantizationType:
+    """Return the type of the tensor `name` in a file of type `file_type`, one of OWN_TYPES."""
+    from gguf import GGMLQuantizationType
 
-    Args:
-        file_type: the type of the file; one of OWN_TYPES.
-        name: the tensor's name in the GGUF file.
-        shape: (rows, columns), or one dimension for a vector.
-    """
     if len(shape) < 2:
-        return "f32"
-    if not file_type.startswith("q"):
-        return file_type
-    if shape[-1] % BLOCK:
-        return "f16"
-    return "q8_0" if name in ("token_embd.weight", "output.weight") else file_type
+        return GGMLQuantizationType.F32
+    if file_type.startswith("q"):
+        if shape[-1] % BLOCK:
+            return GGMLQuantizationType.F16
+        if name in ("token_embd.weight", "output.weight"):
+            return GGMLQuantizationType.Q8_0
+    return GGMLQuantizationType[file_type.upper()]
 
 
-def num_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """Return the size of a tensor in the file."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]
-    return math.prod(shape) // block * size
-
-
-def encoded(source: StoredTensor, kind: str, heads: int | None) -> Iterator[Any]:
+def encoded(source: StoredTensor, kind: GGMLQuantizationType, heads: int | None) -> Iterator[Any]:
     """Convert a tensor to a type, and yield NumPy arrays of a few rows each.
 
-    Args:
-        source: the tensor.
-        kind: one of OWN_TYPES.
-        heads: number of attention heads if their rows must be interleaved, or None.
+    The rows of `heads` attention heads are interleaved.
 
     Raises:
         UserError: a weight is NaN, infinite, or too large for the type.
     """
     import numpy as np
-    from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
     for start, stop in [(0, source.shape[0])] if heads else row_blocks(source.shape):
@@ -70,12 +57,11 @@ def encoded(source: StoredTensor, kind: str, heads: int | None) -> Iterator[Any]
         largest = float(np.abs(values).max(initial=0.0))
         if not np.isfinite(largest):  # max() propagates NaN
             raise UserError(f"{source.name} holds NaN or infinity; train or merge again")
-        if largest > LARGEST_F16 and kind not in ("f32", "bf16"):
+        if largest > LARGEST_F16 and kind.name not in ("F32", "BF16"):
             raise UserError(
-                f"{source.name} holds {largest:.3g}, and {kind} is limited to 16-bit floats up to {LARGEST_F16:.0f}; "
-                "pass --type bf16"
+                f"{source.name} holds {largest:.3g}, and {kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
             )
-        yield quantize(_interleaved(values, heads) if heads else values, GGMLQuantizationType[kind.upper()])
+        yield quantize(_interleaved(values, heads) if heads else values, kind)
 
 
 def _interleaved(values: Any, heads: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export import types as gguf_types
@@ -27,34 +28,42 @@ QUANTIZE = "llama-quantize"
 
 
 @dataclass(frozen=True)
-class Exported:
-    """The result of an export."""
+class _Model:
+    """A model to export."""
 
-    modelfile: Path | None
-    notes: list[str]
-    """Notes for the user, one line each."""
+    config: Any
+    tensors: Sequence[Tensor]
+    vocabulary: Vocabulary
+    card: Any
+    """A `gguf.Metadata`."""
 
 
 def write_gguf(
     folder: Path, output: Path, kind: str, *, modelfile: bool = False, system_prompt: str | None = None
-) -> Exported:
-    """Write a model as one GGUF file.
+) -> list[str]:
+    """Write a model as one GGUF file, and return notes for the user.
 
     Args:
         folder: a 16-bit or 32-bit transformers model with its tokenizer.
         output: the file. An existing file is replaced when the new one is complete.
         kind: one of `types.TypeName`.
         modelfile: write an Ollama Modelfile next to it.
-        system_prompt: the training system prompt, for the Modelfile.
+        system_prompt: the system prompt used in training, for the Modelfile.
 
     Raises:
         UserError: the model cannot be exported, or the disk does not have enough space. `output` is not written.
         RunError: llama-quantize failed.
     """
-    quantizer = None if kind in gguf_types.OWN_TYPES else _find_quantizer(kind)
+    quantizer = None if kind in gguf_types.OWN_TYPES else shutil.which(QUANTIZE)
+    if quantizer is None and kind not in gguf_types.OWN_TYPES:
+        raise UserError(
+            f"--type {kind} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass another "
+            f"--type: {', '.join(gguf_types.OWN_TYPES)}"
+        )
     base_model.prepare_torch(seed=0)
-    config = architecture.read_config(folder)
-    tensors = architecture.named_tensors(config, model_tensors(folder), folder)
+    network = architecture.read_model(folder)
+    config = network.config
+    tensors = architecture.named_tensors(network, model_tensors(folder), folder)
     tokenizer = base_model.load_tokenizer(ModelConfig(name=str(folder.absolute())))
     eos_token_ids = base_model.eos_token_ids(_generation_config(folder, config), tokenizer, str(folder))
     vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids, config.bos_token_id)
@@ -64,30 +73,19 @@ def write_gguf(
     with disk.write_errors(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
     name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
+    model = _Model(config, tensors, vocabulary, _model_card(folder, name, tensors))
     if quantizer is None:
-        notes += _write(folder, output, name, kind, config, tensors, vocabulary)
+        notes += _write(output, kind, model)
     else:
         source = output.with_name(f".{output.name}.16bit")
         try:
-            _write(folder, source, name, _lossless_type(tensors), config, tensors, vocabulary)
+            _write(source, _lossless_type(tensors), model)
             _quantize(quantizer, source, output, kind)
         finally:
             source.unlink(missing_ok=True)
-    if not modelfile:
-        return Exported(None, notes)
-    path, more = write_modelfile(output, tokenizer, vocabulary, system_prompt)
-    return Exported(path, notes + more)
-
-
-def _find_quantizer(kind: str) -> str:
-    program = shutil.which(QUANTIZE)
-    if program is None:
-        similar = {"q6": "q8_0", "q5": "q5_1"}.get(kind[:2], "q4_1")
-        raise UserError(
-            f"--type {kind} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
-            f"--type {similar}"
-        )
-    return program
+    if modelfile:
+        notes += write_modelfile(output, tokenizer, vocabulary, system_prompt)
+    return notes
 
 
 def _lossless_type(tensors: Sequence[Tensor]) -> str:
@@ -98,48 +96,39 @@ def _lossless_type(tensors: Sequence[Tensor]) -> str:
 def _generation_config(folder: Path, config: Any) -> Any:
     from transformers import GenerationConfig
 
-    if not (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_model_config(config)
-    try:
+    if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # damaged files raise many exception types
-        raise UserError(f"{folder / 'generation_config.json'} cannot be read ({first_line(error)})") from error
+    return GenerationConfig.from_model_config(config)
 
 
-def _write(
-    folder: Path,
-    output: Path,
-    name: str,
-    kind: str,
-    config: Any,
-    tensors: Sequence[Tensor],
-    vocabulary: Vocabulary,
-) -> list[str]:
+def _write(output: Path, kind: str, model: _Model) -> list[str]:
     """Write the file under a temporary name, flush it, and rename it. Return notes for the user."""
     import gguf
     import numpy as np
+    from gguf.quants import quant_shape_to_byte_shape
 
+    config, tensors = model.config, model.tensors
     shapes = {tensor.name: tensor.source.shape for tensor in tensors}
     types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
-    sizes = {name: gguf_types.num_bytes(types[name], shape) for name, shape in shapes.items()}
+    sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
     disk.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
 
     temporary = output.with_name(f".{output.name}.partial")
     writer = gguf.GGUFWriter(temporary, architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
-    _add_model_card(writer, folder, name, tensors)
+    model.card.set_gguf_meta_model(writer)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architecture.add_hyperparameters(writer, config)
-    vocabulary.add_to(writer)
+    model.vocabulary.add_to(writer)
 
     factors = architecture.rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     for tensor in tensors:
-        qtype = gguf.GGMLQuantizationType[types[tensor.name].upper()]
-        # With `qtype` set, this dtype only indicates that the shape counts weights, not bytes.
-        writer.add_tensor_info(tensor.name, tensor.source.shape, np.dtype("float32"), sizes[tensor.name], qtype)
+        kind_of, shape = types[tensor.name], tensor.source.shape
+        # With a type given, this dtype only indicates that the shape counts weights, not bytes.
+        writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
     progress = Progress(len(tensors), "GGUF")
     try:
         with disk.write_errors(output.parent):
@@ -159,30 +148,25 @@ def _write(
         progress.close()
         with contextlib.suppress(OSError):  # the disk is still full
             writer.close()
-        with contextlib.suppress(OSError):  # the folder is not writable
-            temporary.unlink(missing_ok=True)
-    odd = [name for name in types if kind.startswith("q") and types[name] == "f16"]
+        temporary.unlink(missing_ok=True)
+    odd = [name for name in types if kind.startswith("q") and types[name].name == "F16"]
     return [f"{len(odd)} tensors are F16 because their rows are no multiple of 32: {', '.join(odd[:3])}"] if odd else []
 
 
-def _add_model_card(writer: Any, folder: Path, name: str, tensors: Sequence[Tensor]) -> None:
-    """Add metadata from README.md and generation_config.json: license, base model, sampling settings."""
+def _model_card(folder: Path, name: str, tensors: Sequence[Tensor]) -> Any:
+    """Return metadata from README.md and generation_config.json: license, base model, sampling settings."""
     import gguf
-    import yaml
 
-    try:
-        metadata = gguf.Metadata.load(model_path=folder)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{folder / 'README.md'} cannot be read ({first_line(error)})") from None
+    metadata = gguf.Metadata.load(model_path=folder)
     metadata.name = name
-    metadata.size_label = gguf.size_label(sum(tensor.num_elements for tensor in tensors), 0, 0, 0)
-    metadata.set_gguf_meta_model(writer)
+    metadata.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
+    return metadata
 
 
 class _Stream:
     """A tensor that GGUFWriter treats as an array. It is converted while it is written."""
 
-    def __init__(self, tensor: Tensor, kind: str, nbytes: int) -> None:
+    def __init__(self, tensor: Tensor, kind: Any, nbytes: int) -> None:
         self._tensor, self._kind, self.nbytes = tensor, kind, nbytes
 
     def tofile(self, file: IO[bytes]) -> None:

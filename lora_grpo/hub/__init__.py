@@ -2,9 +2,8 @@
 
     push_to_hub(PushOptions("outputs/gsm8k_lora", "you/gsm8k-lora", dry_run=True))    # prints files and card
 
-    RUN ── files ──► what to upload ──┐
-        ── facts ──► model facts ─────┼─► push ── one commit ──► the repository
-                       └── card ──────┘
+    RUN ── files ──► what to upload ─────┐
+        ── facts ──► facts ── card ──────┴─► push ── one commit ──► the repository
 
 Repositories are private unless `--public` is passed. A single commit makes all files visible at once. A card includes
 only results that were measured on these weights. Tokens and local paths are never uploaded.
@@ -12,10 +11,8 @@ only results that were measured on these weights. Tokens and local paths are nev
 push.py           the command and the commit
 files.py          selects the files to upload and rejects unsafe ones
 token.py          finds the Hub token and keeps it secret
-facts.py          the base model, its license, and the run
-evaluations.py    selects the evaluations of these weights
-card.py           renders README.md from card.md.jinja
-metadata.py       the card's front matter and evaluation results for the Hub
+facts.py          the base model, its license, the run, the merge, and the evaluations of these weights
+card.py           renders README.md: front matter, and text from card.md.jinja
 """
 
 from lora_grpo.hub.push import PushOptions, push_to_hub

@@ -1,7 +1,7 @@
-"""Render the model card from card.md.jinja.
+"""Render the model card: front matter for the Hub, and the text of card.md.jinja.
 
-The card includes only measured values. The Jinja environment escapes every value, so a name from a file cannot end the
-front matter, break a table, or start a heading.
+The card includes only measured values. The Jinja environment escapes every value and reduces paths to their last part,
+so a name from a file cannot end the front matter, break a table, or start a heading.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lora_grpo.hub.evaluations import dataset_of
+from markupsafe import Markup
+
+from lora_grpo.evaluation import Report
 from lora_grpo.hub.facts import Facts
-from lora_grpo.hub.files import CARD_MARK, UploadFile
-from lora_grpo.hub.metadata import front_matter, plain
+from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.runs import flat
-from lora_grpo.tasks import CODE_TASKS, chat
+from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, get_task
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-_QUANTIZATION = re.compile(r"[-._]((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4))\.gguf$", re.IGNORECASE)
+_LIBRARIES = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
 _LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora")
 _SETTINGS = (
     *("rewards", "train.prompts_per_step", "sampling.num_generations", "sampling.max_completion_tokens"),
@@ -32,13 +36,7 @@ _SETTINGS = (
 
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
-    """Return the README.md of a repository.
-
-    Args:
-        repo_id: the repository that the card's examples load.
-        facts: facts about the model and its run.
-        files: the other files to upload.
-    """
+    """Return the README.md of a repository that also has `files`."""
     from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
     environment = Environment(
@@ -50,29 +48,98 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"code": _code, "quoted": _quoted, "shell": _shell}
-    record = facts.record or {}
-    config = record.get("config", {})
+    record = facts.record
+    config, data = record.get("config", {}), record.get("data", {})
     names = [file.name for file in files]
-    ggufs = [name for name in names if name.endswith(".gguf")]
+    settings = [*_rows(_LORA, facts.adapter), *_rows(_SETTINGS, flat(config))]
     text = environment.get_template("card.md.jinja").render(
+        table=_table,
         repo_id=repo_id,
         name=repo_id.split("/")[-1],
         facts=facts,
         base=facts.base,
         record=record,
-        config=config,
-        lora=_rows(_LORA, facts.adapter or {}),
-        settings=_rows(_SETTINGS, flat(config)),
-        data=_data(record.get("data", {})),
+        max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
+        settings=settings,
+        data=_data(data),
         system_prompt=chat.SYSTEM_PROMPTS.get(str(config.get("data", {}).get("prompt_style"))),
-        is_code=record.get("data", {}).get("task") in CODE_TASKS,
+        is_code=data.get("task") in CODE_TASKS,
         has_chat="chat_template.jinja" in names and "tokenizer.json" in names,
-        ggufs=ggufs,
-        quantizations=[found[1] for found in map(_QUANTIZATION.search, ggufs) if found],
+        ggufs=[name for name in names if name.endswith(".gguf")],
         modelfiles=[name for name in names if name.endswith("Modelfile")],
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
-    return f"---\n{front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+    return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+
+
+def _front_matter(repo_id: str, facts: Facts) -> str:
+    from huggingface_hub import ModelCardData
+
+    base, data = facts.base, facts.record.get("data", {})
+    tags = ["grpo", "lora", "trl", data.get("task")] if facts.record else ["lora"] if facts.kind == "adapter" else []
+    dataset = _dataset(data.get("task"), data.get("train", {}).get("source"))
+    results = [result for each in facts.evaluations if each.of_upload for result in _results(each.report)]
+    # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
+    relation = "adapter" if facts.kind == "adapter" else "finetune"
+    return str(
+        ModelCardData(
+            base_model=base.hub_id,
+            base_model_relation=relation if base.hub_id else None,
+            library_name=_LIBRARIES[facts.kind],
+            **base.license,
+            pipeline_tag="text-generation",
+            tags=[_plain(tag) for tag in tags],
+            datasets=[dataset] if dataset else None,
+            model_name=repo_id.split("/")[-1] if results else None,
+            eval_results=results or None,
+        ).to_yaml()
+    )
+
+
+def _results(report: Report) -> Iterator[EvalResult]:
+    from huggingface_hub import EvalResult
+
+    protocol, sampling = report.protocol, report.protocol.sampling
+    assert sampling is not None
+    for name, score in report.evaluated.scores.items():
+        metric = "pass@1" if name == "greedy" else name
+        how = "greedy"
+        if name != "greedy" and sampling.temperature:
+            how = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
+        yield EvalResult(
+            task_type="text-generation",
+            dataset_type=_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+            dataset_name=_plain(protocol.task),
+            metric_type=metric,
+            metric_name=f"{metric}, {how}, {protocol.rows} rows",
+            metric_value=round(100 * score, 2),
+        )
+
+
+def _dataset(task: str | None, source: str | None) -> str | None:
+    """Return the Hub dataset of a task's rows, or None if the rows come from another source."""
+    own = getattr(get_task(task), "HUB_DATASET", None) if task and task in TASK_NAMES else None
+    return own if source in (None, own) else None
+
+
+def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the split, source, number of rows, and digest of a run's data."""
+    for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
+        if rows := data.get(split):
+            source = rows.get("source")
+            shown = _dataset(task, source) or (Path(source).name if source else task)
+            yield split, shown, rows.get("rows"), _code(rows.get("sha256"))
+
+
+def _rows(names: Sequence[str], values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, values[name]) for name in names if values.get(name) not in (None, False, [])]
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+    cells = [map(_printed, row) for row in (headings, *rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    lines.insert(1, "|" + "---|" * len(headings))
+    return Markup("\n".join(lines))
 
 
 def escape(value: object) -> str:
@@ -81,45 +148,30 @@ def escape(value: object) -> str:
     return re.sub(r"^(\d*)([-+=.)])(?=\s|$)", r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
 
 
-def _rows(names: Sequence[str], values: Any) -> list[tuple[str, Any]]:
-    return [(name, values[name]) for name in names if values.get(name) not in (None, False, [])]
+def _plain(text: object) -> str:
+    """Replace all characters except letters, digits, dots, dashes, and underscores, as required in a tag."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text)).strip("-") or "unnamed"
 
 
-def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the split, source, number of rows, and digest of a run's data."""
-    for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
-        if rows := data.get(split):
-            source = rows.get("source")
-            shown = dataset_of(task, source) or (Path(source).name if source else task)
-            yield split, shown, rows.get("rows"), _code(rows.get("sha256"))
-
-
-def _printed(value: Any) -> Any:
-    from markupsafe import Markup
-
+def _printed(value: Any) -> Markup:
     if isinstance(value, Markup):
         return value
+    value = without_paths(value)
     if isinstance(value, list):
         return Markup(", ".join(map(escape, value)))
     return Markup(f"{value:.4g}" if isinstance(value, float) else escape(value))
 
 
-def _code(value: object) -> Any:
+def _code(value: object) -> Markup:
     """Filter for text in backticks, where Markdown does not support escapes."""
-    from markupsafe import Markup
-
-    return Markup(f"`{plain(value)}`")
+    return Markup(f"`{_plain(value)}`")
 
 
-def _quoted(value: object) -> Any:
+def _quoted(value: object) -> Markup:
     """Filter for a string literal in Python code."""
-    from markupsafe import Markup
-
     return Markup(json.dumps(value, ensure_ascii=False))
 
 
-def _shell(value: str) -> Any:
+def _shell(value: str) -> Markup:
     """Filter for an argument of a shell command."""
-    from markupsafe import Markup
-
     return Markup(shlex.quote(value))

@@ -1,10 +1,9 @@
-"""Collect facts about a pushed model: its base, license, run, and evaluations."""
+"""Collect facts about a pushed model: its base, license, run, merge, and evaluations."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,39 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
+from lora_grpo.evaluation import Report, read_report
 from lora_grpo.files import json_files
-from lora_grpo.hub.evaluations import Evaluation, evaluations_of
-from lora_grpo.hub.files import is_rooted, without_paths
+from lora_grpo.merging import MergeReport
 from lora_grpo.merging import read_report as read_merge_report
+from lora_grpo.models import adapter_sha256, base_model
 from lora_grpo.runs import read_record
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{1,40}")
+from lora_grpo.sampling import served_rank
 
 
 @dataclass(frozen=True)
 class Base:
-    """The adapter's base model, as far as it is known."""
+    """The base model, as far as it is known."""
 
+    name: str | None
+    """A Hub id, `starter`, or the last part of a folder's path."""
     hub_id: str | None = None
-    """The base model's repository on the Hub."""
     revision: str | None = None
-    """The commit used in training."""
-    name: str | None = None
-    """The display name: the Hub id, `starter`, or the last part of a folder's path."""
+    """The Hub commit."""
     fingerprint: str | None = None
     """SHA-256 of its weights, if it was loaded from a folder."""
     license: Mapping[str, Any] = field(default_factory=dict)
     """`license`, `license_name` and `license_link` of its model card, if found on this machine."""
     trust_remote_code: bool = False
-    """Whether it was loaded with custom code from its repository."""
+    """Whether it needs custom code from its repository."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation and the weights that it measured."""
+
+    report: Report
+    of_upload: bool
+    """Whether the uploaded weights were measured. If not, the adapter that they were made from was measured."""
 
 
 @dataclass(frozen=True)
@@ -48,70 +53,53 @@ class Facts:
     kind: str
     """One of `files.KINDS`."""
     base: Base
-    record: Mapping[str, Any] | None
-    """The contents of run.json, with each path reduced to its last part."""
-    adapter: Mapping[str, Any] | None
-    """adapter_config.json."""
+    record: Mapping[str, Any]
+    """The contents of run.json, or nothing for a model that is not part of a run."""
+    adapter: Mapping[str, Any]
+    """adapter_config.json, if there is one."""
     vllm_rank: int | None
     """The LoRA rank to pass to vLLM; None if vLLM cannot serve the adapter."""
-    merge: Mapping[str, Any] | None
-    """merge_report.json."""
+    merge: MergeReport | None
     evaluations: tuple[Evaluation, ...]
 
 
 def gather(folder: Path, kind: str) -> Facts:
-    """Read the facts about the model in a folder and the run that produced it.
-
-    Args:
-        folder: the model's folder.
-        kind: one of `files.KINDS`.
-
-    Raises:
-        UserError: run.json or adapter_config.json cannot be read.
-    """
+    """Read the facts about the model in a folder and the run that produced it."""
+    folder = folder.resolve()
     # An adapter in another folder of the run was not produced by this run.
-    above = folder.resolve().parent
-    run = (
-        above if (kind != "adapter" or folder.resolve().name == "adapter") and (above / "run.json").is_file() else None
-    )
-    record = read_record(run) if run else None
-    merge_report = read_merge_report(folder)
-    merge = merge_report.model_dump() if merge_report else None
-    adapter_folder = folder if kind == "adapter" else run / "adapter" if run else folder
-    path = adapter_folder / "adapter_config.json"
-    adapter = json_files.read_object(path) if path.is_file() else None
+    is_own = kind != "adapter" or folder.name == "adapter"
+    run = folder.parent if is_own and (folder.parent / "run.json").is_file() else None
+    record = read_record(run) if run else {}
+    merge = read_merge_report(folder)
+    path = (folder if kind == "adapter" or run is None else run / "adapter") / "adapter_config.json"
+    adapter = json_files.read_object(path) if path.is_file() else {}
     return Facts(
         kind=kind,
-        base=_base(kind, record["policy"] if record else {}, adapter or {}, merge),
-        record=without_paths(record) if record else None,
-        adapter=without_paths(adapter),
+        base=_base(record.get("policy", {}), adapter, merge),
+        record=record,
+        adapter=adapter,
         vllm_rank=_vllm_rank(folder) if kind == "adapter" else None,
-        merge=without_paths(merge),
-        evaluations=tuple(evaluations_of(run, folder, kind, merge)) if run else (),
+        merge=merge,
+        evaluations=tuple(_evaluations(run, folder, kind, merge)) if run else (),
     )
 
 
-def _base(kind: str, policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: Mapping[str, Any] | None) -> Base:
+def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:
+    name = policy.get("base_model") or adapter.get("base_model_name_or_path")
+    source = policy or adapter
+    if merge:
+        name, source = merge.base.name, merge.base.model_dump()
+    revision, fingerprint = source.get("revision"), source.get("fingerprint")
     trusted = bool(policy.get("trust_remote_code"))
-    merged_into = merge["base"] if merge and kind != "adapter" else {}
-    if merged_into.get("name") and not str(merged_into["name"]).endswith("-bnb-4bit"):
-        name, source = merged_into["name"], merged_into
-    elif policy.get("base_model"):
-        name, source = policy["base_model"], policy
-    else:
-        name, source = adapter.get("base_model_name_or_path"), adapter
     if not name:
-        return Base(trust_remote_code=trusted)
-    name, revision, fingerprint = str(name), source.get("revision"), source.get("fingerprint")
+        return Base(None)
     if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
-        return Base(name=STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
+        return Base(STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
-    is_folder = is_rooted(name) or Path(name).exists() or (fingerprint and not revision)
-    if is_folder or not _HUB_ID.fullmatch(name):
-        folder = Path(name).expanduser()
-        return Base(None, None, folder.name, fingerprint, _license(folder), trusted)
-    revision = revision if revision and _COMMIT.fullmatch(str(revision)) else None
-    return Base(name, revision, name, None, _cached_license(name, revision), trusted)
+    if base_model.is_folder_name(name) or (fingerprint and not revision):
+        path = Path(name).expanduser()
+        return Base(path.name, fingerprint=fingerprint, license=_license(path), trust_remote_code=trusted)
+    return Base(name, name, revision, license=_cached_license(name, revision), trust_remote_code=trusted)
 
 
 def _cached_license(hub_id: str, revision: str | None) -> dict[str, Any]:
@@ -135,15 +123,39 @@ def _license(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     keys = ("license", "license_name", "license_link")
-    found = {key: value for key in keys if isinstance(value := data.get(key), str)}
-    return found if _LICENSE_ID.fullmatch(found.get("license", "")) else {}
+    return {key: value for key in keys if isinstance(value := data.get(key), str)}
 
 
 def _vllm_rank(adapter: Path) -> int | None:
-    from lora_grpo.sampling import served_rank
-
     try:
         return served_rank(adapter)
     except UserError as error:
         print(f"the card does not mention vLLM: {error}", file=sys.stderr)
         return None
+
+
+def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) -> Iterator[Evaluation]:
+    """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from.
+
+    Prints the name of each evaluation that measured other weights.
+    """
+    adapter = adapter_sha256(run / "adapter")
+    is_from_adapter = merge is not None and merge.identity["adapter_sha256"] == adapter
+    for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
+        try:
+            report = read_report(path)
+        except UserError as error:
+            print(f"{error}; the card leaves it out", file=sys.stderr)
+            continue
+        if report is None or report.protocol.sampling is None:
+            continue
+        measured = report.evaluated.source
+        of_adapter = measured.get("adapter_sha256") == adapter
+        of_upload = of_adapter
+        if kind != "adapter":
+            is_model = kind == "merged" and not measured.get("adapter_sha256")
+            of_upload = is_model and measured.get("weights_sha256") == base_model.weights_fingerprint(folder)
+        if of_upload or (of_adapter and is_from_adapter):
+            yield Evaluation(report, of_upload)
+        else:
+            print(f"{path}/report.json measured other weights; the card leaves it out", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Select the files to upload: known names, undamaged, and without local paths in their content."""
+"""Select the files to upload: known names, undamaged, and without local paths or tokens in their content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import INDEX, atomic, file_tensors, json_files, model_tensors
+from lora_grpo.files import atomic, json_files, model_tensors
 from lora_grpo.hub import token
 from lora_grpo.merging import read_report
 
@@ -34,12 +34,8 @@ _LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOT
 _UPLOADED: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER, *_LICENSE),
     "merged": (
-        "config.json",
-        "generation_config.json",
-        "*.safetensors",
-        "*.safetensors.index.json",
-        *_TOKENIZER,
-        *_LICENSE,
+        *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
+        *(*_TOKENIZER, *_LICENSE),
     ),
     "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *_LICENSE),
 }
@@ -49,8 +45,6 @@ _REPLACED: dict[str, tuple[str, ...]] = {
     "gguf": ("*.gguf",),
 }
 """Files of an earlier push that could be mistaken for part of the new one."""
-EVAL_RESULTS = ".eval_results/lora-grpo-*.yaml"
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
 _SETTINGS = ("adapter_config.json", "config.json", "generation_config.json", "tokenizer_config.json")
 
@@ -66,11 +60,9 @@ class UploadFile:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
     def read(self) -> bytes:
-        """Return the whole content."""
         return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
 
@@ -89,10 +81,11 @@ def find(source: str, kind: str | None) -> tuple[Path, str]:
         raise UserError(f"{source!r} is not a folder; give a run, or the folder of an adapter, a merged model or GGUFs")
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
+        folder /= kind
         script = {"adapter": "the recipe with --resume", "merged": "scripts/merge.py", "gguf": "scripts/export_gguf.py"}
-        if _kind_of(folder / kind) != kind:
+        if _kind_of(folder) != kind:
             raise UserError(f"the run in {source} has no {kind}/ with {KINDS[kind]}; create it with {script[kind]}")
-        return folder / kind, kind
+        return folder, kind
     actual = _kind_of(folder)
     if actual is None or kind not in (None, actual):
         expected = KINDS[kind] if kind else "a run, an adapter, a merged model or GGUF files"
@@ -117,55 +110,36 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
         base_name: public name of the base model, which replaces its path in adapter_config.json.
 
     Raises:
-        UserError: a file is pickled, damaged, or a link to a location outside the folder.
+        UserError: a file is damaged, or a link to a location outside the folder.
     """
     files, skipped = [], []
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        if not path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{path} links to outside {folder}; replace it with a copy, or delete it")
-        if path.suffix in _PICKLES:
-            raise UserError(
-                f"{path} is a pickle, and loading a pickle can run any code; push a folder with .safetensors or .gguf "
-                "only, or delete it"
-            )
-        if (
-            not path.is_file()
-            or name in (atomic.MANIFEST, CARD)
-            or any(part.startswith(".") for part in Path(name).parts)
-        ):
-            continue
         if _matches(name, _UPLOADED[kind]):
             files.append(UploadFile(name, _without_own_paths(path, base_name)))
-        else:
+        elif name not in (atomic.MANIFEST, CARD) and not name.startswith("."):
             skipped.append(name)
     _check_intact(folder, kind)
     return files, skipped
 
 
 def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:
-    """Return the obsolete files of an earlier push: weights of this kind and evaluation results.
-
-    All other files in the repository belong to the user.
-    """
+    """Return the obsolete weights of an earlier push. All other files in the repository belong to the user."""
     new = {file.name for file in files}
-    return [name for name in existing if name not in new and _matches(name, (*_REPLACED[kind], EVAL_RESULTS))]
+    return [name for name in existing if name not in new and _matches(name, _REPLACED[kind])]
 
 
 def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
-    """Raise an error if a text file or card contains a token or a local path. The message does not include the value.
-
-    Raises:
-        UserError: a file contains a token or a local path; the message names the file.
-    """
-    tokens, home = token.known(), Path.home()
-    private = [f"{path}/".encode() for path in (folder.resolve(), folder.resolve().parent, home) if path != Path("/")]
+    """Raise a UserError if a text file or card contains a token or a local path. The message omits the value."""
+    private = [f"{path}/".encode() for path in (folder.resolve(), folder.resolve().parent, Path.home()) if path.name]
     for file in files:
         if file.name.endswith((".safetensors", ".gguf")):
             continue
         content = file.read()
         source = f"{CARD} (the card, from run.json and reports)" if file.name == CARD else file.name
-        if token.is_in(content, tokens):
+        if token.is_in(content):
             raise UserError(f"{source} holds a Hub token or something like one; remove it, and revoke the token")
         if file.name not in _VOCABULARY and any(path in content for path in private):
             raise UserError(
@@ -179,12 +153,8 @@ def without_paths(value: Any) -> Any:
         return {key: without_paths(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [without_paths(entry) for entry in value]
-    return Path(value.replace("\\", "/")).name if isinstance(value, str) and is_rooted(value) else value
-
-
-def is_rooted(text: str) -> bool:
-    """Return whether a text starts like an absolute path."""
-    return text.startswith(("/", "./", "../", "~", "\\\\")) or text[1:3] in (":\\", ":/")
+    is_path = isinstance(value, str) and value.startswith(("/", "./", "../", "~"))
+    return Path(value).name if is_path else value
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -211,12 +181,11 @@ def _check_intact(folder: Path, kind: str) -> None:
         raise UserError(
             f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"
         )
-    for path in folder.glob("*.safetensors"):
-        file_tensors(path)
-    if (folder / INDEX).is_file():
-        model_tensors(folder)
-    report = read_report(folder) if kind == "merged" else None
+    if kind == "gguf":
+        return
+    model_tensors(folder)
+    report = read_report(folder)
     for shard in report.shards if report else ():
         path = folder / shard.file
-        if not path.is_file() or path.stat().st_size != shard.bytes or atomic.sha256(path) != shard.sha256:
+        if not path.is_file() or atomic.sha256(path) != shard.sha256:
             raise UserError(f"{path} is missing or not as merging wrote it; delete {folder} and merge again")

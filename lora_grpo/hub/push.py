@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,9 +12,7 @@ import tyro
 
 from lora_grpo import __version__
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.hub import card as model_card
-from lora_grpo.hub import facts as card_facts
-from lora_grpo.hub import metadata, token
+from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
 from lora_grpo.merging import check_current
 
@@ -49,7 +47,7 @@ def push_to_hub(options: PushOptions) -> None:
     folder, kind = find(options.source, options.what)
     if kind != "adapter":
         check_current(folder)
-    files, skipped, card = prepare(folder, kind, options.repository)
+    files, skipped = prepare(folder, kind, options.repository)
     visibility = "public" if options.public else "private"
     print(f"{folder} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
@@ -58,37 +56,22 @@ def push_to_hub(options: PushOptions) -> None:
     if skipped:
         print(f"not uploaded: {', '.join(skipped)}")
     if options.dry_run:
-        print(f"dry run: nothing was sent\n\n{card}", end="")
+        print(f"dry run: nothing was sent\n\n{files[-1].read().decode()}", end="")
     else:
         print(f"\n{send(options.repository, kind, files, options.public)}")
 
 
-def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str], str]:
-    """Return the files to upload (including card and evaluation results), the names of skipped files, and the card.
-
-    Args:
-        folder: the model's folder.
-        kind: one of `files.KINDS`.
-        repo_id: the repository that the card's examples load from.
-
-    Raises:
-        UserError: a file is damaged or must not be uploaded, or run.json or adapter_config.json cannot be read.
-    """
-    facts = card_facts.gather(folder, kind)
-    files, skipped = collect(folder, kind, facts.base.name)
-    card = model_card.write(repo_id, facts, files)
-    files += [UploadFile(CARD, card.encode())]
-    files += [UploadFile(name, text.encode()) for name, text in metadata.eval_results(facts).items()]
+def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
+    """Return the files to upload, the last of which is the card, and the names of skipped files."""
+    known = facts.gather(folder, kind)
+    files, skipped = collect(folder, kind, known.base.name)
+    files.append(UploadFile(CARD, card.write(repo_id, known, files).encode()))
     refuse_private_text(files, folder)
-    return files, skipped, card
+    return files, skipped
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Check that a repository id is valid and includes the owner.
-
-    Raises:
-        UserError: the id is invalid or has no owner.
-    """
+    """Raise a UserError if a repository id is invalid or has no owner."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -105,12 +88,6 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
 
     huggingface_hub uploads large files first and skips those that the Hub already has. After an interruption, the same
     call sends only the missing files. Nothing is visible until the single commit at the end.
-
-    Args:
-        repo_id: the repository, `owner/name`.
-        kind: one of `files.KINDS`.
-        files: the files to commit.
-        public: create a public repository, or allow one that is already public.
 
     Raises:
         UserError: there is no token or it lacks a permission, the repository is public and `public` is False, or the
@@ -149,26 +126,24 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
 
 
 def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list[str]:
-    """Check that the repository accepts this push, and return the names of its files."""
+    """Check that the repository accepts this push, and return the names of its files.
+
+    An adapter and a merged model do not share a repository, because loading it would apply the adapter twice.
+    """
     info = api.model_info(repo_id)
     if not info.private and not public:
         raise UserError(f"{repo_id} is public; pass --public to push to it, or choose another repository")
     if info.private and public:
         print(f"{repo_id} is private and stays private; change that in its settings on the Hub", file=sys.stderr)
     names = [sibling.rfilename for sibling in info.siblings or ()]
-    _refuse_other_kind(repo_id, kind, names)
-    if CARD in names and CARD_MARK not in Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8"):
-        raise UserError(f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository")
-    return names
-
-
-def _refuse_other_kind(repo_id: str, kind: str, names: Iterable[str]) -> None:
-    """Reject an adapter and a merged model in one repository, because loading it would apply the adapter twice."""
     for other, name in LOADED_BY.items():
         if kind in LOADED_BY and kind != other and name in names:
             raise UserError(
                 f"{repo_id} already holds a model of kind '{other}' ({name}); push '{kind}' to a different repository"
             )
+    if CARD in names and CARD_MARK not in Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8"):
+        raise UserError(f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository")
+    return names
 
 
 def _one_line(error: Exception, repo_id: str, secret: str) -> UserError | RunError:
@@ -178,19 +153,15 @@ def _one_line(error: Exception, repo_id: str, secret: str) -> UserError | RunErr
     cause: BaseException = error
     while not isinstance(cause, HfHubHTTPError) and cause.__cause__:
         cause = cause.__cause__
-    if not isinstance(cause, HfHubHTTPError):
-        reason = token.scrub(first_line(cause), secret)[:300]
-        return RunError(f"the push to {repo_id} failed: {reason}; run the same command again to send what is missing")
-    status = cause.response.status_code
-    reason = token.scrub(cause.server_message or first_line(cause), secret)[:300]
+    status, reason = None, first_line(cause)
+    if isinstance(cause, HfHubHTTPError):
+        status, reason = cause.response.status_code, f"{cause.response.status_code} {cause.server_message or reason}"
+    reason = token.scrub(reason, secret)[:300]
     if status == 401:
         return UserError("the Hub rejected the token; run `hf auth login` or set HF_TOKEN to a token that can write")
     if status in (403, 404):
         return UserError(f"the token may not write to {repo_id}: {reason}; use a token with write access")
-    return RunError(
-        f"the push to {repo_id} failed: the Hub answered {status} ({reason}); run the same command again to send what "
-        "is missing"
-    )
+    return RunError(f"the push to {repo_id} failed: {reason}; run the same command again to send what is missing")
 
 
 def _megabytes(size: int) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +17,7 @@ _SIGNED_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 
 
 def refuse_tokens_in(arguments: Sequence[str]) -> None:
-    """Reject a token on the command line, without printing it.
-
-    Raises:
-        UserError: an argument is named like a token or looks like one.
-    """
+    """Raise a UserError if an argument is named like a token or looks like one, without printing it."""
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         value = value if equals else flag
@@ -36,11 +30,7 @@ def refuse_tokens_in(arguments: Sequence[str]) -> None:
 
 
 def find() -> str:
-    """Return the token from HF_TOKEN or `hf auth login`.
-
-    Raises:
-        UserError: there is no token, or it is malformed.
-    """
+    """Return the token from HF_TOKEN or `hf auth login`; a missing or malformed one is a UserError."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -51,19 +41,12 @@ def find() -> str:
     return token
 
 
-def known() -> list[str]:
-    """Return the tokens on this machine: from the environment and from `hf auth login`."""
-    from huggingface_hub import constants
+def is_in(content: bytes) -> bool:
+    """Return whether the content of a file contains this machine's token or text that looks like a token."""
+    from huggingface_hub import get_token
 
-    tokens = [os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN")]
-    with contextlib.suppress(OSError, ValueError):
-        tokens.append(Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8"))
-    return [token.strip() for token in tokens if token and len(token.strip()) >= 8]  # a shorter string may be a word
-
-
-def is_in(content: bytes, tokens: Sequence[str]) -> bool:
-    """Return whether the content of a file contains one of these tokens or text that looks like a token."""
-    return bool(_IN_FILES.search(content)) or any(token.encode() in content for token in tokens)
+    token = get_token()
+    return bool(_IN_FILES.search(content)) or (token is not None and token.encode() in content)
 
 
 def scrub(text: str, token: str) -> str:

@@ -19,7 +19,17 @@ streamed_model.py  a forward pass that reads weights from disk, and the KL diver
 report.py          merge_report.json
 """
 
+from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.cli import MergeOptions, merge, merged_model
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report
 
-__all__ = ["REPORT", "MergeOptions", "MergeReport", "check_current", "merge", "merged_model", "read_report"]
+__all__ = [
+    "REPORT",
+    "MergeOptions",
+    "MergeReport",
+    "check_current",
+    "empty_model",
+    "merge",
+    "merged_model",
+    "read_report",
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -89,14 +88,7 @@ def merged_model(folder: Path) -> Path:
 
 
 def default_output(what: str, adapter: Path) -> Path:
-    """Return the default output folder of a merge.
-
-    This is `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter.
-
-    Args:
-        what: the requested run, adapter folder, or Hub id.
-        adapter: the adapter's folder. For a Hub id, it is in the Hub cache.
-    """
+    """Return `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter."""
     if not base_model.is_folder_name(what):
         return Path("outputs") / f"{what.rpartition('/')[2]}-merged"
     run, adapter = run_of(adapter), adapter.resolve()
@@ -131,11 +123,7 @@ def _resolve(options: MergeOptions) -> _Merge:
 
 
 def _finished_report(job: _Merge) -> MergeReport | None:
-    """Return the report if the output folder already contains this merge.
-
-    Raises:
-        UserError: the output folder contains something else.
-    """
+    """Return the report if the output folder already contains this merge; anything else in it is an error."""
     output, dtype = job.output, job.options.dtype
     if not output.is_dir() or not any(output.iterdir()):
         return None
@@ -163,11 +151,7 @@ def _merge(job: _Merge) -> MergeReport:
     staging = writer.staging_folder(job.output)
     writer.check_disk(staging, shards)
     with lock.holding(staging, "--output"):
-        try:
-            files = writer.write_shards(staging, shards, {**job.identity, "dtype": choice.dtype})
-        except KeyboardInterrupt:
-            print(f"interrupted; run the same command to continue from {staging}", file=sys.stderr)
-            raise
+        files = writer.write_shards(staging, shards, {**job.identity, "dtype": choice.dtype})
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)
         _copy_other_files(job.target, staging)
@@ -194,6 +178,7 @@ def _merge(job: _Merge) -> MergeReport:
 
 
 def _base(job: _Merge) -> Base:
+    """Describe the base, and whether run.json confirms that the adapter was trained on it."""
     recorded = (job.target.run or {}).get("policy", {})
     revision = job.target.base.revision
     is_recorded = bool(recorded.get("fingerprint")) or (revision is not None and recorded.get("revision") == revision)

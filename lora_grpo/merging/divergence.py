@@ -44,9 +44,6 @@ def measure_divergences(
         plan: the merge.
         merged: the folder of the merged shards.
         onto: the kind of weights in `base`.
-
-    Returns:
-        The divergences, or the reason that they cannot be measured.
     """
     if plan.vocab_size is not None:
         return Divergences(not_measured="the vocabulary was resized; distributions over two vocabularies have no KL")
@@ -88,8 +85,8 @@ def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
 def _prompts_and_completions(target: ModelSpec) -> list[tuple[Any, str]]:
     style = chat.DEFAULT_STYLE
     rows: list[dict[str, Any]] = []
-    run = run_of(target.adapter) if target.adapter else None
-    if run is not None and target.run is not None:
+    assert target.adapter is not None
+    if target.run and (run := run_of(target.adapter)):
         style = target.run["config"]["data"]["prompt_style"]
         paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
         lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]

@@ -70,12 +70,12 @@ class Plan:
 
 
 def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Plan:
-    """Plan the merge of every tensor.
+    """Plan the merge of the adapter in `folder` into every tensor of the base.
 
     Args:
-        base: the base's tensors.
+        base: the result of `base_tensors`.
         folder: the adapter's folder.
-        model: the base without weights.
+        model: the result of `empty_model`.
 
     Raises:
         UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
@@ -121,11 +121,6 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
         if not outputs[head].changed:
             outputs[head] = replace(outputs[head], tokens=outputs[embedding].tokens)
     size = outputs[embedding].shape[0]
-    if head in outputs and outputs[head].shape[0] != size:
-        raise UserError(
-            f"{folder} has an embedding of {size} tokens, and the head has {outputs[head].shape[0]}; save both with "
-            "PEFT's save_embedding_layers=True"
-        )
     return Plan(outputs, tie, size if size != base[embedding].shape[0] else None)
 
 
@@ -243,12 +238,9 @@ def _add_tokens(
 
 
 def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
-    """Decide whether a tied head and embedding stay tied, and drop the head if they do.
+    """Return False if a tied head and embedding must be written as two tensors. Otherwise drop the head.
 
     In the unmerged model, an update to one does not change the other. Trained tokens are the exception: PEFT ties them.
-
-    Returns:
-        False if they must be written as two tensors; None if the configuration does not change.
     """
     below = outputs[embedding]
     if head not in outputs:

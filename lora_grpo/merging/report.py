@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -110,15 +109,9 @@ def check_current(folder: Path) -> None:
 
 
 def show(output: Path, report: MergeReport) -> None:
-    """Print the report of the merged model in `output`, and the commands that use it."""
+    """Print the report of the merged model in `output`."""
     for label, text in _lines(output, report):
         print(f"{label:<10}{text}")
-    run = output.parent if (output.parent / "run.json").is_file() else None
-    merged, source = shlex.quote(str(output)), shlex.quote(str(run or output))
-    target = f"{source} --compare {merged}" if run else f"{merged} --task gsm8k"
-    print(f"\nevaluate  python scripts/evaluate.py {target}")
-    print(f"GGUF      python scripts/export_gguf.py {source} --modelfile")
-    print(f"share     python scripts/push.py {source} YOU/NAME{' --what merged' if run else ''} --dry-run")
 
 
 def _lines(output: Path, report: MergeReport) -> Iterator[tuple[str, str]]:

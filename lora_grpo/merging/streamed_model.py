@@ -33,9 +33,6 @@ class StreamedModel:
 
     Args:
         model: the result of `empty_model`; its modules are changed to read their weights from disk.
-
-    Raises:
-        UserError: the model has large weights outside linear layers and embeddings.
     """
 
     def __init__(self, model: Any) -> None:
@@ -139,10 +136,6 @@ def divergences(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) 
     Logits are computed for one block of the vocabulary at a time and then discarded. With logits a and b and
     Z = sum(exp), KL = sum(exp(a) (a - b)) / Z_a - log Z_a + log Z_b. Sums are relative to the largest logit so far and
     in float64, because the rounding error of two nearly equal float32 softmaxes exceeds their divergence.
-
-    Args:
-        models: models by name, all with the same vocabulary.
-        pairs: names of the first and second model of each pair.
     """
     import torch
 

@@ -68,11 +68,7 @@ def staging_folder(output: Path) -> Path:
 
 
 def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
-    """Check that the disk has room for the shards that do not exist yet.
-
-    Raises:
-        UserError: there is not enough space.
-    """
+    """Raise a UserError if the disk does not have room for the shards that do not exist yet."""
     existing = sum((staging / shard.name).stat().st_size for shard in shards if (staging / shard.name).is_file())
     disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
 

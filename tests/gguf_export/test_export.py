@@ -145,11 +145,11 @@ def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kin
 
 def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), intermediate_size=72)
-    done = write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "q4_0")
+    notes = write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "q4_0")
     tensors = read(tmp_path / "m.gguf")[1]
     assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
-    assert done.notes == [
+    assert notes == [
         "2 tensors are F16 because their rows are no multiple of 32: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
     ]
 
@@ -212,29 +212,11 @@ def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
     assert "blk.1.ffn_down.bias" in tensors
 
 
-@pytest.mark.parametrize(
-    ("rope", "expected"),
-    [
-        ({"rope_type": "linear", "factor": 2.0}, {"type": "linear", "factor": 2.0}),
-        (
-            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32},
-            {"type": "yarn", "factor": 4.0, "original_context_length": 64},
-        ),
-    ],
-)
-def test_a_scaled_rotary_embedding_is_in_the_metadata(tmp_path, rope, expected):
-    save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer(), rope_parameters={"rope_theta": 1e4, **rope})
-    write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
-    fields = read(tmp_path / "m.gguf")[0]
-    message = {name.removeprefix("qwen2.rope.scaling."): value for name, value in fields.items() if "scaling" in name}
-    assert message == expected
-
-
 def test_a_sliding_window_ends_the_context(tmp_path):
     save(tmp_path / "m", "MistralForCausalLM", llama2_tokenizer(), sliding_window=100)
-    done = write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    notes = write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
     assert read(tmp_path / "m.gguf")[0]["llama.context_length"] == 100
-    assert "the context is 100 tokens, the model's sliding window" in done.notes
+    assert "the context is 100 tokens, the model's sliding window" in notes
 
 
 def test_a_tied_head_that_was_written_all_the_same_is_not_written_twice(tmp_path):
@@ -274,8 +256,8 @@ UP = "model.layers.1.mlp.up_proj.weight"
     [
         (spoil(UP, float("nan")), "f32", f"{UP} holds NaN or infinity"),
         (spoil(UP, float("-inf")), "q8_0", f"{UP} holds NaN or infinity"),
-        (spoil(UP, -70000.0), "f16", f"{UP} holds 7e.04, .* up to 65504; pass --type bf16"),
-        (spoil(UP, -70000.0), "q4_1", f"{UP} holds 7e.04, and q4_1 is limited"),
+        (spoil(UP, -70000.0), "f16", f"{UP} holds 7e.04, .* limited to 65504; pass --type bf16"),
+        (spoil(UP, -70000.0), "q4_1", f"{UP} holds 7e.04, and Q4_1 is limited"),
         (rename(UP, "model.layers.1.mlp.gate_up.weight"), "f16", "holds model.layers.1.mlp.gate_up.weight, which"),
         (lambda f: change_weights(f, lambda w: w.pop(UP)), "f16", f"lacks {UP}, which config.json implies"),
         (lambda f: change_weights(f, lambda w: w.pop("lm_head.weight")), "f16", "lacks lm_head.weight"),
@@ -285,37 +267,20 @@ UP = "model.layers.1.mlp.up_proj.weight"
             "holds quantized weights; .*python scripts/merge.py",
         ),
         (
-            lambda f: change_config(f, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
-            "f16",
-            "holds quantized weights; .*python scripts/merge.py",
-        ),
-        (
             lambda f: change_config(f, architectures=["GemmaForCausalLM"]),
             "f16",
             "is a GemmaForCausalLM; supported are LlamaForCausalLM, .*Qwen2ForCausalLM, Qwen3ForCausalLM",
         ),
         (lambda f: change_config(f, vocab_size=500), "f16", r"is \[403, 64\], and config.json implies \[500, 64\]"),
-        (lambda f: change_config(f, vocab_size=300), "f16", "config.json does not describe a model .*Padding_idx"),
+        (lambda f: change_config(f, vocab_size=300), "f16", "cannot be built: .*Padding_idx"),
         (lambda f: change_config(f, hidden_act="gelu"), "f16", "hidden_act is gelu"),
         (lambda f: change_config(f, layer_types=["sliding_attention"] * 2), "f16", "use_sliding_window is on"),
         (
             lambda f: change_config(f, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
             "f16",
-            "the rotary embedding is scaled by dynamic; supported are default, linear",
-        ),
-        (
-            lambda f: change_config(
-                f,
-                rope_parameters={
-                    **{"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "attention_factor": 1.5},
-                    "original_max_position_embeddings": 64,
-                },
-            ),
-            "f16",
-            "scaled by yarn attention_factor=1.5",
+            "the rotary embedding is .*'dynamic'.*; supported are the rope types default and llama3",
         ),
         (lambda f: (f / "config.json").unlink(), "f16", "holds no config.json"),
-        (lambda f: (f / "README.md").write_text("---\na: [\n---\n"), "f16", "README.md cannot be read"),
     ],
 )
 def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoiled, kind, message):
@@ -424,7 +389,7 @@ def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):
 
 def test_without_llama_quantize_a_type_that_works_is_named(qwen2, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"--type q4_k_m needs llama.cpp's llama-quantize.* --type q4_1"):
+    with pytest.raises(UserError, match=r"--type q4_k_m needs llama.cpp's llama-quantize.* another --type: .*q4_1"):
         write_gguf(qwen2, tmp_path / "m.gguf", "q4_k_m")
 
 

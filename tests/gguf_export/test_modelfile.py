@@ -5,7 +5,7 @@ import re
 import pytest
 from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, qwen_tokenizer
 
-from lora_grpo.gguf_export.modelfile import quoted, read_turns, write_modelfile
+from lora_grpo.gguf_export.modelfile import read_turns, write_modelfile
 from lora_grpo.gguf_export.tokenizer import read_vocabulary
 from lora_grpo.tasks.chat import render
 
@@ -134,9 +134,9 @@ CONVERSATIONS = [
 def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
     tokenizer = tokenizer()
     found = vocabulary(tokenizer)
-    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, found, None)
+    notes = write_modelfile(tmp_path / "m.gguf", tokenizer, found, None)
     assert notes == []
-    template = dict(as_ollama_reads(path.read_text()))["TEMPLATE"]
+    template = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))["TEMPLATE"]
     trims = "trim" in str(tokenizer.chat_template)
     for conversation in CONVERSATIONS:
         messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
@@ -148,8 +148,8 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
 @pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM])
 def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
-    path, notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None)
-    assert "TEMPLATE" not in path.read_text()
+    notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None)
+    assert "TEMPLATE" not in (tmp_path / "m.Modelfile").read_text()
     assert len(notes) == 1
     assert notes[0].startswith("the Modelfile has no TEMPLATE")
     assert "\n" not in notes[0]
@@ -158,8 +158,8 @@ def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_pa
 def test_a_default_system_prompt_gives_way_to_the_one_that_is_given():
     turns = read_turns(qwen_tokenizer(QWEN25), vocabulary(qwen_tokenizer(QWEN25)))
     assert "created by Alibaba Cloud" in turns.opening
-    assert turns.user == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-    assert turns.assistant == ("", "<|im_end|>\n")
+    assert turns.roles["user"] == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+    assert turns.roles["assistant"] == ("", "<|im_end|>\n")
     requested = turns.render([{"role": "system", "content": "Count."}, {"role": "user", "content": "1"}])
     assert "Alibaba" not in requested
 
@@ -169,9 +169,8 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     found = read_vocabulary(tokenizer, len(tokenizer), ends, None)
     system = 'Answer in this format:\n<answer>\n...\n</answer>\nSay """so""", and say "so"'
-    path, notes = write_modelfile(tmp_path / "maths.Q8_0.gguf", tokenizer, found, system)
-    assert path == tmp_path / "maths.Q8_0.Modelfile"
-    entries = as_ollama_reads(path.read_text())
+    notes = write_modelfile(tmp_path / "maths.Q8_0.gguf", tokenizer, found, system)
+    entries = as_ollama_reads((tmp_path / "maths.Q8_0.Modelfile").read_text())
     assert entries[0] == ("FROM", "./maths.Q8_0.gguf")
     assert [entry for entry in entries if entry[0] not in ("FROM", "TEMPLATE")] == [
         ("SYSTEM", system),
@@ -179,18 +178,3 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
         ("PARAMETER", 'stop "<|im_end|>"'),
     ]
     assert notes == []
-
-
-@pytest.mark.parametrize("text", ["plain", 'ends in "', 'a """b""" c', "a\n\nb\n", '"', '"""', "", "\n a", "\\n"])
-def test_a_quoted_text_is_read_back_whole(text):
-    assert as_ollama_reads(f"SYSTEM {quoted(text)}\n") == [("SYSTEM", text)]
-
-
-@pytest.mark.parametrize("text", ['a """\nb', 'a """  \nb', '"""\nb'])
-def test_a_text_that_would_end_early_is_not_quoted(text, tmp_path):
-    assert quoted(text) is None
-    with pytest.raises(AssertionError):
-        assert as_ollama_reads(f'SYSTEM """{text}"""\n') == [("SYSTEM", text)]
-    path, notes = write_modelfile(tmp_path / "m.gguf", qwen_tokenizer(), vocabulary(qwen_tokenizer()), text)
-    assert "SYSTEM" not in path.read_text().replace(".System", "")
-    assert notes == ['the Modelfile has no SYSTEM because a line of the system prompt ends in """']

@@ -144,7 +144,7 @@ def make_merged(run):
         "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64, "checked": True},
         "adapter": "run", "other_dtypes": {},
         "retained": {"overall": 0.9993, "error": 0.1, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
-        "kl": {"adapter_merged": 0.00012},
+        "kl": {"adapter_merged": 0.00012, "adapter_base": 0.03},
     }  # fmt: skip
     atomic.write_json(merged / "merge_report.json", report)
     return merged

@@ -35,10 +35,9 @@ def make_gguf(run, name="trained-Q4_K_M.gguf"):
 
 def card_of(folder, kind):
     """Return a card's front matter, its text, and all uploaded files by name."""
-    files, _, text = prepare(folder, kind, "me/trained")
-    card = ModelCard(text)
+    files, _ = prepare(folder, kind, "me/trained")
     by_name = {file.name: file for file in files}
-    assert by_name[CARD].content == text.encode()
+    card = ModelCard(by_name[CARD].content.decode())
     return card.data.to_dict(), card.text, by_name
 
 
@@ -132,7 +131,6 @@ def test_a_model_trained_on_programs_is_asked_for_one(tmp_path):
                 "license_link": f"https://huggingface.co/{BASE}/blob/main/LICENSE",
             },
         ),
-        ("license: 'My own: words'", {}),
         ("license: [mit]", {}),
     ],
 )
@@ -157,7 +155,6 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path):
         assert "base_model" not in data and (name == "mine") == ("license" not in data)
         assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == name
         assert shown in text and f"`{'f' * 64}`" in text and "vllm serve" not in text and str(tmp_path) not in text
-        assert ("from lora_grpo import starter" in text) == (base == "starter")
 
 
 # Unknown facts are omitted
@@ -179,31 +176,19 @@ def test_a_merged_model_has_the_scores_of_its_adapter_as_such(run):
     assert data["library_name"] == "transformers" and "model-index" not in data
     assert "The files in this repository were not measured." in text and "| pass@1 | 31.7" in text
     assert "merged into the base in full precision" in text
-    assert "0.9993 of the adapter's update" in text and "base and adapter: 0.00012 nats per token." in text
+    assert (
+        "0.9993 of the adapter's update" in text
+        and "base and adapter: 0.00012 nats per token (of the base alone: 0.03)." in text
+    )
     assert json.loads(files["config.json"].content) == {"model_type": "qwen2"}
     assert "vllm serve me/trained" in text and "merge_report.json" not in files
 
 
-def test_scores_of_the_uploaded_weights_are_in_the_front_matter_and_the_results(run):
+def test_scores_of_the_uploaded_weights_are_in_the_front_matter(run):
     merged = make_merged(run)
     write_evaluation(run, merged)
-    data, _, files = card_of(merged, "merged")
+    data, _, _ = card_of(merged, "merged")
     assert data["model-index"][0]["results"][0]["metrics"][0]["value"] == 54.3
-    assert yaml.safe_load(files[".eval_results/lora-grpo-gsm8k.yaml"].content) == [
-        {"dataset": {"id": "openai/gsm8k", "task_id": "gsm8k"}, "value": 54.3,
-         "notes": "0-shot, greedy, xml answer format"}
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"rows": 500}, {"contaminated": ["trained"]}, {"left_out_as_trained_on": 3}, {"data_source": "mine.jsonl"}],
-)
-def test_a_part_of_a_benchmark_is_not_a_leaderboard_result(run, change):
-    write_evaluation(run, run / "adapter", **change)
-    data, _, files = card_of(run / "adapter", "adapter")
-    assert [name for name in files if name.startswith(".eval_results")] == []
-    assert len(data["model-index"][0]["results"]) >= 1
 
 
 def test_scores_of_other_weights_are_left_out(run, tmp_path, capsys):
@@ -243,10 +228,9 @@ def test_gguf_files_are_named(run):
     data, text, _ = card_of(gguf, "gguf")
     assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
     assert "llama-cli --hf-repo me/trained --hf-file trained-Q4_K_M.gguf" in text
-    assert "ollama run hf.co/me/trained:Q4_K_M" in text and "ollama create" not in text
+    assert "ollama run hf.co/me/trained" in text
     (gguf / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
-    _, text, files = card_of(gguf, "gguf")
-    assert "ollama create trained -f trained/trained.Modelfile" in text and "trained.Modelfile" in files
+    assert "trained.Modelfile" in card_of(gguf, "gguf")[2]
 
 
 # Damaged files are not uploaded
@@ -325,7 +309,7 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
     run = make_run(tmp_path / "run", record__config__train__optimizer=f"{PRIVATE}/optimizer")
     make_merged(run)
     for kind in ("adapter", "merged"):
-        files, _, _ = prepare(run / kind, kind, "me/trained")
+        files, _ = prepare(run / kind, kind, "me/trained")
         for file in files:
             for private in (PRIVATE, "somebody", str(run.parent)):
                 assert private.encode() not in file.read(), (kind, file.name, private)
@@ -352,7 +336,8 @@ HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [
 )  # fmt: skip
 def test_text_from_files_stays_text(tmp_path, path):
     run = make_run(tmp_path / "run", **{path: HOSTILE})
-    _, _, text = prepare(run / "adapter", "adapter", "me/trained")
+    files, _ = prepare(run / "adapter", "adapter", "me/trained")
+    text = files[-1].content.decode()
     assert "license" not in RepoCard(text).data.to_dict()
     assert yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))["library_name"] == "peft"
     assert [line for line in text.splitlines() if line.startswith("# ")] == ["# trained"]
