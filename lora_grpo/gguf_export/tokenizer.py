@@ -7,11 +7,10 @@ would become tokens that the model has not seen.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError
@@ -52,7 +51,7 @@ class Vocabulary:
     eos_token_ids: list[int]
     """All tokens that end an answer."""
     chat_template: str | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     """Notes for the user, one line each."""
 
     def add_to(self, writer: Any) -> None:
@@ -118,36 +117,29 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
             "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it has not seen; "
             "prompt it with plain text"
         )
-    vocabulary = Vocabulary(
-        model="gpt2",
-        pre="",
-        tokens=[tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)],
-        types=_types(tokens, added, vocab_size, tokenizer.unk_token_id, bytes_have_tokens=model["byte_fallback"]),
-        scores=None,
-        merges=[" ".join(merge) for merge in merges],
-        ids=_special_ids(tokenizer, eos_token_ids, bos_id),
-        add_bos=add_bos,
-        add_eos=ids[-1] == tokenizer.eos_token_id,
-        add_space_prefix=False,
-        eos_token_ids=list(eos_token_ids),
-        chat_template=tokenizer.get_chat_template() if tokenizer.chat_template else None,
-        notes=notes,
-    )
-    if not model["byte_fallback"]:
-        return dataclasses.replace(vocabulary, pre=_pre_tokenizer(spec))
-    scheme = space_prefix(spec)
+    is_sentencepiece = bool(model["byte_fallback"])
+    scheme = space_prefix(spec) if is_sentencepiece else "never"
     if scheme in ("first", "always"):  # transformers adds no space before a space
         notes.append("llama.cpp may tokenize text after a special token or with a leading space differently")
     # transformers adds `first` only before the first text. llama.cpp also adds a space after every special token.
     starts_special = any(opening.startswith(token["content"]) for token in added.values())
-    return dataclasses.replace(
-        vocabulary,
-        model="llama",
-        pre="default",
-        scores=merge_scores(vocabulary.tokens, vocabulary.types, merges),
-        merges=None,
-        ids=vocabulary.ids | ({"unk": tokenizer.unk_token_id} if tokenizer.unk_token_id is not None else {}),
+    unknown = tokenizer.unk_token_id if is_sentencepiece else None
+    texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
+    types = _types(tokens, added, vocab_size, unknown, has_bytes=is_sentencepiece)
+    return Vocabulary(
+        model="llama" if is_sentencepiece else "gpt2",
+        pre="default" if is_sentencepiece else _pre_tokenizer(spec),
+        tokens=texts,
+        types=types,
+        scores=merge_scores(texts, types, merges) if is_sentencepiece else None,
+        merges=None if is_sentencepiece else [" ".join(merge) for merge in merges],
+        ids=_special_ids(tokenizer, eos_token_ids, bos_id, unknown),
+        add_bos=add_bos,
+        add_eos=ids[-1] == tokenizer.eos_token_id,
         add_space_prefix=scheme != "never" and not (scheme == "first" and starts_special),
+        eos_token_ids=list(eos_token_ids),
+        chat_template=tokenizer.get_chat_template() if tokenizer.chat_template else None,
+        notes=notes,
     )
 
 
@@ -181,7 +173,7 @@ def _types(
     size: int,
     unknown: int | None,
     *,
-    bytes_have_tokens: bool,
+    has_bytes: bool,
 ) -> list[int]:
     from gguf import TokenType
 
@@ -189,21 +181,24 @@ def _types(
         if token_id not in tokens:
             return TokenType.UNUSED
         text = tokens[token_id]
-        if bytes_have_tokens and token_id == unknown:
+        if token_id == unknown:
             return TokenType.UNKNOWN
         if token_id in added:
             # As in the reference converter: Qwen declares <|fim_prefix|> as plain text, but it is a special token.
             is_marker = text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>"))
             return TokenType.CONTROL if added[token_id]["special"] or is_marker else TokenType.USER_DEFINED
-        return TokenType.BYTE if bytes_have_tokens and BYTE.fullmatch(text) else TokenType.NORMAL
+        return TokenType.BYTE if has_bytes and BYTE.fullmatch(text) else TokenType.NORMAL
 
     return [int(kind(token_id)) for token_id in range(size)]
 
 
-def _special_ids(tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | None) -> dict[str, int]:
+def _special_ids(
+    tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | None, unknown: int | None
+) -> dict[str, int]:
     """Return the special tokens by name. llama.cpp stops at `eos`, `eot`, `eom`, and others that it knows."""
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
     others = [token_id for token_id in eos_token_ids if token_id != eos]
-    ids = {"bos": bos, "eos": eos, **dict(zip(("eot", "eom"), others, strict=False)), "pad": tokenizer.pad_token_id}
+    ids = {"bos": bos, "eos": eos, "unk": unknown, "pad": tokenizer.pad_token_id}
+    ids |= dict(zip(("eot", "eom"), others, strict=False))
     return {name: token_id for name, token_id in ids.items() if token_id is not None}

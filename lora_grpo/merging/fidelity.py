@@ -36,7 +36,7 @@ class Choice:
 
     dtype: Dtype
     reason: str
-    measured: dict[Dtype, Retained]
+    measured: dict[Dtype, Retained | None]
     """The results for the chosen dtype and the rejected dtypes."""
 
 
@@ -55,7 +55,7 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
     measured = measure(plan.outputs, ["fp16"] if plan.base_dtype == "F16" else ["bf16", "fp16"])
     reasons = []
     for dtype, retained in measured.items():
-        if retained.overall is None:
+        if retained is None:
             return Choice(dtype, "the adapter changes nothing", measured)
         reasons.append(f"{dtype} keeps {percent(retained.overall)} of the update")
         if retained.overall < ENOUGH:
@@ -67,7 +67,7 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
     return Choice("fp32", "; ".join([*reasons, "only fp32 holds it"]), measured | measure(plan.outputs, ["fp32"]))
 
 
-def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtype, Retained]:
+def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtype, Retained | None]:
     """Measure in one pass over the weights what each dtype keeps of the update.
 
     A tensor that has a different shape than the base's is skipped, because its update is not defined.
@@ -102,11 +102,11 @@ def _square(matrix: Any) -> Any:
     return torch.linalg.vector_norm(matrix, dim=-1).double().square().sum()
 
 
-def _retained(layers: Mapping[str, Any]) -> Retained:
+def _retained(layers: Mapping[str, Any]) -> Retained | None:
     """Return the result for one dtype from (<W' - W, D>, |D|^2, |W' - W - D|^2) of every layer."""
     shares = {name: float(dot / squares) for name, (dot, squares, _) in layers.items() if squares}
     if not shares:
-        return Retained(overall=None, error=None, worst=None, worst_layer=None)
+        return None
     dot, squares, errors = map(float, sum(layers.values()))
     worst = min(shares, key=lambda name: shares[name])
     return Retained(overall=dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst)

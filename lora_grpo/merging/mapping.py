@@ -4,7 +4,6 @@ Exactly one output must use each adapter key. Otherwise the merge fails, because
 training would be silently lost. PEFT (0.21) saves these keys:
 
     X.lora_A.weight, X.lora_B.weight                            W_X += scale * B @ A
-    X.lora_B.bias                                               b_X += scale * bias
     X.lora_embedding_A, X.lora_embedding_B                      W_X += scale * (B @ A).T
     X.lora_magnitude_vector                                     DoRA: W_X is rescaled to these norms
     X.token_adapter.trainable_tokens_delta                      rows of W_X are replaced
@@ -29,7 +28,6 @@ from lora_grpo.merging.outputs import LowRank, Output
 _PARTS = (
     "lora_A.weight",
     "lora_B.weight",
-    "lora_B.bias",
     "lora_embedding_A",
     "lora_embedding_B",
     "lora_magnitude_vector",
@@ -38,7 +36,7 @@ _PARTS = (
 _SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
-    "layers_to_transform", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core",
+    "layers_to_transform", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
     "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
@@ -81,7 +79,9 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
         UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
     """
     adapter = _Adapter(folder, _read_settings(folder))
-    weights = file_tensors(folder / "adapter_model.safetensors")
+    tensors = file_tensors(folder / "adapter_model.safetensors")
+    # PEFT saves the original of a replaced module along with its replacement.
+    weights = {key: tensor for key, tensor in tensors.items() if ".original_module." not in key}
     parts, whole = _group(weights)
     embedding, head = (
         weight_name(model, module) for module in (model.get_input_embeddings(), model.get_output_embeddings())
@@ -94,7 +94,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
     if tied and (head.removesuffix(".weight") in parts or head in whole):
         outputs[head] = Output(head, base[embedding])
-    used = {key for key in weights if ".original_module." in key}  # saved along with its replacement
+    used: set[str] = set()
 
     for name, (tensor, *copies) in whole.items():
         if name not in outputs or not all(same_values(tensor, copy) for copy in copies):
@@ -183,7 +183,7 @@ def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[S
         part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
         if part:
             parts.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
-        elif ".original_module." not in name:
+        else:
             # PEFT (0.21) saves a module that is both resized and trained under both names.
             whole.setdefault(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."), []).append(tensor)
     return parts, whole
@@ -203,24 +203,22 @@ def _add_update(
     outputs: dict[str, Output], module: str, parts: Mapping[str, StoredTensor], adapter: _Adapter, *, is_conv1d: bool
 ) -> set[str]:
     """Add a module's low-rank update to its outputs, and return the keys it used."""
-    weight, bias = f"{module}.weight", f"{module}.bias"
+    weight = f"{module}.weight"
     is_embedding = "lora_embedding_A" in parts
     a = parts.get("lora_embedding_A" if is_embedding else "lora_A.weight")
     b = parts.get("lora_embedding_B" if is_embedding else "lora_B.weight")
-    magnitude, added = parts.get("lora_magnitude_vector"), parts.get("lora_B.bias")
+    magnitude = parts.get("lora_magnitude_vector")
     if a is None or b is None:
         return set()
     shape, update = outputs[weight].shape, (b.shape[0], a.shape[1])
     transposed = is_embedding or is_conv1d
     if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != shape:
         raise adapter.misfit(module, shape, update)
-    scale = adapter.scale(module, a.shape[0])
-    outputs[weight] = replace(outputs[weight], low_rank=LowRank(a, b, scale, transposed, magnitude))
-    used = {tensor.name for tensor in (a, b, magnitude) if tensor is not None}
-    if added is not None and bias in outputs:  # if the base has no bias, PEFT cannot merge this either
-        outputs[bias] = replace(outputs[bias], bias=(added, scale))
-        used.add(added.name)
-    return used
+    if magnitude and transposed:
+        raise UserError(f"{adapter.folder} trains {module} with DoRA; only linear layers with DoRA can be merged here")
+    low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
+    outputs[weight] = replace(outputs[weight], low_rank=low_rank)
+    return {tensor.name for tensor in (a, b, magnitude) if tensor}
 
 
 def _add_tokens(

@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.files import StoredTensor, row_blocks
+from lora_grpo.files import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class Output:
     name: str
     base: StoredTensor
     low_rank: LowRank | None = None
-    bias: tuple[StoredTensor, float] | None = None
-    """A bias update and its scale."""
     tokens: tuple[StoredTensor, tuple[int, ...]] | None = None
     """Trained rows, and their indices."""
     replacement: StoredTensor | None = None
@@ -52,16 +50,13 @@ class Output:
 
     @property
     def changed(self) -> bool:
-        return any((self.low_rank, self.bias, self.tokens, self.replacement))
+        return any((self.low_rank, self.tokens, self.replacement))
 
     def rows(self, start: int, stop: int) -> Any:
         """Return merged rows in float32, as the unmerged adapter computes them."""
         rows = self.origin.rows(start, stop).float()
         if self.low_rank:
             rows += _update(self).rows(start, stop, rows)
-        if self.bias:
-            tensor, scale = self.bias
-            rows += scale * tensor.rows(start, stop).float()
         if self.tokens:
             trained, indices = self.tokens
             for row, token in enumerate(indices):
@@ -97,12 +92,7 @@ class _Update:
         # (rows, r) and (r, columns) of the stored weight
         left, self._right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
         self._left = left * low_rank.scale
-        self._magnitude: Any = None
-        self._factor: Any = None
-        if low_rank.magnitude is not None:
-            self._magnitude = low_rank.magnitude.read().double().reshape(-1)
-            if low_rank.transposed:  # each norm spans all rows
-                self._factor = self._magnitude / self._column_norms(output)
+        self._magnitude = low_rank.magnitude.read().double().reshape(-1) if low_rank.magnitude else None
 
     def rows(self, start: int, stop: int, weight: Any) -> Any:
         """Return the change of the given rows. `weight` has their values in float32."""
@@ -110,14 +100,5 @@ class _Update:
         if self._magnitude is None:
             return change
         weight, change = weight.double(), change.double()
-        factor = self._factor
-        if factor is None:
-            factor = (self._magnitude[start:stop] / (weight + change).norm(dim=1)).unsqueeze(1)
+        factor = (self._magnitude[start:stop] / (weight + change).norm(dim=1)).unsqueeze(1)
         return ((factor - 1) * weight + factor * change).float()
-
-    def _column_norms(self, output: Output) -> Any:
-        squares: Any = 0
-        for start, stop in row_blocks(output.shape):
-            change = self._left[start:stop] @ self._right
-            squares = squares + (output.origin.rows(start, stop).double() + change).square().sum(dim=0)
-        return squares.sqrt()

@@ -34,12 +34,12 @@ class Base(_Record):
 
 
 class Retained(_Record):
-    """What one dtype keeps of the adapter's update; see fidelity.py. Values are None if the update is empty."""
+    """What one dtype keeps of the adapter's update; see fidelity.py."""
 
-    overall: float | None
-    error: float | None
-    worst: float | None
-    worst_layer: str | None
+    overall: float
+    error: float
+    worst: float
+    worst_layer: str
 
 
 class Divergences(_Record):
@@ -74,8 +74,9 @@ class MergeReport(_Record):
     base: Base
     adapter: str
     """A Hub id, or the name of a folder."""
-    retained: Retained
-    other_dtypes: dict[Dtype, Retained]
+    retained: Retained | None
+    """None if the adapter changes nothing."""
+    other_dtypes: dict[Dtype, Retained | None]
     """The same for the dtypes that were rejected."""
     kl: Divergences
     untied: bool
@@ -120,7 +121,7 @@ def _lines(output: Path, report: MergeReport) -> Iterator[tuple[str, str]]:
     yield "merged", f"{output}: {report.dtype}, {size}, into {report.base.name} ({report.onto})"
     yield "dtype", report.reason
     kept, kl = report.retained, report.kl
-    if kept.overall is not None and kept.worst is not None:
+    if kept:
         worst = f"{percent(kept.worst)} in {kept.worst_layer}"
         yield "update", f"{percent(kept.overall)} kept, at least {worst}; relative rounding error {kept.error:.2g}"
     if kl.not_measured:

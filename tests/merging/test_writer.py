@@ -35,7 +35,6 @@ KINDS = {
     "dora": {"use_dora": True},
     "rank_pattern": {"rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 8}},
     "alpha_pattern": {"alpha_pattern": {"v_proj": 32, "layers.0.mlp.down_proj": 1}},
-    "lora_bias": {"lora_bias": True, "target_modules": ["q_proj", "v_proj"]},
     "bias_all": {"bias": "all"},
     "bias_lora_only": {"bias": "lora_only"},
     "norms": {"modules_to_save": ["input_layernorm", "norm"]},
@@ -43,7 +42,6 @@ KINDS = {
 }
 UNTIED = {
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
-    "embedding_dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
     "head": {"target_modules": ["q_proj", "lm_head"]},
     "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
     "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}},
@@ -188,10 +186,10 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, n_inner=32))
     model.save_pretrained(tmp_path / "base")
     # c_proj is square, so its shape does not show whether it is transposed.
-    for dora, targets in ((False, ["c_attn", "c_proj"]), (True, ["c_attn", "c_proj"]), (False, ["c_proj", "lm_head"])):
+    for targets in (["c_attn", "c_proj"], ["c_proj", "lm_head"]):
         # With lm_head, a Linear layer that is created last, PEFT saves fan_in_fan_out=false for all layers.
-        options = {"target_modules": targets, "fan_in_fan_out": True, "use_dora": dora}
-        name = f"{dora}-{targets[-1]}"
+        options = {"target_modules": targets, "fan_in_fan_out": True}
+        name = targets[-1]
         adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{name}", **options)
         output = merged(tmp_path / "base", adapter, tmp_path / f"merged-{name}")
         expected = logits_of(live(tmp_path / "base", adapter))
@@ -315,10 +313,10 @@ def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tm
     assert name in str(caught.value)
 
 
-def test_a_bias_for_a_layer_that_has_none_is_refused_as_such(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", lora_bias=True, target_modules=["q_proj", "o_proj"])
-    with pytest.raises(UserError, match=r"o_proj\.lora_B\.bias.* cannot be merged"):
+def test_dora_of_an_embedding_is_refused(bases, tmp_path):
+    base = bases[False, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "embed_tokens"], use_dora=True)
+    with pytest.raises(UserError, match=r"trains model\.embed_tokens with DoRA"):
         merged(base, adapter, tmp_path / "merged")
 
 
@@ -344,6 +342,7 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
         ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
         ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens, which cannot be merged"),
         ({"layer_replication": [[0, 1]]}, "sets layer_replication"),
+        ({"lora_bias": True}, "sets lora_bias"),
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
         ({"init_lora_weights": "pissa_niter_4"}, "which changes the base"),
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
