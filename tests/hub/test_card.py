@@ -306,7 +306,7 @@ def test_a_word_that_only_resembles_a_token_is_not_refused(run):
 
 
 def test_no_path_of_this_machine_is_uploaded(tmp_path):
-    run = make_run(tmp_path / "run", record__config__train__optimizer=f"{PRIVATE}/optimizer")
+    run = make_run(tmp_path / "run", record__config__grpo=[f"{PRIVATE}/grpo"])
     make_merged(run)
     for kind in ("adapter", "merged"):
         files, _ = prepare(run / kind, kind, "me/trained")
@@ -327,7 +327,7 @@ HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [
 @pytest.mark.parametrize(
     "path",
     [
-        "record__data__task", "record__recipe", "record__config__train__optimizer",
+        "record__data__task", "record__recipe",
         "record__config__data__prompt_style",
         "record__data__eval__source", "record__data__train__sha256", "record__policy__base_model",
         "report__protocol__task", "report__protocol__sampling__prompt_style", "report__protocol__sandbox",
