@@ -49,10 +49,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     path: Path
 
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_SIZES.get(self.dtype, 1)
-
     def read(self) -> Any:
         """Return the whole tensor."""
         from safetensors import safe_open
@@ -156,22 +152,18 @@ class TensorWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
         self._expected = 8 + len(text) + end
-        self._written = 0
         self._digest = hashlib.sha256()
-        self._file = self._temporary.open("wb", buffering=0)
+        self._file = self._temporary.open("wb")
         self.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, data: Any) -> None:
         """Append bytes or the elements of a tensor."""
-        if not isinstance(data, bytes | memoryview):
+        if not isinstance(data, bytes):
             import torch
 
-            data = memoryview(data.contiguous().reshape(-1).view(torch.uint8).numpy())
+            data = data.contiguous().reshape(-1).view(torch.uint8).numpy()
         self._digest.update(data)
-        while len(data):
-            done = self._file.write(data)
-            self._written += done
-            data = data[done:]
+        self._file.write(data)
 
     def finish(self) -> str:
         """Flush the file to disk, rename it into place, and return its SHA-256.
@@ -179,8 +171,9 @@ class TensorWriter:
         Raises:
             RuntimeError: the size of the data does not match the header.
         """
-        if self._written != self._expected:
-            raise RuntimeError(f"{self._path} has {self._written} of {self._expected} bytes")
+        if self._file.tell() != self._expected:
+            raise RuntimeError(f"{self._path} has {self._file.tell()} of {self._expected} bytes")
+        self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         self._temporary.replace(self._path)
