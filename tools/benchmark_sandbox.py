@@ -16,7 +16,6 @@ mutants of the canonical solution, and some of them never end. If the two disagr
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -38,6 +37,7 @@ from typing import Any, Literal
 import tyro
 
 from lora_grpo import sandbox
+from lora_grpo.files import json_files
 from lora_grpo.sandbox import Program, Settings
 
 Row = dict[str, Any]
@@ -75,7 +75,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Run the selected benchmark and print the results."""
-    rows = [json.loads(line) for line in gzip.decompress(options.humaneval.read_bytes()).decode().splitlines()]
+    rows = [row for _, row in json_files.read_lines(options.humaneval, "the 164 tasks")]
     if options.part == "file":
         time_commands(options, rows)
     else:
@@ -188,10 +188,11 @@ def time_commands(options: Options, rows: list[Row]) -> None:
         harness = [str(Path(sys.executable).with_name("evaluate_functional_correctness")), str(file)]
         harness += [f"--problem_file={options.humaneval}", f"--n_workers={options.official_workers}"]
         samples = different_samples(rows, options.samples)
-        write_lines(file, samples)
+        file.write_text(json_files.dump_lines(samples), encoding="utf-8")
         if options.file_endless is not None:
             by_command([*kit, "--output-dir", f"{folder}/before"])
-            write_lines(file, fewer_endless(samples, read_lines(Path(folder, "before", "results.jsonl")), options))
+            results = json_files.read_finished_lines(Path(folder, "before", "results.jsonl"))
+            file.write_text(json_files.dump_lines(fewer_endless(samples, results, options)), encoding="utf-8")
         for number in range(options.rounds):
             out = Path(folder, str(number))
             sides = {"kit": [*kit, "--output-dir", str(out)], "harness": harness}
@@ -201,7 +202,8 @@ def time_commands(options: Options, rows: list[Row]) -> None:
                 seconds[name].append(time.perf_counter() - started)
                 print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
             report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-            found = differences(read_lines(out / "results.jsonl"), read_lines(Path(f"{file}_results.jsonl")))
+            ours, theirs = out / "results.jsonl", Path(f"{file}_results.jsonl")
+            found = differences(json_files.read_finished_lines(ours), json_files.read_finished_lines(theirs))
             assert found or same_figures(report, output["harness"]), (report, output["harness"])
             differing += [f"round {number + 1}, {text}" for text in found]
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -212,16 +214,6 @@ def time_commands(options: Options, rows: list[Row]) -> None:
     if differing:  # a slow program on a busy machine may exceed the 3-second limit in only one of them
         raise SystemExit(f"graded differently, kit / harness: {'; '.join(differing)}")
     print("both graded every sample the same, in every round")
-
-
-def read_lines(path: Path) -> list[Row]:
-    """Return the values in a JSON Lines file."""
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def write_lines(path: Path, values: list[Row]) -> None:
-    """Write a JSON Lines file."""
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def different_samples(rows: list[Row], number: int) -> list[Row]:
