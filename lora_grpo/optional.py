@@ -10,11 +10,7 @@ from lora_grpo.errors import UserError
 
 
 def require(name: str, *, extra: str, feature: str) -> ModuleType:
-    """Import an optional package, which an extra of this project installs, for a feature as the user wrote it.
-
-    Raises:
-        UserError: the package is missing or cannot be imported.
-    """
+    """Import a package that an extra of this project installs, or raise UserError with the feature that needs it."""
     package = name.partition(".")[0]
     if importlib.util.find_spec(package) is None:
         raise UserError(f"{feature} needs the package {package}; run `pip install -e .[{extra}]`")

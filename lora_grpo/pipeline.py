@@ -73,10 +73,7 @@ def train_and_evaluate(run: Run, data: Data) -> None:
 def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
     """Complete run.json, write the report, and print the results and the next steps.
 
-    Args:
-        run: the trained run.
-        before: graded samples of the base; empty for tasks without a grader.
-        after: graded samples of the trained model.
+    The graded samples of the base and of the trained model are empty for tasks without a grader.
     """
     if not distributed.is_main():
         return

@@ -52,20 +52,16 @@ def parse(
 ) -> tuple[RunConfig, Invocation]:
     """Read the command line of a recipe and return a checked configuration.
 
-    Args:
-        arguments: the arguments after the program's name.
-        recipe: name of the recipe and of its default output folder in `outputs/`.
-        description: text above the flags in `--help`.
-        presets: changes to the defaults of `RunConfig`, by preset.
+    See `pipeline.run_recipe` for the arguments. `--help` exits.
 
     Raises:
         UserError: an error in the arguments or in a settings file.
-        SystemExit: after `--help`.
     """
     base = RunConfig(output_dir=f"outputs/{recipe}")
     if {"-h", "--help", "--help-all"} & set(arguments):
-        everything = "--help-all" in arguments
-        _show_help(replace(base, presets["starter"]), recipe, description, presets, everything=everything)
+        hint = "" if "--help-all" in arguments else " --help-all lists every setting."
+        about = f"{description}\nPresets: auto, {', '.join(presets)}. The defaults are those of `starter`.{hint}\n"
+        _show_help(replace(base, presets["starter"]), f"{recipe}.py", about, only_main=bool(hint))
     _refuse_repeated_lists(arguments)
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
     layers = [("", _read_settings(Path(early.config)))] if early.config else []
@@ -92,16 +88,12 @@ def parse(
     return config, parsed.invocation
 
 
-def _show_help(
-    config: RunConfig, recipe: str, description: str, presets: Mapping[str, Overrides], *, everything: bool
-) -> None:
+def _show_help(config: RunConfig, program: str, description: str, *, only_main: bool) -> None:
     """Print the help, with the values of a configuration as defaults, and exit."""
-    settings = config if everything else _with_main_flags(config)()
-    hint = "" if everything else " --help-all lists every setting."
-    about = f"{description}\nPresets: auto, {', '.join(presets)}. The defaults are those of `starter`.{hint}\n"
+    settings = _with_main_flags(config)() if only_main else config
     run = ("run", Annotated[type(settings), tyro.conf.arg(name="")], settings)
     arguments = dataclasses.make_dataclass("Arguments", [run], bases=(_Arguments,), frozen=True)
-    read_flags(arguments, ["--help"], prog=f"{recipe}.py", description=about)
+    read_flags(arguments, ["--help"], prog=program, description=description)
 
 
 def _with_main_flags(config: Any, prefix: str = "") -> type:
@@ -119,7 +111,6 @@ def _with_main_flags(config: Any, prefix: str = "") -> type:
 
 
 def _check_invocation(invocation: Invocation) -> None:
-    """Refuse combinations of flags that contradict each other."""
     given = [flag(name) for name, value in dataclasses.asdict(invocation).items() if value]
     if invocation.resume and invocation.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
@@ -132,14 +123,12 @@ def _check_invocation(invocation: Invocation) -> None:
 def _settle_task(config: RunConfig) -> RunConfig:
     """Set the task to `gsm8k` (rows with `question` and `answer`) if files are given for `starter`, which uses none."""
     data = config.data
-    if not (data.train or data.eval):
+    if data.task not in ("starter", "starter-code") or not (data.train or data.eval):
         return config
     if data.task == "starter-code":
         raise UserError(
             "the task starter-code brings its own problems; pass --data.task with --data.train and --data.eval"
         )
-    if data.task != "starter":
-        return config
     if not (data.train and data.eval):
         raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
     settled: RunConfig = replace(config, {"data": {"task": "gsm8k"}})

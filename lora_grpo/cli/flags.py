@@ -16,17 +16,12 @@ Flags = TypeVar("Flags")
 
 
 def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str = "", **options: Any) -> Flags:
-    """Parse command-line arguments into an instance of a dataclass.
+    """Parse command-line arguments into an instance of a dataclass, whose docstrings are the help text.
 
-    Args:
-        flags: the dataclass; its docstrings are the help text.
-        arguments: the arguments after the program's name.
-        description: text above the flags in `--help`.
-        options: further arguments of `tyro.cli`, such as `prog` and `default`.
+    `options` are further arguments of `tyro.cli`, such as `prog` and `default`. `--help` exits.
 
     Raises:
         UserError: an unknown, missing or invalid argument.
-        SystemExit: after `--help`.
     """
     stderr = io.StringIO()
     if {"-h", "--help"} & set(arguments):

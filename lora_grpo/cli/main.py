@@ -15,13 +15,10 @@ from lora_grpo.runs import Run, begun_run, close_run
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a recipe or script, and print an error as one line.
+    """Run a recipe or script, and print an error as one line. A bug in this kit keeps its traceback.
 
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
-
-    Raises:
-        Exception: a bug in this kit, with its traceback.
     """
     _on_sigterm(_terminate)
     try:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 
 from lora_grpo import distributed
-from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.sandbox import check_settings
@@ -14,11 +14,7 @@ from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, chat, get_task, runs_pro
 
 
 def check(config: RunConfig) -> None:
-    """Reject every configuration that cannot run, before heavy packages are imported. Call `check_fields` first.
-
-    Raises:
-        UserError: the configuration cannot run; names the flag, its value, the expected value and the fix.
-    """
+    """Raise UserError for a configuration that cannot run, before heavy packages are imported."""
     batch_shape(config)
     check_settings(config.sandbox)
     _check_tasks(config)
@@ -58,8 +54,6 @@ def _check_sampling(config: RunConfig) -> None:
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
     if url is None:
-        if sampling.server_folder is not None:
-            raise UserError("--sampling.server-folder is given without --sampling.server-url")
         return
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--sampling.server-url {url} is not a URL; expected one such as http://gpu2:8000")
@@ -70,7 +64,6 @@ def _check_sampling(config: RunConfig) -> None:
 
 
 def _check_lengths(config: RunConfig) -> None:
-    """Check numbers that depend on each other."""
     if config.sampling.max_completion_tokens >= config.model.max_sequence_tokens:
         raise UserError(
             f"--sampling.max-completion-tokens {config.sampling.max_completion_tokens} leaves no room for a prompt in "
@@ -92,19 +85,16 @@ def _check_lengths(config: RunConfig) -> None:
 
 
 def _check_training(config: RunConfig) -> None:
-    """Check the trackers, and that steps are multiples of TRL's `num_iterations`."""
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
     iterations = parse_grpo_overrides(config.grpo).get("num_iterations", 1)
-    for flag, steps in (
-        ("--train.max-steps", config.train.max_steps),
-        ("--train.checkpoint-steps", config.train.checkpoint_steps),
-    ):
+    for name in ("max_steps", "checkpoint_steps"):
+        steps = getattr(config.train, name)
         if iterations > 1 and steps % iterations:
             raise UserError(
-                f"{flag} {steps} is not a multiple of num_iterations={iterations}; rollouts are used {iterations} "
-                "times, and neither a run nor a checkpoint can end in between"
+                f"{flag(f'train.{name}')} {steps} is not a multiple of num_iterations={iterations}; rollouts are used "
+                f"{iterations} times, and neither a run nor a checkpoint can end in between"
             )
 
 

@@ -26,8 +26,6 @@ Side = ModelSamples | SampleFile
 def evaluate_and_report(options: EvaluateOptions) -> Report:
     """Evaluate the targets given by the flags, write and print the report, and return it.
 
-    Finished samples and verdicts are kept. A killed evaluation resumes, and a finished one returns immediately.
-
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.
         RunError: out of memory, or programs cannot be run.
@@ -106,7 +104,7 @@ def _choose_ks(options: EvaluateOptions, fewest: int) -> list[int]:
 
 def _default_folder(target: str, side: Side) -> Path:
     given = Path(target).expanduser()
-    name = f"{side.task}-{evaluation_folder.digest(side.request)}"
+    name = f"{side.request['task']}-{evaluation_folder.digest(side.request)}"
     if isinstance(side, ModelSamples) and run_of(given) == given:
         return given / "evaluation" / name
     stem = json_files.stem(given) if isinstance(side, SampleFile) else target.strip("/.~").replace("/", "--")

@@ -60,18 +60,9 @@ class TaskChange(Schema):
     """Number of passed samples and number of samples."""
     after: list[int]
 
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Share of passed samples before and after."""
-        return self.before[0] / self.before[1], self.after[0] / self.after[1]
-
 
 def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int], seed: int) -> list[Comparison]:
-    """Compare the samples of two models on the same tasks: pass@k for each k, and greedy decoding if there is any.
-
-    Raises:
-        UserError: the tasks differ, or a k exceeds the number of samples of a task.
-    """
+    """Compare the samples of two models on the same tasks: pass@k for each k, and greedy decoding if there is any."""
     first, second = metrics(before, ks), metrics(after, ks)
     if [counts.keys() for counts, _ in first.values()] != [counts.keys() for counts, _ in second.values()]:
         raise UserError("the two models have samples of different tasks; evaluate both on the same tasks")
@@ -86,13 +77,14 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
     """
     only_greedy = all(result.get("draw") == GREEDY for result in before)
     first, second = (counts_by_task(part, greedy=only_greedy) for part in (before, after))
-    changes = [
-        TaskChange(task_id=task, before=[passed, total], after=[second[task][1], second[task][0]])
-        for task, (total, passed) in first.items()
-    ]
-    changes.sort(key=lambda change: abs(change.rates[1] - change.rates[0]), reverse=True)
-    fixed = [change for change in changes if change.rates[0] < 0.5 <= change.rates[1]]
-    regressed = [change for change in changes if change.rates[1] < 0.5 <= change.rates[0]]
+    changes = []
+    for task, (total, passed) in first.items():
+        total_after, passed_after = second[task]
+        change = TaskChange(task_id=task, before=[passed, total], after=[passed_after, total_after])
+        changes.append((passed / total, passed_after / total_after, change))
+    changes.sort(key=lambda rates: abs(rates[1] - rates[0]), reverse=True)
+    fixed = [change for rate, rate_after, change in changes if rate < 0.5 <= rate_after]
+    regressed = [change for rate, rate_after, change in changes if rate_after < 0.5 <= rate]
     return fixed, regressed
 
 

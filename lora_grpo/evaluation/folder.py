@@ -28,11 +28,7 @@ def digest(request: Request) -> str:
 
 
 def check(folder: Path, request: Request, *, overwrite: bool) -> None:
-    """Check that a folder can be used for a request. With `overwrite`, delete another evaluation in it.
-
-    Raises:
-        UserError: the folder contains other files or another evaluation. The message lists the settings that differ.
-    """
+    """Raise UserError unless a folder can be used for a request. With `overwrite`, delete another evaluation in it."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output-dir {folder} is a file; pass another --output-dir")
     held = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.exists() else []
@@ -55,7 +51,7 @@ def check(folder: Path, request: Request, *, overwrite: bool) -> None:
 
 
 def environment(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the versions and hardware recorded when a results file was started, or None if it was not started."""
+    """Return the versions and hardware recorded by `start`, or None."""
     return _read(folder).get(name, {}).get("environment")
 
 

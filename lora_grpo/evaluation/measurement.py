@@ -22,7 +22,7 @@ Counts = dict[str, tuple[int, int]]
 
 
 class Schema(BaseModel):
-    """Base class for parts of report.json: strict types, finite numbers, unknown keys ignored."""
+    """Part of report.json: strict types, finite numbers, unknown keys ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -60,10 +60,7 @@ def measure(
     label: str, results: Sequence[Result], source: Mapping[str, Any], ks: Iterable[int], seed: int
 ) -> Measurement:
     """Return the metrics of one model's graded samples. `ks` are the k of the scores; the curve has more."""
-    scores: dict[str, float] = {}
-    intervals: dict[str, list[float]] = {}
-    for metric, (counts, k) in metrics(results, ks).items():
-        scores[metric], intervals[metric] = _estimate(counts, k, seed)
+    estimates = {metric: _estimate(counts, k, seed) for metric, (counts, k) in metrics(results, ks).items()}
     curve = []
     if sampled := counts_by_task(results, greedy=False):
         for k in sorted({*ks, *_curve_ks(min(total for total, _ in sampled.values()))}):
@@ -72,8 +69,8 @@ def measure(
     statuses = Counter(str(result["status"]) for result in results)
     return Measurement(
         label=label,
-        scores=scores,
-        intervals=intervals,
+        scores={metric: value for metric, (value, _) in estimates.items()},
+        intervals={metric: interval for metric, (_, interval) in estimates.items()},
         curve=curve,
         tasks=len({result["task_id"] for result in results}),
         samples=len(results),

@@ -14,7 +14,7 @@ from lora_grpo import sandbox
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
 from lora_grpo.evaluation.options import Plan
-from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
+from lora_grpo.evaluation.report import Graded, make_protocol
 from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.models import BASE, ModelSpec
@@ -58,10 +58,6 @@ class ModelSamples:
     loader: Loader
 
     @property
-    def task(self) -> str:
-        return self.plan.task
-
-    @property
     def tasks(self) -> set[str]:
         return {task_id(row) for row in self.data.eval}
 
@@ -69,27 +65,17 @@ class ModelSamples:
     def fewest(self) -> int:
         return self.plan.sampling.num_samples
 
-    @property
-    def protocol(self) -> Protocol:
-        """The settings that a compared model must share."""
-        plan, rows = self.plan, len(self.data.eval)
-        run = self.model.run if self.model.adapter else None
-        trained_on = run["data"].get("trained_on_benchmark") if run else None
-        # Of the run that the settings come from, the rows that it trained on are left out.
-        labels = [self.label] if trained_on == plan.task and run is not plan.trained else []
-        return make_protocol(plan.data, self.data.record, plan.sampling, rows, plan.seed, labels)
-
     @functools.cached_property
     def request(self) -> Request:
         """Everything that determines the samples and verdicts."""
-        programs = self.task in CODE_TASKS
+        limits = self.limits if self.plan.task in CODE_TASKS else None
         return {
-            "task": self.task,
+            "task": self.plan.task,
             "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples
             "seed": self.plan.seed,
             "backend": self.loader.backend,
-            "program_seconds": self.limits.timeout_seconds if programs else None,
-            "program_mb": self.limits.memory_mb if programs else None,
+            "program_seconds": limits and limits.timeout_seconds,
+            "program_mb": limits and limits.memory_mb,
             "prompt_style": self.plan.data.prompt_style,
             "few_shot": self.plan.data.few_shot,
             **dataclasses.asdict(self.plan.sampling),
@@ -97,20 +83,20 @@ class ModelSamples:
         }
 
     def grade(self, folder: Path, name: str) -> Graded:
-        """Sample and grade the missing results.
-
-        Raises:
-            UserError: the model cannot be loaded, or its context is too short.
-            RunError: out of memory, or programs cannot be run.
-        """
+        """Sample and grade the missing results."""
         path, rows, plan = folder / name, self.data.eval, self.plan
         environment = evaluation_folder.environment(folder, name)
         results = finished_samples(path, rows, plan.sampling)
+        adapted = self.model.adapter is not None
         if environment is None or results is None:
             sampler, environment = self.loader.load(self.model, rows, plan.sampling.max_tokens)
             evaluation_folder.start(folder, name, self.request, environment)
-            adapted = self.model.adapter is not None
             results = sample_and_grade(
                 path, sampler, rows, plan.task, plan.sampling, plan.seed, self.label, adapter=adapted
             )
-        return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)
+        run = self.model.run if adapted else None
+        # The rows that the run of the settings trained on are left out, so only another run contaminates the score.
+        contaminated = run and run is not plan.trained and run["data"].get("trained_on_benchmark") == plan.task
+        labels = [self.label] if contaminated else []
+        protocol = make_protocol(plan.data, self.data.record, plan.sampling, len(rows), plan.seed, labels)
+        return Graded(self.label, results, {**self.model.identity, **environment}, protocol)

@@ -17,9 +17,6 @@ from lora_grpo.errors import UserError
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, GradedTask
 
-DEFAULT_MAX_TOKENS = 512
-"""Longest completion of a model without a run, in tokens."""
-
 _FOR_MODELS = (
     *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
     *("backend", "bits", "base", "revision", "trust_remote_code"),
@@ -118,12 +115,8 @@ class Plan:
 
 
 def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
-    """Combine the flags with the settings of the run that trained the model, given as its run.json.
-
-    Raises:
-        UserError: no task is specified, or settings conflict.
-    """
-    config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": DEFAULT_MAX_TOKENS}})
+    """Combine the flags with the settings of the run that trained the model, given as its run.json."""
+    config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
     task = options.task or (config.data.evaluation_task if run else None)
     if task is None or task not in get_args(GradedTask):
         raise UserError(f"--task is missing; expected {', '.join(get_args(GradedTask))}")

@@ -4,8 +4,7 @@
 - Several samples per task (pass@k between 0 and 1): `bootstrap_interval`, `paired_permutation`.
 
 Both are compared with `difference_interval` and `minimum_detectable_change`. The tasks are treated as a random sample.
-An interval is for the rate on all tasks of this kind. Comparisons are paired: both arguments list the same tasks in the
-same order, with values from 0 to 1.
+Comparisons are paired: both arguments list the same tasks in the same order, with values from 0 to 1.
 """
 
 import math
@@ -18,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from lora_grpo.errors import UserError
 
-_CHUNK_NUMBERS = 2_000_000
-"""Maximum number of random numbers in memory (16 MB)."""
 _ALPHA = 0.05
 _Z = NormalDist().inv_cdf(1 - _ALPHA / 2)
 _POWER = 0.8
@@ -37,9 +34,6 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
     With n samples of the task, of which c are correct, the estimate is 1 - C(n-c, k) / C(n, k). It is computed with the
     same operations as in HumanEval's harness, so that every digit agrees.
-
-    Raises:
-        UserError: k exceeds the number of samples.
 
     Source: Chen et al. 2021 (arXiv:2107.03374), equation 1.
     """
@@ -94,11 +88,9 @@ def difference_interval(before: ArrayLike, after: ArrayLike, num_resamples: int 
 
 
 def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
-    """Test whether two models have the same pass rate, with one pass-or-fail sample per model and task.
+    """Return the two-sided p-value for equal pass rates, with one pass-or-fail sample per model and task.
 
-    Returns:
-        The two-sided p-value: twice the smaller binomial tail over the tasks that changed, at most 1. It is 1 if no
-        task changed.
+    It is twice the smaller binomial tail over the tasks that changed, at most 1.
 
     Source: McNemar 1947, doi:10.1007/BF02295996, with exact binomial tails.
     """
@@ -109,12 +101,9 @@ def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
 
 
 def paired_permutation(before: ArrayLike, after: ArrayLike, num_permutations: int = 10_000, seed: int = 0) -> float:
-    """Test whether two models differ by swapping before and after on random tasks.
+    """Return the two-sided p-value for equal models, from swapping before and after on random tasks.
 
-    If there are at most `num_permutations` possible swaps, each is tried once.
-
-    Returns:
-        The two-sided p-value. It is never 0, because the observed assignment is counted.
+    If there are at most `num_permutations` possible swaps, each is tried once. The observed assignment is counted.
 
     Source: Phipson and Smyth 2010 (arXiv:1603.05766), for counting the observed assignment.
     """
@@ -127,22 +116,18 @@ def paired_permutation(before: ArrayLike, after: ArrayLike, num_permutations: in
         for change in changes:
             sums = np.concatenate([sums + change, sums - change])
         return float((np.abs(sums) >= observed).mean())
-    rng = np.random.default_rng(seed)
-    num_as_extreme = 1
-    for rows in _chunks(num_permutations, sizes.size):
-        num_positive = rng.binomial(counts, 0.5, size=(rows, sizes.size))  # per size of change
-        num_as_extreme += int((np.abs((2 * num_positive - counts) @ sizes) >= observed).sum())
+    # Only the number of positive changes of each size matters, and pass@k has few sizes.
+    num_positive = np.random.default_rng(seed).binomial(counts, 0.5, size=(num_permutations, sizes.size))
+    num_as_extreme = 1 + int((np.abs((2 * num_positive - counts) @ sizes) >= observed).sum())
     return num_as_extreme / (num_permutations + 1)
 
 
 def minimum_detectable_change(before: ArrayLike, after: ArrayLike) -> float | None:
-    """Return the smallest true change that the evaluation would detect at p < 0.05 with 80% power.
+    """Return the smallest change that is detected at p < 0.05 with 80% power; None if there are too few tasks.
 
-    Returns:
-        The change of the mean, as a fraction, by the normal approximation: (z_power + z_alpha/2) · sd / sqrt(tasks).
-        If few tasks changed, sd is too small, because a change would itself add variance. The result is therefore at
-        least the change needed if every changed task moves in the same direction by the smallest observed step (1 if no
-        task changed). None if there are too few tasks to detect any change.
+    By the normal approximation, it is (z_power + z_alpha/2) · sd / sqrt(tasks). If few tasks changed, sd is too small,
+    because a change would itself add variance. The result is therefore at least the change needed if every changed task
+    moves in the same direction by the smallest observed step (1 if no task changed).
 
     Source: Miller 2024 (arXiv:2411.00640), power analysis, here with the measured paired variance.
     """
@@ -164,18 +149,10 @@ def _bootstrap_mean(
     if distinct.size == 1:
         low, high = ((1 - unseen) * float(distinct[0]) + unseen * bound for bound in bounds)
         return Interval(low, high)
-    rng = np.random.default_rng(seed)
     # Sampling the count of each distinct value is equivalent to resampling tasks, and pass@k has few distinct values.
-    share = counts / values.size
-    draws = (rng.multinomial(values.size, share, size=rows) for rows in _chunks(num_resamples, distinct.size))
-    means = np.concatenate([draw @ distinct for draw in draws]) / values.size
-    low, high = np.quantile(means, [_ALPHA / 2, 1 - _ALPHA / 2])
+    drawn = np.random.default_rng(seed).multinomial(values.size, counts / values.size, size=num_resamples)
+    low, high = np.quantile(drawn @ distinct / values.size, [_ALPHA / 2, 1 - _ALPHA / 2])
     return Interval(float(low), float(high))
-
-
-def _chunks(num_rows: int, row_size: int) -> list[int]:
-    rows = max(1, _CHUNK_NUMBERS // row_size)
-    return [min(rows, num_rows - start) for start in range(0, num_rows, rows)]
 
 
 def _changes(before: ArrayLike, after: ArrayLike) -> NDArray[np.float64]:

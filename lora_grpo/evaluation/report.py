@@ -112,27 +112,22 @@ class Report(Schema):
                 rows.append((f"{name}{suffix}", *(_cell(name, count, model.samples) for count, model in counts)))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
-    def sentences(self) -> list[str]:
-        """Return the verdicts, the pass@k curves, and the tasks that were fixed or regressed."""
-        sentences = [row.verdict for row in self.table]
-        for model in self.models:
-            if len(model.curve) > 1:
-                points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
-                sentences.append(f"pass@k over k, {model.label}: {points}")
-        for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
-            if changes:
-                listed = ["{} ({}/{} to {}/{})".format(c.task_id, *c.before, *c.after) for c in changes[:_LISTED]]
-                more = f" and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
-                sentences.append(f"{len(changes)} {word}: {', '.join(listed)}{more}")
-        return sentences
-
     def markdown(self) -> str:
-        """Return the report as Markdown."""
+        """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
         lines = [self.title, ""]
         for headings, rows in (self.scores_table(), self.details_table()):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
-        lines += [f"- {sentence}" for sentence in self.sentences()]
+        lines += [f"- {row.verdict}" for row in self.table]
+        for model in self.models:
+            if model.curve:
+                points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
+                lines.append(f"- pass@k over k, {model.label}: {points}")
+        for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
+            if changes:
+                listed = ["{} ({}/{} to {}/{})".format(c.task_id, *c.before, *c.after) for c in changes[:_LISTED]]
+                more = f" and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
+                lines.append(f"- {len(changes)} {word}: {', '.join(listed)}{more}")
         lines += ["", f"Protocol: `{self.protocol.model_dump_json()}`"]
         return "".join(f"{printable(line)}\n" for line in lines)
 
@@ -155,13 +150,11 @@ class Report(Schema):
 
 @dataclass(frozen=True)
 class Graded:
-    """One model's graded samples."""
+    """One model's graded samples. The label and the source are those of `Measurement`."""
 
     label: str
-    """The model's name in tables."""
     results: Sequence[Result]
     source: Mapping[str, Any]
-    """See `Measurement.source`."""
     protocol: Protocol
 
 
@@ -196,11 +189,7 @@ def make_protocol(
 
 
 def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = None) -> Report:
-    """Measure one model, or compare two models on the same tasks.
-
-    Raises:
-        UserError: the tasks differ, or a k exceeds the number of samples of a task.
-    """
+    """Measure one model, or compare two models on the same tasks."""
     seed = evaluated.protocol.seed
     models = [model for model in (evaluated, baseline) if model]
     measured = [measure(model.label, model.results, model.source, ks, seed) for model in models]
@@ -223,11 +212,7 @@ def write_report(folder: Path, report: Report) -> None:
 
 
 def read_report(folder: Path) -> Report | None:
-    """Return the report in a folder, or None if there is none.
-
-    Raises:
-        UserError: report.json cannot be read or does not have the schema of this version.
-    """
+    """Return the report in a folder, or None if there is none."""
     path = folder / REPORT
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Sample and grade evaluation rows. Results are written as they are produced, so a killed evaluation resumes."""
+"""Sample and grade evaluation rows, and append the results to a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig
-from lora_grpo.errors import RunError
+from lora_grpo.errors import UserError
 from lora_grpo.evaluation.measurement import counts_by_task
 from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
 from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
@@ -45,16 +45,8 @@ class _Unit:
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
     """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
-    Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`.
-
-    Args:
-        run: the open run.
-        sampler: samples from the current policy.
-        rows: R evaluation rows with `prompt`.
-        name: `base` (without the adapter) or `trained`.
-
-    Returns:
-        R x (num_samples + 1) results.
+    Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`. The name is `base`
+    (without the adapter) or `trained`. Returns R x (num_samples + 1) results for R rows.
     """
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
@@ -62,9 +54,8 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     path = run.evaluation / f"{name}.samples.jsonl"
-    task, adapter = config.data.evaluation_task, name != BASE
-    params = _params(config)
-    return sample_and_grade(path, sampler, rows, task, params, config.seed, name, adapter=adapter, greedy=True)
+    task, params = config.data.evaluation_task, _params(config)
+    return sample_and_grade(path, sampler, rows, task, params, config.seed, name, adapter=name != BASE, greedy=True)
 
 
 def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
@@ -112,21 +103,15 @@ def sample_and_grade(
     processes, each writes its share to a file next to `path`, and rank 0 merges the files.
 
     Args:
-        path: the results file.
-        sampler: samples from the current model.
-        rows: rows with `prompt`.
-        task: the task that grades the rows.
-        params: how the numbered samples of each row are sampled.
-        seed: seed of the evaluation.
         title: name of the evaluated model, for the progress line.
         adapter: if False, sample from the base model.
-        greedy: also decode each row greedily.
+        greedy: also decode each row greedily, besides the samples with `params`.
 
     Returns:
         The results in an order that does not depend on interruptions.
 
     Raises:
-        RunError: the file contains results of other rows.
+        UserError: the file is damaged, or contains results of other rows.
     """
     units = list(_units(rows, params, greedy, sampler.streams))
     kept = distributed.broadcast_from_main(lambda: _kept(path, units))
@@ -165,27 +150,19 @@ def _graded(
     """Sample and grade units. Yield lists of results that are written together."""
     for unit in units:
         seeds = [completion_seed(seed, row["id"], draw) for row in unit.rows for draw in unit.draws]
+        stream = sampler.stream([prompts[row["id"]] for row in unit.rows], unit.params, seeds)
         part: list[tuple[Row, _Draw, SampledTokens]] = []
-        for index, samples in sampler.stream([prompts[row["id"]] for row in unit.rows], unit.params, seeds):
+        for done, (index, samples) in enumerate(stream, start=1):
             part += [(unit.rows[index], draw, sample) for draw, sample in zip(unit.draws, samples, strict=True)]
-            if sampler.streams and len(part) >= _STREAMED_UNIT:
-                yield _grade(task, part)
+            if done == len(unit.rows) or (sampler.streams and len(part) >= _STREAMED_UNIT):
+                verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
+                yield [sampled(task, *each, verdict) for each, verdict in zip(part, verdicts, strict=True)]
                 part = []
-        if part:
-            yield _grade(task, part)
-
-
-def _grade(task: str, part: Sequence[tuple[Row, _Draw, SampledTokens]]) -> list[Result]:
-    verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
-    return [
-        sampled(task, row, draw, sample, verdict) for (row, draw, sample), verdict in zip(part, verdicts, strict=True)
-    ]
 
 
 def _params(config: RunConfig) -> SamplingParams:
-    settings = config.eval
-    longest = config.sampling.max_completion_tokens
-    return SamplingParams(settings.num_samples, settings.temperature, settings.top_p, longest)
+    settings, max_tokens = config.eval, config.sampling.max_completion_tokens
+    return SamplingParams(settings.num_samples, settings.temperature, settings.top_p, max_tokens)
 
 
 def _units(rows: Sequence[Row], params: SamplingParams, greedy: bool, streams: bool) -> Iterator[_Unit]:
@@ -209,7 +186,7 @@ def _shares(path: Path) -> list[Path]:
 
 def _found(path: Path) -> dict[tuple[str, _Draw], Result]:
     found = [sample for file in (path, *_shares(path)) for sample in json_files.read_finished_lines(file)]
-    return {(sample["task_id"], sample["draw"]): sample for sample in found}
+    return {(sample.get("task_id"), sample.get("draw")): sample for sample in found}
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
@@ -217,7 +194,7 @@ def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     shares = _shares(path)
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
-        raise RunError(f"{path} holds results of other rows; delete it and run the command again")
+        raise UserError(f"{path} is damaged or holds results of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     text = json_files.dump_lines(kept)
     if shares or (path.exists() and path.read_text(encoding="utf-8", errors="replace") != text):

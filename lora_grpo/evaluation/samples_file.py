@@ -26,14 +26,12 @@ from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
 from lora_grpo.evaluation.options import EvaluateOptions, Plan
 from lora_grpo.evaluation.report import Graded, Protocol, how_graded
-from lora_grpo.evaluation.results import Result, append, outcome
-from lora_grpo.evaluation.results import task_id as harness_id
+from lora_grpo.evaluation.results import Result, append, outcome, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, grade_all, mbpp
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
-
 
 Sample = tuple[Mapping[str, Any], Row]
 """One line of a samples file, and the row that it answers. Results keep all keys of the line."""
@@ -44,7 +42,6 @@ class SampleFile:
     """A validated file of samples to grade."""
 
     label: str
-    task: str
     samples: list[Sample]
     request: Request
     protocol: Protocol
@@ -52,8 +49,7 @@ class SampleFile:
 
     @property
     def tasks(self) -> set[str]:
-        """The ids of the tasks that have samples."""
-        return {harness_id(row) for _, row in self.samples}
+        return {task_id(row) for _, row in self.samples}
 
     @property
     def fewest(self) -> int:
@@ -61,37 +57,28 @@ class SampleFile:
         return min(Counter(row["id"] for _, row in self.samples).values())
 
     def grade(self, folder: Path, name: str) -> Graded:
-        """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk.
-
-        Raises:
-            RunError: the sandbox or the tests of a row cannot be run.
-            UserError: the results file does not match the samples.
-        """
-        path = folder / name
+        """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk."""
+        path, task = folder / name, self.protocol.task
         results: list[Result] = json_files.read_finished_lines(path)
         for (line, _), result in zip(self.samples, results, strict=False):
             if any(result.get(key) != line[key] for key in ("task_id", "completion")):
                 raise UserError(f"{path} does not fit the samples; delete it and run the command again")
         environment = evaluation_folder.environment(folder, name)
         if environment is None or len(results) < len(self.samples):
-            environment = {"isolation": sandbox.start(self.limits) if self.task in CODE_TASKS else None}
+            environment = {"isolation": sandbox.start(self.limits) if task in CODE_TASKS else None}
             evaluation_folder.start(folder, name, self.request, environment)
             atomic.write_text(path, json_files.dump_lines(results))
             chunks = range(len(results), len(self.samples), _CHUNK)
-            new = (_grade_chunk(self.task, self.samples[start : start + _CHUNK]) for start in chunks)
-            results = append(path, results, new, len(self.samples), f"grading {self.task}")
+            new = (_grade_chunk(task, self.samples[start : start + _CHUNK]) for start in chunks)
+            results = append(path, results, new, len(self.samples), f"grading {task}")
         pairs = zip(self.samples, results, strict=True)
-        results = [{**result, "task_id": harness_id(row)} for (_, row), result in pairs]
+        results = [{**result, "task_id": task_id(row)} for (_, row), result in pairs]
         protocol = self.protocol.model_copy(update={"sandbox": environment["isolation"]})
         return Graded(self.label, results, self.request, protocol)
 
 
 def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> SampleFile:
-    """Read a samples file, which may be gzipped, and the rows of its task.
-
-    Raises:
-        UserError: a file is missing, empty or malformed, a task_id is unknown, or the tests of a row are invalid.
-    """
+    """Read a samples file, which may be gzipped, and the rows of its task."""
     task = plan.task
     style = options.style or ("hashes" if task == "gsm8k" else "xml")
     rows = _rows(task, plan.data.eval, style)
@@ -112,7 +99,7 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
         grading=how_graded(task, as_program=True),
         seed=plan.seed,
     )
-    return SampleFile(label, task, samples, request, protocol, options.sandbox)
+    return SampleFile(label, samples, request, protocol, options.sandbox)
 
 
 def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:

@@ -47,7 +47,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
     """
     found = measure(groups)
     kept = [group for group in groups if group.is_mixed] if config.data.filter_by_difficulty else list(groups)
-    differing = sum(group.differs for group in kept)
+    differing = sum(group.differs_in("sum") for group in kept)
     share = f"rewards differ within {differing} of {len(kept)} groups, {share_of(differing, len(kept))}"
     rights = _rights(found)
     word = "can hardly learn"

@@ -53,10 +53,10 @@ class Group:
         """Whether some completions are correct and others are not."""
         return 0 < self.solved < len(self.answers)
 
-    @property
-    def differs(self) -> bool:
-        """Whether the total rewards of the completions differ."""
-        return _differ([answer.total for answer in self.answers])
+    def differs_in(self, reward: str) -> bool:
+        """Whether the completions have different values of a reward, or of the `sum` of the rewards."""
+        values = _graded([self], reward)
+        return bool(values) and max(values) - min(values) > _EQUAL
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ def measure(groups: Sequence[Group]) -> Summary:
     names = list(answers[0].rewards)
     graded = answers[0].verdict is not None
     always, mixed = sum(group.solved == len(group.answers) for group in groups), sum(g.is_mixed for g in groups)
+    values = {name: _graded(groups, name) for name in (*names, "sum")}
     return Summary(
         groups=len(groups),
         completions=len(answers),
-        rewards={name: _moments([answer.rewards[name] for answer in answers]) for name in names}
-        | {"sum": _moments([answer.total for answer in answers])},
-        varying=tuple(name for name in names if any(_differ([a.rewards[name] for a in g.answers]) for g in groups)),
-        flat=share_of(sum(not group.differs for group in groups), len(groups)),
+        rewards={name: (statistics.mean(v), statistics.pstdev(v)) if v else None for name, v in values.items()},
+        varying=tuple(name for name in names if any(group.differs_in(name) for group in groups)),
+        flat=share_of(sum(not group.differs_in("sum") for group in groups), len(groups)),
         solved=_share([[a.is_correct for a in g.answers] for g in groups]) if graded else None,
         difficulty=(always, mixed, len(groups) - always - mixed) if graded else None,
         unparsed=_share([[_is_unparsed(a) for a in g.answers] for g in groups]) if graded else None,
@@ -126,18 +126,15 @@ def share_of(count: int, total: int) -> Share:
     return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
 
 
-def _differ(values: Sequence[float | None]) -> bool:
-    graded = [value for value in values if value is not None]
-    return bool(graded) and max(graded) - min(graded) > _EQUAL
+def _graded(groups: Sequence[Group], reward: str) -> list[float]:
+    """Return the values of a reward, or of the `sum` of the rewards, without those that could not be graded."""
+    answers = [answer for group in groups for answer in group.answers]
+    values = [answer.total if reward == "sum" else answer.rewards[reward] for answer in answers]
+    return [value for value in values if value is not None]
 
 
 def _is_unparsed(answer: Answer) -> bool:
     return answer.verdict is not None and answer.verdict.reason in UNPARSED and not answer.truncated
-
-
-def _moments(values: Sequence[float | None]) -> tuple[float, float] | None:
-    graded = [value for value in values if value is not None]
-    return (statistics.mean(graded), statistics.pstdev(graded)) if graded else None
 
 
 def _share(groups: Sequence[Sequence[bool]]) -> Share:

@@ -16,7 +16,6 @@ charts.py          draws a plot as SVG and PNG
 sampled_texts.py   data for the page's completion browser
 html.py            renders the HTML page from the templates in page/
 markdown.py        renders the Markdown report for a pull request
-visible.py         replaces invisible characters with visible symbols
 """
 
 from lora_grpo.report.writing import ReportOptions, report, report_line, write_diff, write_report

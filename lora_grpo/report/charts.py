@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.report.plots import Curve, Plot
-from lora_grpo.report.visible import visible
+from lora_grpo.evaluation import printable
+from lora_grpo.report.plots import Plot
 
 _INCHES = (4.6, 2.7)
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.14, 0.98, 0.17, 0.88
@@ -41,8 +41,6 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn plot."""
-
     plot: Plot
     svg: str
     """An `<svg>` element that uses the page's colors."""
@@ -51,12 +49,14 @@ class Chart:
     @property
     def alt(self) -> str:
         """Alternative text for the image."""
-        curves = "; ".join(visible(_summary(curve)) for curve in self.plot.curves)
-        return f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: {curves}"
+        curves = "; ".join(
+            f"{curve.name} from {curve.y[0]:.4g} at {curve.x[0]:g} to {curve.y[-1]:.4g} at {curve.x[-1]:g}"
+            for curve in self.plot.curves
+        )
+        return printable(f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: {curves}")
 
 
 def draw(plot: Plot) -> Chart:
-    """Draw a plot."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -78,7 +78,7 @@ def draw(plot: Plot) -> Chart:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(plot.curves), frameon=False)
         image = io.StringIO()
         figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})
-        figure.text(0.012, 0.985, visible(plot.title), fontsize=11, va="top")  # the page shows it as a heading
+        figure.text(0.012, 0.985, printable(plot.title), fontsize=11, va="top")  # the page shows it as a heading
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=_PNG_DPI, facecolor="white", metadata={"Software": None})
     read_out = {
@@ -86,15 +86,14 @@ def draw(plot: Plot) -> Chart:
         "right": _RIGHT,
         "span": axes.get_xlim(),
         "unit": plot.x_unit,
-        "curves": [{"name": visible(curve.name), "x": curve.x, "y": _digits(curve.y)} for curve in plot.curves],
+        "curves": [{"name": printable(curve.name), "x": curve.x, "y": _digits(curve.y)} for curve in plot.curves],
     }
     return Chart(plot, _inline(image.getvalue(), plot.key, read_out), picture.getvalue())
 
 
 def _curves(axes: Any, plot: Plot) -> None:
     if plot.stacked:
-        names = [visible(curve.name) for curve in plot.curves]
-        values = [curve.y for curve in plot.curves]
+        names, values = [curve.name for curve in plot.curves], [curve.y for curve in plot.curves]
         axes.stackplot(plot.curves[0].x, values, labels=names, colors=_SERIES, alpha=0.85, linewidth=0)
         axes.set_ylim(bottom=0)
         return
@@ -102,15 +101,12 @@ def _curves(axes: Any, plot: Plot) -> None:
         if curve.low and curve.high:
             axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
         marker = "o" if len(curve.x) < _MARKED else None
-        name = visible(curve.name)
+        name = printable(curve.name)
         axes.plot(curve.x, curve.y, color=color, linestyle=dash, linewidth=1.6, marker=marker, ms=3, label=name)
 
 
 def _inline(svg: str, key: str, read_out: dict[str, Any]) -> str:
-    """Return an SVG file as an element of the page, with unique ids and the page's colors.
-
-    The page's script shows the values of `read_out` at the pointer.
-    """
+    """Return an SVG file as an element of the page. The page's script shows the values of `read_out` at the pointer."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{key}-', svg)
@@ -127,7 +123,3 @@ def _inline(svg: str, key: str, read_out: dict[str, Any]) -> str:
 
 def _digits(values: list[float]) -> list[float | None]:
     return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
-
-
-def _summary(curve: Curve) -> str:
-    return f"{curve.name} from {curve.y[0]:.4g} at {curve.x[0]:g} to {curve.y[-1]:.4g} at {curve.x[-1]:g}"

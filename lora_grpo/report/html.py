@@ -9,11 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.evaluation import Report
+from lora_grpo.evaluation import Report, printable
 from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
-from lora_grpo.report.visible import visible
 from lora_grpo.runs import RunFiles
 
 _FILES = Path(__file__).parent / "page"
@@ -54,7 +53,7 @@ def _rendered(template: str, **values: Any) -> str:
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
-        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     environment = Environment(
         loader=FileSystemLoader(_FILES),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from lora_grpo.evaluation import Report
+from lora_grpo.evaluation import Report, printable
 from lora_grpo.report import facts
-from lora_grpo.report.visible import visible
 from lora_grpo.runs import RunFiles
 
 
@@ -21,8 +20,7 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     if changes := facts.reward_changes(run):
         lines += ["## Reward", "", *table(["", "first step", "last step"], changes)]
     if alarms := run.record.get("alarms"):
-        stopped = {True: " (stopped the run)"}
-        rows = [(str(a["step"]), str(a["name"]), f"{a['message']}{stopped.get(a.get('stopped'), '')}") for a in alarms]
+        rows = [(str(alarm["step"]), alarm["name"], alarm["message"]) for alarm in alarms]
         lines += ["## Alarms", "", *table(["step", "alarm", "message"], rows)]
     changed = [(name, value) for name, value, _ in facts.changed_settings(run)]
     lines += ["## Settings that are not the default", "", *table(["", ""], changed)]
@@ -40,7 +38,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def escape(text: str) -> str:
     """Escape text so that GitHub shows it literally on one line, without markup, mentions, or links."""
-    line = " ".join(visible(str(text)).split())
+    line = printable(" ".join(str(text).split()))
     # GitHub would notify mentioned users, and would link issue numbers and URLs.
     line = re.sub(r"[&<>]|(?<!\w)[@#]", lambda found: f"&#{ord(found[0])};", line)
     line = line.replace("://", "&#58;//").replace("www.", "www&#46;")

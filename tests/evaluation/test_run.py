@@ -4,7 +4,7 @@ import pytest
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.errors import RunError
+from lora_grpo.errors import UserError
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.evaluation.run import evaluate
 from lora_grpo.models.policy import load_policy
@@ -143,5 +143,14 @@ def test_a_finished_evaluation_draws_nothing(parts):
 def test_samples_of_other_rows_are_refused(parts):
     run, sampler, rows = parts
     evaluate(run, sampler, rows, "whole")
-    with pytest.raises(RunError, match="results of other rows"):
+    with pytest.raises(UserError, match="results of other rows"):
         evaluate(run, sampler, rows[1:], "whole")
+
+
+def test_a_damaged_line_of_results_is_a_one_line_error(parts):
+    run, sampler, rows = parts
+    path = run.evaluation / "damaged.samples.jsonl"
+    path.write_text('{"task": "starter/1"}\n')
+    with pytest.raises(UserError, match=r"damaged\.samples\.jsonl is damaged") as error:
+        evaluate(run, sampler, rows, "damaged")
+    assert "\n" not in str(error.value)

@@ -282,6 +282,14 @@ def test_results_that_lost_lines_are_noticed(asked):
         evaluate_and_report(asked)
 
 
+def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(asked):
+    asked.output_dir.mkdir()
+    (asked.output_dir / "evaluation.json").write_text('{"results.jsonl": ')
+    with pytest.raises(UserError, match=r"evaluation\.json cannot be read: Expecting value") as error:
+        evaluate_and_report(asked)
+    assert "\n" not in str(error.value)
+
+
 # Mistakes
 
 

@@ -1,6 +1,7 @@
 """The page in a real browser: what a reader sees, searches and is protected from."""
 
 import random
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -11,7 +12,6 @@ from helpers.warm_process import finish
 
 from lora_grpo.evaluation import read_report
 from lora_grpo.report.plots import plots_of
-from lora_grpo.report.visible import visible
 from lora_grpo.report.writing import write_diff, write_report
 from lora_grpo.runs.reader import read_run
 
@@ -146,6 +146,13 @@ def test_a_pointer_reads_values_off_a_curve(trained, visit):
     last = read_run(trained).metrics[-1]
     step, value = page.locator("#plot-reward .reading").inner_text().split("\n")
     assert step == f"step {last['step']}" and float(value) == pytest.approx(last["reward"], rel=1e-3)
+
+
+def visible(text):
+    """Return a text as the page shows it, without invisible characters."""
+    text = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda found: chr(0x2400 + ord(found[0])), text).replace("\x7f", "␡")
+    hidden = "[\x80-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+    return re.sub(hidden, lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
 
 
 def test_whatever_a_model_wrote_is_shown_as_text(tmp_path, visit):

@@ -15,7 +15,6 @@ from lora_grpo.files import lock
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
-from lora_grpo.report.visible import visible
 from lora_grpo.report.writing import ReportOptions, report, write_diff, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
@@ -190,13 +189,6 @@ def test_too_many_completions_are_sampled_evenly_and_the_page_says_so(tmp_path, 
 # What a model wrote is text
 
 
-def test_hidden_characters_are_written_out():
-    assert visible("a\x1b[0m\x00\x7f\x9b") == "a␛[0m␀␡⟨U+009B⟩"
-    assert visible("\u202e\ud800\u2028") == "⟨U+202E⟩⟨U+D800⟩⟨U+2028⟩"
-    assert visible("plain\ttext\nof 2 lines, 日本語, 👩‍🚀") == "plain\ttext\nof 2 lines, 日本語, 👩‍🚀"
-
-
-@pytest.mark.filterwarnings("ignore:Glyph")  # what stands for a control character is in few fonts
 def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
     lines = [completion(1, text, 0.0, question=text, extracted=text, status=text) for text in HOSTILE]
     settings = RunConfig(output_dir=HOSTILE[0], grpo=HOSTILE, data=DataConfig(train=HOSTILE[2]))
@@ -238,6 +230,7 @@ def test_embedded_json_cannot_end_its_element():
         ("@everyone #12", "&#64;everyone &#35;12"),
         ("[x](http://a.b)", "[x]\\(http&#58;//a.b)"),
         ("two\nlines", "two lines"),
+        ("a\x1b[0m \u202e \ud800, 日本語", "a\\\\x1b[0m \\\\u202e \\\\ud800, 日本語"),
     ],
 )
 def test_markdown_of_any_text_is_that_text(text, expected):

@@ -29,7 +29,7 @@ for (const picture of document.querySelectorAll(".picture")) {
   picture.addEventListener("pointerleave", () => { hair.remove(); reading.remove(); });
 }
 
-// A model may write anything: characters that are invisible or move other text are written out, as in visible.py.
+// A model may write anything: characters that are invisible or move other text are written out.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
 function visible(text) {
   return text.replace(HIDDEN, (character) => {
