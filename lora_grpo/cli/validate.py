@@ -54,6 +54,8 @@ def _check_sampling(config: RunConfig) -> None:
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
     if url is None:
+        if sampling.server_folder is not None:
+            raise UserError("--sampling.server-folder is given without --sampling.server-url")
         return
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--sampling.server-url {url} is not a URL; expected one such as http://gpu2:8000")

@@ -17,7 +17,7 @@ RIGHT_REWARDS = (
 
 _MOST_FLAT = 0.8
 """At or above this share of groups with equal rewards, or of truncated completions, GRPO gets hardly any signal."""
-_WORTH_SAYING = 0.2
+_WORTH_REPORTING = 0.2
 """Minimum share of truncated or unparsed completions to report as a finding."""
 
 
@@ -31,8 +31,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Whether GRPO can learn."""
-
     word: str
     """`can learn`, `can hardly learn` or `cannot learn`."""
     reason: str
@@ -49,7 +47,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
     kept = [group for group in groups if group.is_mixed] if config.data.filter_by_difficulty else list(groups)
     differing = sum(group.differs_in("sum") for group in kept)
     share = f"rewards differ within {differing} of {len(kept)} groups, {share_of(differing, len(kept))}"
-    rights = _rights(found)
+    rights = [name for name in found.rewards if name in RIGHT_REWARDS]
     word = "can hardly learn"
     if not kept:
         reason = f"--data.filter-by-difficulty keeps none of these {len(groups)} problems, {share_of(0, len(groups))}"
@@ -63,29 +61,24 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
         reason = share
     else:
         word, reason = "can learn", share
-    findings = _findings(found, config)
+    findings = _findings(found, config, rights)
     if word != "can learn" and not findings:
         advice = "a finer reward, a higher --sampling.temperature, or a larger group"
         findings = [Finding("completions differ, but their rewards do not", advice)]
     return Prediction(word, reason, tuple(findings), found)
 
 
-def _rights(found: Summary) -> list[str]:
-    return [name for name in found.rewards if name in RIGHT_REWARDS]
-
-
-def _findings(found: Summary, config: RunConfig) -> list[Finding]:
+def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
     sampling, size = config.sampling, found.completions // found.groups
-    rights = _rights(found)
     findings, explained = [], False
-    if found.truncated.value >= _WORTH_SAYING:
+    if found.truncated.value >= _WORTH_REPORTING:
         explained = found.truncated.value >= _MOST_FLAT
         limit, context = sampling.max_completion_tokens, config.model.max_sequence_tokens
         text = f"{found.truncated} of completions are truncated at {limit} tokens"
         flags = f"--sampling.max-completion-tokens {2 * limit} --model.max-sequence-tokens {context + limit}"
         findings.append(Finding(text, f"{flags}, then another preview"))
-    if rights and found.unparsed and found.unparsed.value >= _WORTH_SAYING:
+    if rights and found.unparsed and found.unparsed.value >= _WORTH_REPORTING:
         explained = explained or found.unparsed.value >= _MOST_FLAT
         text = f"{found.unparsed} of completions end without an answer that can be parsed"
         findings.append(Finding(text, _readable(config, found.varying)))
@@ -105,7 +98,6 @@ def _findings(found: Summary, config: RunConfig) -> list[Finding]:
 
 
 def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
-    """Return a finding if the problems are too hard, too easy, or a mix of both."""
     assert found.solved is not None and found.difficulty is not None
     always, mixed, never = found.difficulty
     larger = f"--sampling.num-generations {2 * size}"
@@ -130,7 +122,6 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
 
 
 def _readable(config: RunConfig, varying: Sequence[str]) -> str:
-    """Return ways to get answers that the grader can parse."""
     taught = [name for name in varying if _is_format_reward(name) or name in RIGHT_REWARDS]
     if taught:
         return f"no change needed: training can fix this: {', '.join(taught)} differ within groups"

@@ -45,7 +45,6 @@ class Group:
 
     @property
     def solved(self) -> int:
-        """Number of correct completions."""
         return sum(answer.is_correct for answer in self.answers)
 
     @property
@@ -73,8 +72,6 @@ class Share:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of all groups."""
-
     groups: int
     completions: int
     rewards: dict[str, tuple[float, float] | None]
@@ -122,7 +119,6 @@ def measure(groups: Sequence[Group]) -> Summary:
 
 
 def share_of(count: int, total: int) -> Share:
-    """Return a share of groups with its Wilson interval."""
     return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import printable
 from lora_grpo.preview.diagnosis import judge
-from lora_grpo.preview.groups import Answer, Group, Summary
+from lora_grpo.preview.groups import Group, Summary
 
 _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8
@@ -44,19 +44,15 @@ def _answers(group: Group, width: int) -> list[str]:
     for answer in ranked[:_SHOWN_ANSWERS]:
         rewards = ", ".join(f"{name} {_number(value)}" for name, value in answer.rewards.items())
         line = f"{often[answer.text]} x reward {_number(answer.total)} ({rewards}), {answer.num_tokens} tokens"
-        lines += _cut(line + _verdict(answer), width)
+        if answer.verdict:
+            line += f", {answer.verdict.reason.replace('_', ' ')}"
+        lines += _cut(f"{line}, truncated" if answer.truncated else line, width)
         lines += [f"    {text}" for text in _cut(answer.text, width - 4)]
     more = len(ranked) - _SHOWN_ANSWERS
     return [*lines, f"and {more} more"] if more > 0 else lines
 
 
-def _verdict(answer: Answer) -> str:
-    reason = f", {answer.verdict.reason.replace('_', ' ')}" if answer.verdict else ""
-    return f"{reason}, truncated" if answer.truncated else reason
-
-
 def _summary(found: Summary) -> list[str]:
-    """Return the summary of all groups, one line per statistic."""
     lines = []
     for name, moments in found.rewards.items():
         text = "mean {:.2f}, std {:.2f}".format(*moments) if moments else "graded no completion"

@@ -28,12 +28,7 @@ PROMPTS = 8
 
 
 def preview(config: RunConfig, data: Data) -> None:
-    """Sample completions of the first training prompts from the base model and print the result. Writes no files.
-
-    Raises:
-        UserError: the model cannot be loaded, or too few rows fit in its context.
-        RewardError: a reward function failed.
-    """
+    """Sample completions of the first training prompts from the base model and print the result. Writes no files."""
     policy = load_policy(config)
     rows, _ = split_validation(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
     sampler = build_sampler(policy, config)
@@ -70,7 +65,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     for each, earned, verdict in zip(samples, values, verdicts, strict=True):
         weighted = {name: None if value is None else weights[name] * value for name, value in earned.items()}
         answers.append(Answer(each.text, len(each.token_ids), each.truncated, weighted, verdict))
-    return [Group(rows[index], tuple(answers[place * size : (place + 1) * size])) for place, index in enumerate(order)]
+    return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
 
 
 def dry_run(config: RunConfig, data: Data) -> None:

@@ -72,7 +72,7 @@ def draw(plot: Plot) -> Chart:
         axes.tick_params(length=0)
         axes.margins(x=0.02)
         axes.locator_params(axis="x", integer=True)
-        if plot.is_fraction:
+        if plot.unit.startswith("fraction"):
             axes.set_ylim(-0.03, 1.03)
         if len(plot.curves) > 1:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(plot.curves), frameon=False)

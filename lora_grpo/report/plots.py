@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from lora_grpo.evaluation import Report
 from lora_grpo.runs import Line, RunFiles
@@ -31,8 +30,6 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot."""
-
     key: str
     """The name of the plot's file."""
     group: str
@@ -47,11 +44,6 @@ class Plot:
     stacked: bool = False
     averaged: int = 1
     """Number of steps averaged in each point."""
-
-    @property
-    def is_fraction(self) -> bool:
-        """Whether all values lie between 0 and 1."""
-        return self.unit.startswith("fraction")
 
     @property
     def caption(self) -> str:
@@ -155,7 +147,7 @@ def _base(validation: Sequence[Line]) -> Iterator[Line]:
     """Yield the validation results of the base model as metrics of step 0."""
     lines = [line for line in validation if line["step"] == 0]
     for metric, name in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
-        values = [line[name] for line in lines if isinstance(line.get(name), (int, float))]
+        values = [line[name] for line in lines if line.get(name) is not None]
         if values:
             yield {"step": 0, metric: sum(values) / len(values)}
 
@@ -185,13 +177,13 @@ def _pass_at_k(evaluation: Report) -> Plot:
 
 def _curve(lines: Sequence[Line], metric: str, name: str, every: int) -> Curve | None:
     """Return the curve of a metric over the lines that have it. A reward has a band of one standard deviation."""
-    having = [line for line in lines if _is_number(line.get(metric))]
+    having = [line for line in lines if line.get(metric) is not None]
     if not having:
         return None
     parts = [having[start : start + every] for start in range(0, len(having), every)]
     x, y = ([_mean(part, key) for part in parts] for key in ("step", metric))
     spread = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
-    if not all(_is_number(line.get(spread)) for line in having):
+    if any(line.get(spread) is None for line in having):
         return Curve(name, x, y)
     widths = [_mean(part, spread) for part in parts]
     low = [value - width for value, width in zip(y, widths, strict=True)]
@@ -201,7 +193,3 @@ def _curve(lines: Sequence[Line], metric: str, name: str, every: int) -> Curve |
 
 def _mean(part: Sequence[Line], key: str) -> float:
     return sum(line[key] for line in part) / len(part)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
