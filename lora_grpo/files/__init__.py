@@ -7,18 +7,17 @@ with lock.holding(output_dir):                          # exit code 2 if another
     for name, tensor in model_tensors(base).items():    # names, dtypes and shapes; no data
         tensor.rows(0, 1024)                            # reads only these rows
 
-atomic.py       files and folders that are complete or absent, with a checksum manifest
-disk.py         errors for a full disk, before and during a write
+atomic.py       files and folders that are complete or absent, checksum manifests, and errors for a full disk
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
-from lora_grpo.files import atomic, disk, json_files, lock
+from lora_grpo.files import atomic, json_files, lock
 from lora_grpo.files.tensors import (
+    DTYPES,
     INDEX,
     ITEM_SIZES,
-    TORCH_DTYPES,
     Rows,
     StoredTensor,
     TensorWriter,
@@ -29,14 +28,13 @@ from lora_grpo.files.tensors import (
 )
 
 __all__ = [
+    "DTYPES",
     "INDEX",
     "ITEM_SIZES",
-    "TORCH_DTYPES",
     "Rows",
     "StoredTensor",
     "TensorWriter",
     "atomic",
-    "disk",
     "file_tensors",
     "json_files",
     "lock",

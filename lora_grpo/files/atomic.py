@@ -1,8 +1,9 @@
-"""Atomic writes: files and folders are complete or absent, even if the process is killed."""
+"""Atomic writes: files and folders are complete or absent, even if the process is killed or the disk is full."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -11,24 +12,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.errors import UserError
+
 MANIFEST = "manifest.json"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name in the same folder, flush it to disk, then rename it into place."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
+    """Write a UTF-8 file; see `new_file`."""
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON. NaN and infinity raise ValueError."""
     # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; the file written there is flushed and renamed to `path` when the block ends."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -62,7 +73,7 @@ def publish(staging: Path, path: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Compare a published folder with its manifest. Return the first difference, or None if there is none."""
+    """Return the first difference between a published folder and its manifest, or None."""
     try:
         digests = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -88,3 +99,25 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_free_space(folder: Path, num_bytes: int) -> None:
+    """Raise a UserError if the disk has fewer than `num_bytes` free. The folder may not exist yet."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes:
+        raise UserError(
+            f"{existing} has {free / 1e9:.2f} GB free and needs {num_bytes / 1e9:.2f} GB; free some space, or pass "
+            "an --output on another disk"
+        )
+
+
+@contextlib.contextmanager
+def write_errors(folder: Path) -> Iterator[None]:
+    """Convert an OSError raised while writing to `folder` into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"the disk of {folder} is full; free some space and run the same command again") from None
+        raise UserError(f"{error.filename or folder}: {error.strerror}; pass another --output") from error

@@ -18,11 +18,7 @@ from lora_grpo.errors import UserError, first_line
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        UserError: the file cannot be read or does not hold an object.
-    """
+    """Return the JSON object in a file; anything else is a UserError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -35,9 +31,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     """Yield ("file:line", value) for each non-blank line of a file, which is gzipped if its name ends in `.gz`.
 
-    Args:
-        path: a JSON Lines file.
-        expected: a description for error messages, such as "a JSON Lines file with 'question' and 'answer'".
+    `expected` describes the file in error messages: "a JSON Lines file with 'question' and 'answer'".
 
     Raises:
         UserError: the file cannot be read, has no lines, or a line is not JSON.

@@ -11,16 +11,11 @@ from filelock import FileLock, Timeout
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
 
-held: list[FileLock] = []
-"""The locks held by this process."""
+held: list[FileLock] = []  # released when garbage-collected
 
 
 def claim(folder: Path, flag: str = "--output-dir") -> None:
-    """Create the folder if needed and lock it until this process exits.
-
-    Args:
-        folder: the folder.
-        flag: the command-line flag that set it, for error messages.
+    """Create the folder if needed and lock it until this process exits. `flag` set it, for error messages.
 
     Raises:
         UserError: the folder is not writable, or another process holds the lock.

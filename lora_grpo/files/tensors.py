@@ -19,14 +19,10 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 
 INDEX = "model.safetensors.index.json"
-TORCH_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
-    "BOOL": "bool",
-}  # fmt: skip
-"""Map a safetensors dtype name to the torch name."""
-ITEM_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-"""Bytes per element. Dtypes that are not listed have one byte."""
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Map the safetensors names of the dtypes of unquantized weights to the torch names."""
+ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes per element of these dtypes."""
 BLOCK_ELEMENTS = 2**20
 """Elements to process at a time: 4 MiB in float32, which fits in a CPU cache."""
 
@@ -41,11 +37,10 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk."""
+    """A tensor on disk. `dtype` is the safetensors name, such as `BF16`."""
 
     name: str
     dtype: str
-    """The safetensors name, such as `BF16`."""
     shape: tuple[int, ...]
     path: Path
 
@@ -59,8 +54,7 @@ class StoredTensor:
     def rows(self, start: int, stop: int) -> Any:
         """Return entries `start` to `stop` of the first dimension.
 
-        Each call opens and closes the file, because its mapped pages count toward the memory of this process while the
-        file is open.
+        Each call reopens the file, because mapped pages of an open file count toward the memory of this process.
         """
         from safetensors import safe_open
 
@@ -86,21 +80,19 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of one safetensors file in file order, without reading their data.
 
     Raises:
-        UserError: the file is not a complete safetensors file, or has a dtype that torch does not support.
+        UserError: the file is not a complete safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
-    tensors = {}
     try:
         with safe_open(path, "np") as file:
-            for name in file.offset_keys():
-                part = file.get_slice(name)
-                if part.get_dtype() not in TORCH_DTYPES:
-                    raise ValueError(f"{name} has the dtype {part.get_dtype()}")
-                tensors[name] = StoredTensor(name, part.get_dtype(), tuple(part.get_shape()), path)
-    except (OSError, ValueError, SafetensorError) as error:
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            return {
+                name: StoredTensor(name, part.get_dtype(), tuple(part.get_shape()), path)
+                for name, part in slices.items()
+            }
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{path} is not a complete safetensors file ({first_line(error)})") from None
-    return tensors
 
 
 def model_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -112,24 +104,23 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
         UserError: a shard or tensor listed in the index is missing, or there are no safetensors files.
     """
     index, single = folder / INDEX, folder / "model.safetensors"
-    if index.is_file() and not single.is_file():  # transformers also prefers the single file
-        return _indexed_tensors(index)
-    paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    file_of: Any = {}
+    if single.is_file():  # transformers also prefers the single file
+        paths = [single]
+    elif index.is_file():
+        file_of = json_files.read_object(index).get("weight_map")
+        if not isinstance(file_of, dict):
+            raise UserError(f"{index} has no weight_map from tensor names to file names")
+        paths = [folder / file for file in sorted(set(file_of.values()))]
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise UserError(
             f"{folder} has no .safetensors weights; other formats, such as pickled .bin files, are not read"
         )
-    return {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
-
-
-def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
-    file_of = json_files.read_object(index).get("weight_map")
-    if not isinstance(file_of, dict):
-        raise UserError(f"{index} has no weight_map from tensor names to file names")
-    paths = [index.parent / file for file in sorted(set(file_of.values()))]
     tensors = {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
     if missing := sorted(file_of.keys() - tensors.keys()):
-        raise UserError(f"{index.parent} has no {missing[0]}, which {INDEX} lists; download or copy it again")
+        raise UserError(f"{folder} has no {missing[0]}, which {INDEX} lists; download or copy it again")
     return tensors
 
 
@@ -147,7 +138,7 @@ class TensorWriter:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, dtype, shape in entries:
-            start, end = end, end + math.prod(shape) * ITEM_SIZES.get(dtype, 1)
+            start, end = end, end + math.prod(shape) * ITEM_SIZES[dtype]
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
@@ -166,11 +157,7 @@ class TensorWriter:
         self._file.write(data)
 
     def finish(self) -> str:
-        """Flush the file to disk, rename it into place, and return its SHA-256.
-
-        Raises:
-            RuntimeError: the size of the data does not match the header.
-        """
+        """Flush the file to disk, rename it into place, and return its SHA-256."""
         if self._file.tell() != self._expected:
             raise RuntimeError(f"{self._path} has {self._file.tell()} of {self._expected} bytes")
         self._file.flush()

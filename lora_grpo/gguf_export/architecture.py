@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import StoredTensor, same_values
+from lora_grpo.files import DTYPES, StoredTensor, same_values
 from lora_grpo.merging import empty_model
 
 ARCHITECTURES = {
@@ -22,16 +22,14 @@ ARCHITECTURES = {
 }
 """Map a transformers class to a llama.cpp architecture."""
 
-FLOATS = ("F64", "F32", "F16", "BF16")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to export."""
+    """A tensor to export, with its name in the GGUF file."""
 
     name: str
-    """The tensor's name in the GGUF file."""
     source: StoredTensor
     heads: int | None
     """Number of attention heads if llama.cpp interleaves their rows; None for other tensors."""
@@ -57,7 +55,6 @@ def read_model(folder: Path) -> Any:
 
 
 def head_dim(config: Any) -> int:
-    """Return the width of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -121,7 +118,7 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
     for name, tensor in stored.items():
         if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and skip_head):  # inv_freq is in old checkpoints
             continue
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in DTYPES:
             raise UserError(
                 f"{folder} holds quantized weights; merge into the 16-bit base first: python scripts/merge.py RUN"
             )

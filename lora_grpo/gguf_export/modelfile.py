@@ -21,7 +21,7 @@ from lora_grpo.tasks import chat
 
 @dataclass(frozen=True)
 class Turns:
-    """A chat template that adds fixed text (before, after) around every message."""
+    """A chat template that adds fixed text around every message."""
 
     opening: str
     """Text at the start of a chat without a system message, such as a default system prompt."""
@@ -29,7 +29,6 @@ class Turns:
     """Text before and after a message of each role. The text after a user message starts the answer."""
 
     def render(self, messages: Sequence[chat.Message]) -> str:
-        """Return the prompt of a conversation."""
         text = "" if messages[0]["role"] == "system" else self.opening
         for message in messages:
             before, after = self.roles[message["role"]]
@@ -47,7 +46,6 @@ class Turns:
 
 
 def modelfile_path(gguf: Path) -> Path:
-    """Return the path of the Modelfile of a GGUF file."""
     return gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
 
 
@@ -71,11 +69,7 @@ def write_modelfile(gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_p
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
-    """Return the fixed text around messages in a chat template, or None if the template is more complex.
-
-    Leading and trailing whitespace in messages is ignored, because some chat templates strip it but Go templates cannot
-    do so.
-    """
+    """Return the fixed text around messages in a chat template, or None if the template is more complex."""
     if "strftime_now" in str(tokenizer.chat_template):  # the export date would become fixed text
         return None
     # llama.cpp adds the BOS token itself.
@@ -119,5 +113,4 @@ def _conversation(contents: Sequence[str], *, system: bool) -> list[chat.Message
 
 
 def _go(text: str) -> str:
-    """Escape plain text for a Go template."""
     return text.replace("{{", '{{ "{{" }}')

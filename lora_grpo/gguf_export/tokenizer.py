@@ -34,10 +34,9 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer's fields in a GGUF file."""
+    """The tokenizer's fields in a GGUF file. `model` is `gpt2` (byte-level BPE) or `llama` (SentencePiece)."""
 
     model: str
-    """`gpt2` or `llama`: the llama.cpp names of byte-level BPE and SentencePiece."""
     pre: str
     tokens: list[str]
     types: list[int]
@@ -76,11 +75,8 @@ class Vocabulary:
 def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], bos_id: int | None) -> Vocabulary:
     """Convert a tokenizer to the fields that llama.cpp reads.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        vocab_size: rows of the embedding. Rows without a token get an unused token, as in the reference converter.
-        eos_token_ids: all tokens that end an answer.
-        bos_id: the model's BOS token, used if the tokenizer has none.
+    Rows of the embedding without a token get an unused token, as in the reference converter. `bos_id` is the model's
+    BOS token, used if the tokenizer has none.
 
     Raises:
         UserError: llama.cpp would tokenize text differently.

@@ -42,9 +42,7 @@ def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> GGMLQuanti
 
 
 def encoded(source: StoredTensor, kind: GGMLQuantizationType, heads: int | None) -> Iterator[Any]:
-    """Convert a tensor to a type, and yield NumPy arrays of a few rows each.
-
-    The rows of `heads` attention heads are interleaved.
+    """Convert a tensor to a type, with the rows of `heads` interleaved, and yield NumPy arrays of a few rows each.
 
     Raises:
         UserError: a weight is NaN, infinite, or too large for the type.

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, model_tensors
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import atomic, json_files, model_tensors
 from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export import types as gguf_types
 from lora_grpo.gguf_export.architecture import Tensor
@@ -41,14 +41,13 @@ class _Model:
 def write_gguf(
     folder: Path, output: Path, kind: str, *, modelfile: bool = False, system_prompt: str | None = None
 ) -> list[str]:
-    """Write a model as one GGUF file, and return notes for the user.
+    """Write a transformers model as one GGUF file, and return notes for the user.
 
     Args:
-        folder: a 16-bit or 32-bit transformers model with its tokenizer.
+        folder: a 16-bit or 32-bit model with its tokenizer.
         output: the file. An existing file is replaced when the new one is complete.
         kind: one of `types.TypeName`.
-        modelfile: write an Ollama Modelfile next to it.
-        system_prompt: the system prompt used in training, for the Modelfile.
+        modelfile: write an Ollama Modelfile next to it, with the system prompt.
 
     Raises:
         UserError: the model cannot be exported, or the disk does not have enough space. `output` is not written.
@@ -70,16 +69,18 @@ def write_gguf(
     notes = list(vocabulary.notes)
     if (length := architecture.context_length(config)) < config.max_position_embeddings:
         notes.append(f"the context is {length} tokens, the model's sliding window")
-    with disk.write_errors(output.parent):
+    with atomic.write_errors(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
     name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
     model = _Model(config, tensors, vocabulary, _model_card(folder, name, tensors))
     if quantizer is None:
         notes += _write(output, kind, model)
     else:
+        dtypes = {tensor.source.dtype for tensor in tensors}
+        lossless = dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
         source = output.with_name(f".{output.name}.16bit")
         try:
-            _write(source, _lossless_type(tensors), model)
+            _write(source, lossless, model)
             _quantize(quantizer, source, output, kind)
         finally:
             source.unlink(missing_ok=True)
@@ -88,16 +89,12 @@ def write_gguf(
     return notes
 
 
-def _lossless_type(tensors: Sequence[Tensor]) -> str:
-    dtypes = {tensor.source.dtype for tensor in tensors}
-    return dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
-
-
 def _generation_config(folder: Path, config: Any) -> Any:
     from transformers import GenerationConfig
 
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder)
+    path = folder / "generation_config.json"
+    if path.is_file():
+        return GenerationConfig.from_dict(json_files.read_object(path))
     return GenerationConfig.from_model_config(config)
 
 
@@ -111,10 +108,9 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
     shapes = {tensor.name: tensor.source.shape for tensor in tensors}
     types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
     sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
-    disk.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
+    atomic.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
 
-    temporary = output.with_name(f".{output.name}.partial")
-    writer = gguf.GGUFWriter(temporary, architecture.ARCHITECTURES[config.architectures[0]])
+    writer = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
     model.card.set_gguf_meta_model(writer)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
@@ -131,8 +127,8 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
         writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
     progress = Progress(len(tensors), "GGUF")
     try:
-        with disk.write_errors(output.parent):
-            writer.write_header_to_file()
+        with atomic.write_errors(output.parent), atomic.new_file(output) as temporary:
+            writer.write_header_to_file(temporary)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             if factors is not None:
@@ -142,13 +138,10 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
                 writer.write_tensor_data(stream)  # type: ignore[arg-type]
                 progress.show(done, tensor.name)
             writer.close()
-        atomic.sync(temporary)
-        temporary.replace(output)
     finally:
         progress.close()
         with contextlib.suppress(OSError):  # the disk is still full
             writer.close()
-        temporary.unlink(missing_ok=True)
     odd = [name for name in types if kind.startswith("q") and types[name].name == "F16"]
     return [f"{len(odd)} tensors are F16 because their rows are no multiple of 32: {', '.join(odd[:3])}"] if odd else []
 
@@ -157,7 +150,10 @@ def _model_card(folder: Path, name: str, tensors: Sequence[Tensor]) -> Any:
     """Return metadata from README.md and generation_config.json: license, base model, sampling settings."""
     import gguf
 
-    metadata = gguf.Metadata.load(model_path=folder)
+    try:
+        metadata = gguf.Metadata.load(model_path=folder)
+    except Exception as error:  # damaged front matter raises many exception types
+        raise UserError(f"{folder / 'README.md'} cannot be read: {first_line(error)}") from error
     metadata.name = name
     metadata.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
     return metadata
@@ -175,14 +171,9 @@ class _Stream:
 
 
 def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
-    temporary = output.with_name(f".{output.name}.partial")
-    disk.check_free_space(output.parent, source.stat().st_size // 2)
-    try:
+    atomic.check_free_space(output.parent, source.stat().st_size // 2)
+    with atomic.new_file(output) as temporary:
         done = subprocess.run([program, source, temporary, kind.upper()], capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
             raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
-        atomic.sync(temporary)
-        temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _LIBRARIES = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
-_LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora")
 _SETTINGS = (
+    *("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora"),
     *("rewards", "train.prompts_per_step", "sampling.num_generations", "sampling.max_completion_tokens"),
     *("sampling.temperature", "train.learning_rate", "train.lr_scheduler", "train.warmup_steps", "train.optimizer"),
     *("train.beta", "train.max_grad_norm", "grpo"),
 )
-"""Settings of run.json that a card lists, by flag."""
+"""Settings of adapter_config.json, and flags of run.json, that a card lists."""
 
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
@@ -47,11 +47,15 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"code": _code, "quoted": _quoted, "shell": _shell}
+    environment.filters |= {
+        "code": _code,
+        "quoted": lambda value: Markup(json.dumps(value, ensure_ascii=False)),  # a string literal in Python
+        "shell": lambda value: Markup(shlex.quote(value)),
+    }
     record = facts.record
     config, data = record.get("config", {}), record.get("data", {})
     names = [file.name for file in files]
-    settings = [*_rows(_LORA, facts.adapter), *_rows(_SETTINGS, flat(config))]
+    values = {**facts.adapter, **flat(config)}
     text = environment.get_template("card.md.jinja").render(
         table=_table,
         repo_id=repo_id,
@@ -60,7 +64,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         base=facts.base,
         record=record,
         max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
-        settings=settings,
+        settings=[(name, values[name]) for name in _SETTINGS if values.get(name) not in (None, False, [])],
         data=_data(data),
         system_prompt=chat.SYSTEM_PROMPTS.get(str(config.get("data", {}).get("prompt_style"))),
         is_code=data.get("task") in CODE_TASKS,
@@ -131,10 +135,6 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield split, shown, rows.get("rows"), _code(rows.get("sha256"))
 
 
-def _rows(names: Sequence[str], values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, values[name]) for name in names if values.get(name) not in (None, False, [])]
-
-
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
     cells = [map(_printed, row) for row in (headings, *rows)]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
@@ -163,15 +163,4 @@ def _printed(value: Any) -> Markup:
 
 
 def _code(value: object) -> Markup:
-    """Filter for text in backticks, where Markdown does not support escapes."""
-    return Markup(f"`{_plain(value)}`")
-
-
-def _quoted(value: object) -> Markup:
-    """Filter for a string literal in Python code."""
-    return Markup(json.dumps(value, ensure_ascii=False))
-
-
-def _shell(value: str) -> Markup:
-    """Filter for an argument of a shell command."""
-    return Markup(shlex.quote(value))
+    return Markup(f"`{_plain(value)}`")  # Markdown does not support escapes in backticks

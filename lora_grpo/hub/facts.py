@@ -30,31 +30,28 @@ class Base:
     revision: str | None = None
     """The Hub commit."""
     fingerprint: str | None = None
-    """SHA-256 of its weights, if it was loaded from a folder."""
+    """SHA-256 of its weight files, if it was loaded from a folder."""
     license: Mapping[str, Any] = field(default_factory=dict)
     """`license`, `license_name` and `license_link` of its model card, if found on this machine."""
     trust_remote_code: bool = False
-    """Whether it needs custom code from its repository."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation and the weights that it measured."""
+    """An evaluation of the uploaded weights or, if not `of_upload`, of the adapter that they were made from."""
 
     report: Report
     of_upload: bool
-    """Whether the uploaded weights were measured. If not, the adapter that they were made from was measured."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts that a card may include."""
+    """All facts that a card may include; `kind` is one of `files.KINDS`."""
 
     kind: str
-    """One of `files.KINDS`."""
     base: Base
     record: Mapping[str, Any]
-    """The contents of run.json, or nothing for a model that is not part of a run."""
+    """run.json, or nothing for a model that is not part of a run."""
     adapter: Mapping[str, Any]
     """adapter_config.json, if there is one."""
     vllm_rank: int | None
@@ -115,7 +112,6 @@ def _cached_license(hub_id: str, revision: str | None) -> dict[str, Any]:
 
 
 def _license(folder: Path) -> dict[str, Any]:
-    """Return the license fields of a model card's front matter."""
     from huggingface_hub import ModelCard
 
     try:

@@ -51,12 +51,10 @@ _SETTINGS = ("adapter_config.json", "config.json", "generation_config.json", "to
 
 @dataclass(frozen=True)
 class UploadFile:
-    """One file to upload."""
+    """One file to upload: its path in the repository, and its content or the path of a file with the content."""
 
     name: str
-    """The file's path in the repository."""
     content: Path | bytes
-    """The content, or the path of a file with the content."""
 
     @property
     def size(self) -> int:
@@ -69,9 +67,7 @@ class UploadFile:
 def find(source: str, kind: str | None) -> tuple[Path, str]:
     """Return the folder to push and its kind, one of `KINDS`.
 
-    Args:
-        source: the folder of a run, an adapter, a merged model, or GGUF files.
-        kind: the requested kind. None selects the adapter of a run, or the kind of model in the folder.
+    If `kind` is None, it is the adapter of a run, or the kind of model in the folder.
 
     Raises:
         UserError: the folder does not exist or contains something else.
@@ -104,10 +100,7 @@ def _kind_of(folder: Path) -> str | None:
 def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[UploadFile], list[str]]:
     """Return the files of a folder to upload and the names of skipped files.
 
-    Args:
-        folder: the model's folder.
-        kind: one of `KINDS`.
-        base_name: public name of the base model, which replaces its path in adapter_config.json.
+    In adapter_config.json, `base_name` replaces the path of the base model.
 
     Raises:
         UserError: a file is damaged, or a link to a location outside the folder.
@@ -158,12 +151,11 @@ def without_paths(value: Any) -> Any:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Match path components separately, so that `*.gguf` does not match files in subfolders."""
+    # `*.gguf` does not match files in subfolders.
     return any(name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
-    """Return a file's content with local paths removed from known fields."""
     if path.name not in _SETTINGS:
         return path
     settings = json_files.read_object(path)
@@ -176,7 +168,7 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
 
 
 def _check_intact(folder: Path, kind: str) -> None:
-    """Check that the weights are complete and unchanged since training or merging wrote them."""
+    """Check that the weights are complete and as training or merging wrote them."""
     if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
         raise UserError(
             f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"

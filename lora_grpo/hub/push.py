@@ -86,8 +86,7 @@ def check_repo_id(repo_id: str) -> None:
 def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = False) -> str:
     """Commit files to a repository on the Hub, creating it if needed, and return its URL.
 
-    huggingface_hub uploads large files first and skips those that the Hub already has. After an interruption, the same
-    call sends only the missing files. Nothing is visible until the single commit at the end.
+    huggingface_hub skips files that the Hub already has, so the same call continues an interrupted upload.
 
     Raises:
         UserError: there is no token or it lacks a permission, the repository is public and `public` is False, or the

@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import StoredTensor, model_tensors
+from lora_grpo.files import DTYPES, StoredTensor, model_tensors
 
 Onto = Literal["full", "dequantized"]
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return a model on the meta device: its parameters have shapes but use no memory.
-
-    Raises:
-        UserError: transformers cannot build it.
-    """
+    """Return a model whose parameters have shapes but use no memory; one that cannot be built is a UserError."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -44,7 +39,6 @@ class Nf4Tensor(StoredTensor):
 
 @functools.lru_cache(maxsize=1)  # weights are large and are read one at a time
 def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
-    """Quantize a weight (double quantization, blocks of 64) and dequantize it."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     packed, state = quantize_4bit(tensor.read().float(), quant_type="nf4", compress_statistics=True)
@@ -52,20 +46,16 @@ def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
 
 
 def base_tensors(folder: Path, onto: Onto, model: Any) -> dict[str, StoredTensor]:
-    """Return the base's tensors by name.
+    """Return the base's tensors by name. `model` is the result of `empty_model`.
 
-    Args:
-        folder: the base model.
-        onto: `full` returns the stored tensors. `dequantized` rounds every linear layer to NF4 and back, as
-            bitsandbytes does when it loads a model in 4 bits.
-        model: the result of `empty_model`.
+    With `dequantized`, every linear layer is rounded to NF4 and back, as bitsandbytes does in 4-bit training.
 
     Raises:
         UserError: a tensor cannot be read, or the base is quantized.
     """
     tensors = model_tensors(folder)
     for tensor in tensors.values():
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in DTYPES:
             raise UserError(
                 f"{folder} is quantized ({tensor.name} is {tensor.dtype}) and cannot be merged into; pass the 16-bit "
                 "model it was made from with --base and --force-base"

@@ -17,7 +17,7 @@ from lora_grpo.merging.base_weights import Onto, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
 from lora_grpo.merging.mapping import make_plan
-from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
+from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, check_sizes, read_report, show
 from lora_grpo.models import ModelSpec, Overrides, adapter_sha256, base_model, resolve, run_of
 
 
@@ -45,7 +45,7 @@ class MergeOptions:
 
 @dataclass(frozen=True)
 class _Merge:
-    """A resolved merge request."""
+    """A merge, with the files that its options refer to."""
 
     options: MergeOptions
     target: ModelSpec
@@ -64,12 +64,7 @@ def merge(options: MergeOptions) -> Path:
     """
     base_model.wait_without_spinning()
     job = _resolve(options)
-    report = _finished_report(job)
-    if report:
-        writer.tidy(job.output)
-    else:
-        report = _merge(job)
-    show(job.output, report)
+    show(job.output, _finished_report(job) or _merge(job))
     return job.output
 
 
@@ -112,13 +107,9 @@ def _resolve(options: MergeOptions) -> _Merge:
     output = (options.output or default_output(options.what, target.adapter)).expanduser().resolve()
     if output.is_file():
         raise UserError(f"--output {output} is a file; pass a folder")
-    known = target.identity
-    identity = {
-        "base_sha256": base_model.weights_fingerprint(Path(target.base.name)),
-        **{name: known[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")},
-        "onto": options.onto,
-        "kit": __version__,
-    }
+    digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
+    digests["base_sha256"] = base_model.weights_fingerprint(Path(target.base.name))
+    identity = {**digests, "onto": options.onto, "kit": __version__}
     return _Merge(options, target, target.adapter, output, identity)
 
 
@@ -137,6 +128,8 @@ def _finished_report(job: _Merge) -> MergeReport | None:
         raise UserError(
             f"{output} holds another merge: {', '.join(differs)} differ; delete it or pass another --output"
         )
+    check_sizes(output, report)
+    writer.tidy(output)
     return report
 
 
@@ -196,7 +189,7 @@ def _public(name: str) -> str:
 
 
 def _copy_other_files(target: ModelSpec, staging: Path) -> None:
-    """Copy the tokenizer, generation config, license, and custom model code."""
+    """Copy the tokenizer, generation config, licenses, and custom model code."""
     base = Path(target.base.name)
     paths = [target.tokenizer / name for name in base_model.TOKENIZER_FILES]
     for pattern in ("generation_config.json", "*.py", *base_model.LICENSE_FILES):

@@ -39,21 +39,17 @@ def measure_divergences(
 
     Args:
         target: the adapter. Uses the latest completions of its run, if there are any.
-        model: the base without weights; it cannot be used afterward.
-        base: the tensors that the adapter was merged into.
+        model: the result of `empty_model`; it cannot be used afterward.
+        base: the tensors that the adapter was merged into, of the kind `onto`.
         plan: the merge.
         merged: the folder of the merged shards.
-        onto: the kind of weights in `base`.
     """
     if plan.vocab_size is not None:
         return Divergences(not_measured="the vocabulary was resized; distributions over two vocabularies have no KL")
     try:
         ids, keep = _texts(target)
-        weights: dict[str, Mapping[str, Rows]] = {
-            "adapter": plan.outputs,
-            "merged": model_tensors(merged),
-            "base": base,
-        }
+        weights: dict[str, Mapping[str, Rows]]
+        weights = {"adapter": plan.outputs, "merged": model_tensors(merged), "base": base}
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             assert target.adapter is not None

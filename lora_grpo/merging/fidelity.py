@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import row_blocks
+from lora_grpo.files import DTYPES, row_blocks
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype, Retained, percent
 
-TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 STORED = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+"""Map a dtype to its safetensors name."""
 ENOUGH = 0.99
 """The share of the update that `auto` must keep."""
 LARGEST_FP16 = 65504.0
@@ -32,16 +32,15 @@ LARGEST_FP16 = 65504.0
 
 @dataclass(frozen=True)
 class Choice:
-    """The dtype of the merged weights."""
+    """The dtype of the merged weights, and the results for it and for the rejected dtypes."""
 
     dtype: Dtype
     reason: str
     measured: dict[Dtype, Retained | None]
-    """The results for the chosen dtype and the rejected dtypes."""
 
 
 def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
-    """Choose the requested dtype. For `auto`, choose the smallest dtype that keeps ENOUGH of the update.
+    """Return the requested dtype or, for `auto`, the smallest that keeps ENOUGH of the update.
 
     `auto` never chooses bfloat16 for a float16 base, because that would round the base itself.
 
@@ -84,7 +83,7 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
         for rows in row_blocks(output.shape):
             merged, base, change = output.rows_and_change(*rows)
             for dtype, layers in sums.items():
-                difference = merged.to(getattr(torch, TORCH[dtype])).float().sub_(base)
+                difference = merged.to(getattr(torch, DTYPES[STORED[dtype]])).float().sub_(base)
                 if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
                     difference.nan_to_num_()
                 dot = (difference * change).sum(dim=-1).double().sum()
@@ -96,9 +95,9 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
 
 
 def _square(matrix: Any) -> Any:
-    """Return the sum of squares, accumulated in float32 within a row and in float64 across rows."""
     import torch
 
+    # accumulated in float32 within a row and in float64 across rows
     return torch.linalg.vector_norm(matrix, dim=-1).double().square().sum()
 
 
@@ -113,7 +112,6 @@ def _retained(layers: Mapping[str, Any]) -> Retained | None:
 
 
 def _too_large(outputs: Mapping[str, Output]) -> str | None:
-    """Return the name of a tensor that exceeds float16's range, or None."""
     for name, output in outputs.items():
         blocks = row_blocks(output.shape) if output.shape else ()
         if any(float(output.rows(*rows).abs().max()) > LARGEST_FP16 for rows in blocks):

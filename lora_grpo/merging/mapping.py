@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
+
 from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, file_tensors, json_files, same_values
 from lora_grpo.merging.base_weights import weight_name
@@ -44,19 +46,14 @@ _SUPPORTED = {
 _BASE_PRESERVING_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Adapter initializations that leave the base unchanged."""
 
-Parts = dict[str, dict[str, StoredTensor]]
-"""Map each module to its tensors, keyed by an entry of `_PARTS`."""
-
 
 @dataclass(frozen=True)
 class Plan:
-    """The tensors of the merged model and the changes to its configuration."""
+    """The tensors of the merged model and the changes to its configuration, None if unchanged."""
 
     outputs: dict[str, Output]
     tie_word_embeddings: bool | None
-    """The new value of the setting; None if unchanged."""
     vocab_size: int | None
-    """The new size; None if unchanged."""
 
     @property
     def base_dtype(self) -> str:
@@ -68,17 +65,12 @@ class Plan:
 
 
 def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Plan:
-    """Plan the merge of the adapter in `folder` into every tensor of the base.
-
-    Args:
-        base: the result of `base_tensors`.
-        folder: the adapter's folder.
-        model: the result of `empty_model`.
+    """Plan the merge of the adapter in `folder` into a base: the results of `base_tensors` and `empty_model`.
 
     Raises:
         UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
     """
-    adapter = _Adapter(folder, _read_settings(folder))
+    adapter = _read_adapter(folder)
     tensors = file_tensors(folder / "adapter_model.safetensors")
     # PEFT saves the original of a replaced module along with its replacement.
     weights = {key: tensor for key, tensor in tensors.items() if ".original_module." not in key}
@@ -124,41 +116,46 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     return Plan(outputs, tie, size if size != base[embedding].shape[0] else None)
 
 
-@dataclass(frozen=True)
-class _Adapter:
-    """An adapter's folder and its adapter_config.json."""
+class _Adapter(BaseModel):
+    """An adapter's folder, and the settings of its adapter_config.json that determine the update."""
 
+    model_config = ConfigDict(frozen=True, strict=True)
     folder: Path
-    settings: Mapping[str, Any]
+    r: PositiveInt
+    lora_alpha: FiniteFloat
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, FiniteFloat] | None = None
+    use_rslora: bool = False
+    trainable_token_indices: dict[str, list[int]] | list[int] | None = None
 
     def scale(self, module: str, rank: int) -> float:
         """Return alpha / r, or alpha / sqrt(r) for rsLoRA. A pattern that matches the module overrides r or alpha."""
-        expected = self._pattern_value("rank_pattern", module, self.settings["r"])
+        expected = _match(self.rank_pattern, module, self.r)
         if expected != rank:
             raise UserError(f"{self.folder}: {module} has rank {rank}, and adapter_config.json has {expected}")
-        alpha = self._pattern_value("alpha_pattern", module, self.settings["lora_alpha"])
-        return float(alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank))
+        alpha = _match(self.alpha_pattern, module, self.lora_alpha)
+        return float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
 
     def token_indices(self, module: str) -> list[int]:
-        """Return the rows of a module that were trained."""
-        indices = self.settings["trainable_token_indices"]
-        return self._pattern_value("trainable_token_indices", module, []) if isinstance(indices, dict) else indices
-
-    def _pattern_value(self, setting: str, module: str, default: Any) -> Any:
-        patterns = (self.settings.get(setting) or {}).items()
-        return next((value for key, value in patterns if re.match(rf"(.*\.)?({key})$", module)), default)
+        indices = self.trainable_token_indices or []
+        return _match(indices, module, []) if isinstance(indices, dict) else indices
 
     def misfit(self, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
-        """Return the error for a tensor with another shape than the base's."""
         return UserError(
             f"the adapter in {self.folder} was trained on another base: {name} has the shape {list(got)}, expected "
             f"{list(expected)}; pass its own base with --base"
         )
 
 
-def _read_settings(adapter: Path) -> dict[str, Any]:
-    """Return adapter_config.json, after checking that this type of adapter can be merged."""
-    path = adapter / "adapter_config.json"
+def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches a module's name, as in PEFT."""
+    items = (patterns or {}).items()
+    return next((value for key, value in items if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _read_adapter(folder: Path) -> _Adapter:
+    """Read adapter_config.json, and check that this type of adapter can be merged."""
+    path = folder / "adapter_config.json"
     settings = json_files.read_object(path)
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{path} has peft_type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
@@ -171,12 +168,18 @@ def _read_settings(adapter: Path) -> dict[str, Any]:
             f"{path} has init_lora_weights={init!r}, which changes the base; convert the adapter with PEFT's "
             "path_initial_model_for_weight_conversion"
         )
-    return settings
+    try:
+        return _Adapter(folder=folder, **settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
 
 
-def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[StoredTensor]]]:
+def _group(
+    weights: Mapping[str, StoredTensor],
+) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, list[StoredTensor]]]:
     """Group adapter tensors by module and part, and replacement tensors by their name in the base."""
-    parts: Parts = {}
+    parts: dict[str, dict[str, StoredTensor]] = {}
     whole: dict[str, list[StoredTensor]] = {}
     for key, tensor in weights.items():
         name = key.removeprefix("base_model.model.")
@@ -190,10 +193,8 @@ def _group(weights: Mapping[str, StoredTensor]) -> tuple[Parts, dict[str, list[S
 
 
 def _conv1d_modules(model: Any) -> set[str]:
-    """Return the modules that store their weight as (in, out).
-
-    `fan_in_fan_out` in adapter_config.json is not reliable: PEFT (0.21) writes the value of the last layer it created.
-    """
+    """Return the modules that store their weight as (in, out)."""
+    # `fan_in_fan_out` in adapter_config.json is not reliable: PEFT (0.21) writes that of the last layer it created.
     from transformers.pytorch_utils import Conv1D
 
     return {name for name, module in model.named_modules() if isinstance(module, Conv1D)}

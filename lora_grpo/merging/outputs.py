@@ -14,12 +14,10 @@ from lora_grpo.files import StoredTensor
 
 @dataclass(frozen=True)
 class LowRank:
-    """The update scale * B @ A of rank r."""
+    """The update scale * B @ A, with A of (r, in) and B of (out, r)."""
 
     a: StoredTensor
-    """(r, in)."""
     b: StoredTensor
-    """(out, r)."""
     scale: float
     transposed: bool
     """Whether the weight is stored as (in, out), as in embeddings and GPT-2's Conv1D."""
@@ -83,7 +81,7 @@ def _update(output: Output) -> _Update:
 
 
 class _Update:
-    """The LoRA or DoRA change of a weight, in rows of the stored weight."""
+    """The LoRA or DoRA change of a weight."""
 
     def __init__(self, output: Output) -> None:
         low_rank = output.low_rank

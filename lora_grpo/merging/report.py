@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +55,8 @@ class Divergences(_Record):
 
 
 class ShardFile(_Record):
+    """One file of the merged weights."""
+
     file: str
     bytes: int
     sha256: str
@@ -86,6 +87,14 @@ class MergeReport(_Record):
     shards: list[ShardFile]
 
 
+def check_sizes(folder: Path, report: MergeReport) -> None:
+    """Raise a UserError if a shard is missing or truncated."""
+    for shard in report.shards:
+        path = folder / shard.file
+        if not path.is_file() or path.stat().st_size != shard.bytes:
+            raise UserError(f"{path} is missing or truncated; delete {folder} and merge again")
+
+
 def read_report(folder: Path) -> MergeReport | None:
     """Return the report of a merged model, or None if the folder has no readable report."""
     try:
@@ -111,30 +120,26 @@ def check_current(folder: Path) -> None:
 
 def show(output: Path, report: MergeReport) -> None:
     """Print the report of the merged model in `output`."""
-    for label, text in _lines(output, report):
-        print(f"{label:<10}{text}")
-
-
-def _lines(output: Path, report: MergeReport) -> Iterator[tuple[str, str]]:
     num_bytes = sum(shard.bytes for shard in report.shards)
     size = f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-    yield "merged", f"{output}: {report.dtype}, {size}, into {report.base.name} ({report.onto})"
-    yield "dtype", report.reason
+    print(f"merged    {output}: {report.dtype}, {size}, into {report.base.name} ({report.onto})")
+    print(f"dtype     {report.reason}")
     kept, kl = report.retained, report.kl
     if kept:
         worst = f"{percent(kept.worst)} in {kept.worst_layer}"
-        yield "update", f"{percent(kept.overall)} kept, at least {worst}; relative rounding error {kept.error:.2g}"
+        print(f"update    {percent(kept.overall)} kept, at least {worst}; relative rounding error {kept.error:.2g}")
     if kl.not_measured:
-        yield "KL", f"not measured: {kl.not_measured}"
+        print(f"KL        not measured: {kl.not_measured}")
     else:
         pair = f"KL(adapter || merged) {kl.adapter_merged:.2g}, KL(adapter || base) {kl.adapter_base:.2g}"
-        yield "KL", f"{pair} nats per token, over {kl.tokens} tokens of {kl.texts} texts"
+        print(f"KL        {pair} nats per token, over {kl.tokens} tokens of {kl.texts} texts")
     if kl.trained_merged is not None:
-        yield "", f"KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}; --onto dequantized keeps that base"
+        print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
+        print("--onto dequantized keeps that base")
     if not report.base.checked:
-        yield "base", "not checked: the adapter does not record which weights it was trained on"
+        print("base      not checked: the adapter does not record which weights it was trained on")
     if report.untied:
-        yield "head", "no longer tied to the embedding: the adapter changed only one of the two"
+        print("head      no longer tied to the embedding: the adapter changed only one of the two")
 
 
 def percent(value: float) -> str:

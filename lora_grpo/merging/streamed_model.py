@@ -1,7 +1,7 @@
 """A forward pass that reads weights from disk in blocks, and the KL divergence between models.
 
-A merge is evaluated by the merged model's predictions, even on machines without enough memory to load the model. The
-base, the base with its adapter, and the merged model all use the same forward pass. All computation is in float32.
+A merge is evaluated by the merged model's predictions, even on machines without enough memory to load the model. All
+models use the same forward pass, in float32.
 """
 
 from __future__ import annotations
@@ -20,20 +20,14 @@ _SMALL_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class States:
-    """The head of a model and its inputs."""
+    """The head of a model, (V, hidden size), and its inputs, (T, hidden size)."""
 
     hidden: Any
-    """(T, hidden size)."""
     head: Rows
-    """(V, hidden size)."""
 
 
 class StreamedModel:
-    """A causal language model without weights in memory.
-
-    Args:
-        model: the result of `empty_model`; its modules are changed to read their weights from disk.
-    """
+    """The result of `empty_model`, changed to read its weights from disk."""
 
     def __init__(self, model: Any) -> None:
         import torch
@@ -56,12 +50,9 @@ class StreamedModel:
             raise UserError(f"{type(model).__name__} has large weights outside linear layers")
 
     def states(self, weights: Mapping[str, Rows], ids: Sequence[Sequence[int]], keep: int) -> States:
-        """Run texts through all layers before the head.
+        """Run texts of at least `keep` tokens through all layers before the head. Keep that many states of each text.
 
-        Args:
-            weights: all weights by name. A missing head is tied to the embedding.
-            ids: token ids of each text, at least `keep` per text.
-            keep: number of trailing tokens to return for each text.
+        A missing head is tied to the embedding.
 
         Raises:
             UserError: a weight is missing, or the logits are not just the product of the states and the head.

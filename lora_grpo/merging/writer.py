@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.files import INDEX, ITEM_SIZES, TORCH_DTYPES, TensorWriter, atomic, disk, json_files, row_blocks
-from lora_grpo.merging.fidelity import STORED, TORCH
+from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorWriter, atomic, json_files, row_blocks
+from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype, ShardFile
@@ -29,11 +29,10 @@ _RESERVED_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of the merged model."""
+    """One file of the merged model: each tensor with its safetensors dtype, in order."""
 
     name: str
     tensors: tuple[tuple[Output, str], ...]
-    """Each tensor with its safetensors dtype, in order."""
 
     @property
     def num_bytes(self) -> int:
@@ -53,33 +52,24 @@ def lay_out(plan: Plan, dtype: Dtype) -> list[Shard]:
 
 
 def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
-    """Return the dtype of a tensor in the merged model.
-
-    Scalars and unchanged float32 weights of a 16-bit base keep their dtype, because they need the precision.
-    """
+    """Scalars and unchanged float32 weights of a 16-bit base keep their dtype, because they need the precision."""
     own = output.origin.dtype
     is_precise = not output.changed and own == "F32" and base_dtype != "F32"
     return own if is_precise or not output.shape else STORED[dtype]
 
 
 def staging_folder(output: Path) -> Path:
-    """Return the folder that holds a merge until it is complete."""
     return output.with_name(f".{output.name}.partial")
 
 
 def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
-    """Raise a UserError if the disk does not have room for the shards that do not exist yet."""
+    """Raise a UserError if the disk does not have enough space for the shards that do not exist yet."""
     existing = sum((staging / shard.name).stat().st_size for shard in shards if (staging / shard.name).is_file())
-    disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
+    atomic.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
 
 
 def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> list[ShardFile]:
-    """Write the shards that are not finished yet.
-
-    Args:
-        staging: a folder locked by this process. Files of other merges in it are deleted.
-        shards: the result of `lay_out`.
-        identity: settings and digests that determine the merged bytes.
+    """Write the shards that are not finished yet. Files of merges with another `identity` are deleted.
 
     Raises:
         UserError: the disk is full.
@@ -92,7 +82,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
             path, known = staging / shard.name, finished.get(shard.name)
             if not known or not path.is_file() or atomic.sha256(path) != known["sha256"]:
                 progress.show(done, f"writing {shard.name}")
-                with disk.write_errors(staging):
+                with atomic.write_errors(staging):
                     digest = _write(path, shard)
                 finished[shard.name] = {"bytes": path.stat().st_size, "sha256": digest}
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})
@@ -104,11 +94,8 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
 
 def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
     """Return the shards that an earlier run of this merge finished, and delete all other files."""
-    shards: dict[str, Any] = {}
-    if (staging / _LEDGER).is_file():
-        ledger = json_files.read_object(staging / _LEDGER)
-        if ledger["identity"] == identity:
-            shards = ledger["shards"]
+    ledger = json_files.read_object(staging / _LEDGER) if (staging / _LEDGER).is_file() else {}
+    shards: dict[str, Any] = ledger["shards"] if ledger.get("identity") == identity else {}
     for path in staging.iterdir():
         if path.name not in {*shards, _LEDGER, ".lock"}:
             path.unlink()
@@ -126,7 +113,7 @@ def _write(path: Path, shard: Shard) -> str:
         # Changed tensors are computed in float32 and rounded once.
         source = output if output.changed else output.origin
         for start, stop in row_blocks(output.shape):
-            rows = source.rows(start, stop).to(getattr(torch, TORCH_DTYPES[dtype]))
+            rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
             low, high = rows.aminmax()
             if not (low.isfinite() and high.isfinite()):  # faster than testing each element
                 raise RunError(
@@ -149,7 +136,11 @@ def write_index(staging: Path, shards: Sequence[Shard]) -> None:
 def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
     """Write config.json: the base's, with the merged dtype, head, and vocabulary size."""
     config = json_files.read_object(base / "config.json")
-    changes = {"vocab_size": plan.vocab_size, "tie_word_embeddings": plan.tie_word_embeddings, "dtype": TORCH[dtype]}
+    changes = {
+        "vocab_size": plan.vocab_size,
+        "tie_word_embeddings": plan.tie_word_embeddings,
+        "dtype": DTYPES[STORED[dtype]],
+    }
     changes = {key: value for key, value in changes.items() if value is not None}
     text = config.get("text_config", {})
     for part in (config, text):
@@ -162,7 +153,7 @@ def publish(staging: Path, output: Path) -> None:
     """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
     for path in staging.iterdir():
         atomic.sync(path)
-    with disk.write_errors(output):
+    with atomic.write_errors(output):
         with contextlib.suppress(FileNotFoundError):
             output.rmdir()  # an empty folder is accepted; others were rejected earlier
         staging.rename(output)
@@ -171,6 +162,6 @@ def publish(staging: Path, output: Path) -> None:
 
 
 def tidy(output: Path) -> None:
-    """Delete temporary files from a published folder. A killed process may have left them."""
+    """Delete temporary files that a killed process may have left in a published folder."""
     for name in (_LEDGER, ".lock"):
         (output / name).unlink(missing_ok=True)

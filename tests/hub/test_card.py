@@ -178,7 +178,7 @@ def test_a_merged_model_has_the_scores_of_its_adapter_as_such(run):
     assert "merged into the base in full precision" in text
     assert (
         "0.9993 of the adapter's update" in text
-        and "base and adapter: 0.00012 nats per token (of the base alone: 0.03)." in text
+        and "KL(adapter || merged) is 0.00012 nats per token; KL(adapter || base) is 0.03." in text
     )
     assert json.loads(files["config.json"].content) == {"model_type": "qwen2"}
     assert "vllm serve me/trained" in text and "merge_report.json" not in files

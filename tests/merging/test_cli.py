@@ -99,6 +99,10 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
         merge(MergeOptions(str(run), dtype="fp32"))
     with pytest.raises(UserError, match="holds another merge: onto differ"):
         merge(MergeOptions(str(run), onto="dequantized"))
+    (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"][:-1])
+    with pytest.raises(UserError, match=r"model.safetensors is missing or truncated; delete .* and merge again"):
+        merge(MergeOptions(str(run)))
+    (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"])
     make_adapter(starter.model_path(), run / "adapter", r=2)
     with pytest.raises(UserError, match="holds another merge: adapter_sha256 differ"):
         merge(MergeOptions(str(run)))
@@ -271,7 +275,7 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
 
 def test_a_full_disk_is_found_out_before_anything_is_written(run, monkeypatch):
     usage = type("usage", (), {"free": 60_000_000})
-    monkeypatch.setattr("lora_grpo.files.disk.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("lora_grpo.files.atomic.shutil.disk_usage", lambda path: usage)
     refused("0.06 GB free and needs 0.07 GB", MergeOptions(str(run)))
     assert not (run / "merged").exists() and not staging_folder(run / "merged").exists()
 

@@ -346,6 +346,9 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
         ({"init_lora_weights": "pissa_niter_4"}, "which changes the base"),
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
+        ({"r": "4"}, "adapter_config.json: r: Input should be a valid integer, got '4'"),
+        ({"lora_alpha": float("nan")}, "adapter_config.json: lora_alpha: Input should be a finite number, got nan"),
+        ({"alpha_pattern": {"q_proj": "8"}}, "adapter_config.json: alpha_pattern.q_proj: Input should be a valid"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(changes, message, bases, tmp_path):
