@@ -58,8 +58,8 @@ def write_modelfile(gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_p
         lines.append(f'TEMPLATE """{turns.to_go()}"""')
     else:
         notes.append(
-            "the Modelfile has no TEMPLATE because the chat template is more than text around messages; Ollama uses "
-            "its own if it knows the model, or none: compare an answer"
+            "the Modelfile has no TEMPLATE because the chat template does more than add text around messages; "
+            "Ollama uses its own if it knows the model, or none: compare an answer"
         )
     if system_prompt:
         lines.append(f'SYSTEM """{system_prompt}"""')

@@ -110,8 +110,8 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
             notes.append(f"llama.cpp will not add {tokenizer.bos_token} to plain text; the chat template has none")
     else:
         notes.append(
-            "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it has not seen; "
-            "prompt it with plain text"
+            "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it was not trained "
+            "on; prompt it with plain text"
         )
     is_sentencepiece = bool(model["byte_fallback"])
     scheme = space_prefix(spec) if is_sentencepiece else "never"

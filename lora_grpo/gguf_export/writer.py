@@ -143,7 +143,9 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
         with contextlib.suppress(OSError):  # the disk is still full
             writer.close()
     odd = [name for name in types if kind.startswith("q") and types[name].name == "F16"]
-    return [f"{len(odd)} tensors are F16 because their rows are no multiple of 32: {', '.join(odd[:3])}"] if odd else []
+    return (
+        [f"{len(odd)} tensors are F16 because their rows are not multiples of 32: {', '.join(odd[:3])}"] if odd else []
+    )
 
 
 def _model_card(folder: Path, name: str, tensors: Sequence[Tensor]) -> Any:

@@ -70,7 +70,6 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         is_code=data.get("task") in CODE_TASKS,
         has_chat="chat_template.jinja" in names and "tokenizer.json" in names,
         ggufs=[name for name in names if name.endswith(".gguf")],
-        modelfiles=[name for name in names if name.endswith("Modelfile")],
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"

@@ -45,7 +45,7 @@ def measure_divergences(
         merged: the folder of the merged shards.
     """
     if plan.vocab_size is not None:
-        return Divergences(not_measured="the vocabulary was resized; distributions over two vocabularies have no KL")
+        return Divergences(not_measured="the vocabulary was resized, so the KL divergence is undefined")
     try:
         ids, keep = _texts(target)
         weights: dict[str, Mapping[str, Rows]]

@@ -128,8 +128,7 @@ def write_index(staging: Path, shards: Sequence[Shard]) -> None:
     """Write the index that maps tensors to shards. A single file does not need one."""
     if len(shards) > 1:
         file_of = {output.name: shard.name for shard in shards for output, _ in shard.tensors}
-        parameters = sum(math.prod(output.shape) for shard in shards for output, _ in shard.tensors)
-        metadata = {"total_parameters": parameters, "total_size": sum(shard.num_bytes for shard in shards)}
+        metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
         atomic.write_json(staging / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
 
 

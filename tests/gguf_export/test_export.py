@@ -150,7 +150,7 @@ def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
     assert notes == [
-        "2 tensors are F16 because their rows are no multiple of 32: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
+        "2 tensors are F16 because their rows are not multiples of 32: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
     ]
 
 
