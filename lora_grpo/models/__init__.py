@@ -1,10 +1,7 @@
 """Models: resolve names, load the base model and the trainable policy, and estimate memory.
 
-check_model(config)                        # without torch
 policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
-save_adapter(policy.model, policy.tokenizer, folder)
 spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder or a Hub id
-step = memory.parts(Shape.of(config_json), memory.Step(...))
 
 target       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 base_model   finds, checks and loads the base model and its tokenizer; sets up torch

@@ -56,12 +56,12 @@ def check_folder(name: str, flag: str) -> None:
 
 def weights_fingerprint(folder: Path) -> str:
     """Return a SHA-256 of the names and contents of the safetensors files in a folder."""
-    files = {file.name: _known_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
+    files = {file.name: _cached_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache
-def _known_sha256(path: Path, changed: int) -> str:
+def _cached_sha256(path: Path, modified: int) -> str:
     """Return the SHA-256 of a file, cached by modification time because a base model has gigabytes."""
     return atomic.sha256(path)
 
@@ -85,10 +85,8 @@ def prepare_torch(seed: int) -> None:
     transformers_logging.disable_progress_bar()
     set_seed(seed)
     if not torch.cuda.is_available():
-        # Reductions run in a fixed order, so that two runs are bitwise equal.
         torch.use_deterministic_algorithms(True)
-        # Filling new tensors with NaN is a debugging aid that costs time.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
 
 
 def silence_libraries() -> None:
@@ -121,10 +119,7 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
 
 
 def _from_hub(settings: ModelConfig) -> Path:
-    """Return the path of a model's config.json in the Hub cache, and download the file if necessary.
-
-    The Hub is checked first, because huggingface_hub (1.33) retries for half a minute if it is unreachable.
-    """
+    """Return the path of a model's config.json in the Hub cache, and download the file if necessary."""
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -132,7 +127,7 @@ def _from_hub(settings: ModelConfig) -> Path:
     wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
     with contextlib.suppress(LocalEntryNotFoundError):
         return Path(hf_hub_download(**wanted, local_files_only=True))
-    try:
+    try:  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
         get_hf_file_metadata(hf_hub_url(**wanted))
     except (httpx.TransportError, ConnectionError) as error:
         raise UserError(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
@@ -188,11 +183,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
-    """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
-
-    Raises:
-        RunError: the model `name` has no end-of-sequence token, so completions would never end.
-    """
+    """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     declared = generation_config.eos_token_id
@@ -206,9 +197,8 @@ def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int
 def keep_frozen(model: Any) -> None:
     """Prevent bitsandbytes (0.50) from repacking 4-bit weights in place.
 
-    On a CPU with AVX512-BF16, its first forward pass in eval mode permanently rounds all block scales to bfloat16 and
-    switches the layer to a kernel without a backward pass. The base would change, and the adapter would stop
-    learning.
+    On a CPU with AVX512-BF16, its first forward pass in eval mode permanently rounds all block scales to bfloat16, and
+    switches the layer to a kernel without a backward pass.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

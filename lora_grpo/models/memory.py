@@ -29,8 +29,8 @@ LIBRARIES = int(0.6 * GIB)
 
 SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 
-PICK_BYTES = 64
-"""Bytes per sequence and vocabulary entry in this package's sampler: the logits twice, probabilities, their sort with
+SELECTION_BYTES = 64
+"""Bytes per sequence and vocabulary entry that token selection needs: the logits twice, probabilities, their sort with
 its workspace, and two sums in double precision."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 """Number of tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs."""
@@ -38,11 +38,10 @@ _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 
 @dataclass(frozen=True)
 class Step:
-    """What determines the memory of a GRPO step, in addition to the model's shape."""
+    """What determines the memory of a GRPO step in addition to the model's shape."""
 
     config: RunConfig
     micro_batch_size: int
-    """Number of completions in one forward and backward pass."""
     sequences: int
     """Number of completions that are decoded at once."""
     sampler: SamplerKind = "transformers"
@@ -60,7 +59,6 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """T."""
         return self.micro_batch_size * self.length
 
 
@@ -82,7 +80,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
         "kv_cache": step.sequences * step.length * kv_bytes_per_token(shape.layers, shape.keys, width),
-        "picking": 0 if engine else step.sequences * shape.vocabulary * PICK_BYTES,
+        "token_selection": 0 if engine else step.sequences * shape.vocabulary * SELECTION_BYTES,
         # The copy, plus the base weights of layers with an adapter.
         "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(lora.targets)),
         "vllm_weights": weight_bytes(shape, model.bits, double_quantized=False) if step.sampler == "vllm" else 0,
@@ -104,7 +102,7 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
     training = always | {"gradients", "activations"}
     names_by_phase = {
-        "sampling": always | {"kv_cache", "picking", "vllm_weights", "vllm_adapter"},
+        "sampling": always | {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter"},
         "loss": training | {"logits"},
         "backward": training | {"one_layer"},
     }
@@ -135,15 +133,15 @@ _TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
 
 
 def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
-    """Return the bytes of one token's keys and values in all layers, from the total width of all key heads."""
+    """Return the bytes of one token's keys and values in all layers. `key_width` is the total of all key heads."""
     return 2 * width * layers * key_width
 
 
 def optimizer_bytes(size: int, name: str) -> int:
     """Return the size of the optimizer state of one tensor, in bytes.
 
-    An unknown optimizer is assumed to have two float32 states per parameter. The 8-bit optimizers of bitsandbytes use
-    32-bit states for tensors of fewer than 4096 elements. Larger tensors have one float32 scale per 256 elements.
+    The 8-bit optimizers of bitsandbytes use 32-bit states for tensors of fewer than 4096 elements, and one float32
+    scale per 256 elements of larger ones.
     """
     if name == "sgd":
         return 0

@@ -32,19 +32,19 @@ class Policy:
     engine: str
     """`peft` or `unsloth`."""
     record: dict[str, Any]
-    """The entry of the policy in run.json: base model, commit or fingerprint, engine, precision, device."""
+    """The entry `policy` of run.json."""
 
 
 def check_model(config: RunConfig) -> None:
     """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
     base_model.check_folder(config.model.name, "--model.name")
     if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
-        raise _missing("--model.engine", "unsloth", "peft")
+        raise _not_installed("--model.engine", "unsloth", "peft")
     if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_available():
-        raise _missing("--sampling.backend", "vllm", "transformers")
+        raise _not_installed("--sampling.backend", "vllm", "transformers")
 
 
-def _missing(flag: str, package: str, instead: str) -> UserError:
+def _not_installed(flag: str, package: str, instead: str) -> UserError:
     return UserError(
         f"{flag} {package} needs the package {package}; run `pip install -e .[gpu]` (on a CPU: `make engines`), or "
         f"pass {flag} {instead}"
@@ -52,11 +52,7 @@ def _missing(flag: str, package: str, instead: str) -> UserError:
 
 
 def load_policy(config: RunConfig) -> Policy:
-    """Load the base model and add a new, seeded adapter.
-
-    Raises:
-        UserError: the model cannot be found or read, or the engine is not installed.
-    """
+    """Load the base model and add a new, seeded adapter, or raise a UserError."""
     base_model.wait_without_spinning()
     use_one_gpu()
     engine = choose_engine(config)
@@ -169,11 +165,11 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
-    every_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    all_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(config.seed)
     model = FastLanguageModel.get_peft_model(
         model,
-        target_modules=every_linear if config.lora.targets == ("all-linear",) else list(config.lora.targets),
+        target_modules=all_linear if config.lora.targets == ("all-linear",) else list(config.lora.targets),
         **_lora_options(config),
         use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
         random_state=config.seed,

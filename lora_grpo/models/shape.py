@@ -9,13 +9,12 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Supported values of `model_type`."""
+
 
 class UnknownFamily(UserError):
     """The model family is not supported."""
-
-
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Supported values of `model_type`."""
 
 
 @dataclass(frozen=True)
@@ -110,24 +109,18 @@ class Shape:
     def adapter_tensors(
         self, rank: int, targets: tuple[str, ...] = ("all-linear",), *, dora: bool = False
     ) -> tuple[int, ...]:
-        """Return the number of parameters of every tensor of a LoRA adapter.
-
-        Args:
-            rank: rank r of the update B·A.
-            targets: PEFT's `target_modules`: module names or suffixes, or `all-linear`.
-            dora: whether DoRA adds a magnitude per output row.
-        """
+        """Return the number of parameters of every tensor of an adapter. `targets` are PEFT's `target_modules`."""
         sizes: list[int] = []
         for inputs, outputs in self._adapted(targets):
             sizes += [rank * inputs, rank * outputs] + ([outputs] if dora else [])
         return tuple(sizes)
 
     def adapted_parameters(self, targets: Sequence[str] = ("all-linear",)) -> int:
-        """Return the number of weights of the modules that get an adapter. See `adapter_tensors` for `targets`."""
+        """Return the number of weights of the modules that get an adapter."""
         return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
 
     def _adapted(self, targets: Sequence[str]) -> list[tuple[int, int]]:
-        """Return (inputs, outputs) of every module that gets an adapter."""
+        """Return (inputs, outputs) of the modules that get an adapter, by names, suffixes or `all-linear`."""
         sizes = {
             f"model.layers.{layer}.{name}": size
             for layer in range(self.layers)
@@ -141,12 +134,12 @@ class Shape:
 
 
 def _optional_int(values: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive integer from a model's configuration; None if it is missing or null."""
+    """Return a positive integer, or None if it is missing or null."""
     return None if values.get(name) is None else _positive_int(values, name)
 
 
 def _positive_int(values: Mapping[str, Any], name: str) -> int:
-    """Return a positive integer from a model's configuration, or raise a UserError."""
+    """Return a positive integer, or raise a UserError."""
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         got = f"has {name} {value!r}" if name in values else f"lacks {name}"

@@ -43,11 +43,9 @@ class ModelSpec:
     base: ModelConfig
     """The model, or the base model of the adapter. Its `name` is an existing folder."""
     base_name: str
-    """The requested name of the base: a Hub id, `starter` or a path."""
+    """The requested name: a Hub id, `starter` or a path."""
     adapter: Path | None
-    """Folder of the adapter."""
     tokenizer: Path
-    """Folder of the tokenizer."""
     run: Mapping[str, Any] | None = None
     """run.json of the run that trained the adapter."""
 
@@ -73,22 +71,14 @@ class ModelSpec:
         return longest if isinstance(longest, int) else None
 
     def without_adapter(self) -> ModelSpec:
-        """Return the base model with the same tokenizer.
-
-        Raises:
-            UserError: the model has no adapter.
-        """
+        """Return the base model with the same tokenizer, or raise a UserError if there is no adapter."""
         if self.adapter is None:
             raise UserError(f"--compare base needs an adapter, and {self.label} has none; name the other model instead")
         return dataclasses.replace(self, label=BASE, adapter=None)
 
 
 def resolve(name: str, overrides: Overrides) -> ModelSpec:
-    """Resolve a name: `starter`, the folder of a run, an adapter or a model, or a Hub id.
-
-    Raises:
-        UserError: the name is none of these, files are missing, or the run was trained on another base.
-    """
+    """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names."""
     if base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
         raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
     folder, commit = _find(name, overrides.revision)

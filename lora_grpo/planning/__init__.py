@@ -3,10 +3,6 @@
     config, plan = make_plan(config, invocation)      # sets micro-batch size and vLLM's memory share
     show_plan(plan)                                   # --plan; exit 2 if the run does not fit
 
-    config.json ──► Shape ──► Planner ──► Fit ──► Plan: memory, largest settings, work, time, assumptions
-                                 │
-                                 └─ nothing fits ──► suggestions ──► exit 2 with three settings to change
-
 plan.py          builds the plan
 fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, largest settings
 suggestions.py   suggests cheaper settings for a run that does not fit

@@ -24,10 +24,9 @@ SAMPLING_SHARES = {"vllm": (0.15, 0.6), "shared": (0.15, 0.6), "transformers": (
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a run, with every prompt and completion at its maximum length."""
+    """The remaining work of a run, with every prompt and completion at its maximum length."""
 
     steps: int
-    """Remaining steps."""
     completions_per_step: int
     prompt_tokens: int
     """Longest prompt that fits in the context."""
@@ -37,7 +36,7 @@ class Work:
 
     @classmethod
     def of(cls, config: RunConfig, done: int = 0) -> Work:
-        """Return the remaining work of a run after `done` steps."""
+        """Return the work that remains after `done` steps."""
         rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
         evaluated = None if rows is None else 2 * rows * (config.eval.num_samples + 1)  # 1 for greedy decoding
         return cls(
@@ -50,25 +49,23 @@ class Work:
 
     @property
     def completions(self) -> int:
-        """Completions of all remaining steps."""
         return self.steps * self.completions_per_step
 
     @property
     def tokens(self) -> int:
-        """Upper bound of the tokens of all remaining steps, including prompts."""
+        """Upper bound of the tokens of all steps, including prompts."""
         return self.completions * (self.prompt_tokens + self.completion_tokens)
 
 
 @dataclass(frozen=True)
 class Duration:
-    """Lowest and highest estimate of a run's duration, in seconds."""
+    """Lowest and highest estimate of a run's duration, in seconds; None if unknown."""
 
     source: str
     """The source of the estimate, or how to get one."""
     training: tuple[float, float] | None = None
-    """All steps; None without an estimate."""
     evaluation: tuple[float, float] | None = None
-    """The evaluations before and after training; None if there are none, or if their duration is unknown."""
+    """The evaluations before and after training."""
 
     def text(self) -> str:
         """Return the estimate as one line."""

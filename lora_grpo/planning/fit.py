@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable
@@ -38,7 +39,6 @@ class Fit:
     """How a run uses the memory of a device."""
 
     micro_batch_size: int
-    """Completions per forward and backward pass."""
     max_num_seqs: int
     """Completions sampled in parallel."""
     sampler: memory.SamplerKind
@@ -131,9 +131,7 @@ class Planner:
     def choose(self, config: RunConfig) -> Fit | None:
         """Return the plan with the largest micro-batch and the most parallel completions that fit; None if none fits.
 
-        Args:
-            config: the run. `train.micro_batch_size` and `model.gpu_memory_share` are planned if they are None, else
-                used as requested. A requested micro-batch that is too large is used if a smaller one would fit.
+        A requested micro-batch that is too large is used if a smaller one would fit.
         """
         candidates = [self.at(config, micro, sequences) for micro, sequences in self._choices(config)]
         fitting = [plan for plan in candidates if plan.fits]
@@ -142,7 +140,7 @@ class Planner:
         return max(fitting, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
 
     def least(self, config: RunConfig) -> Fit:
-        """Return the plan that needs the least memory."""
+        """Return the plan that needs least memory."""
         return self.at(config, *self._choices(config)[-1])
 
     def largest_micro_batch(self, config: RunConfig, sequences: int) -> int:
@@ -171,13 +169,8 @@ class Planner:
 
 def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
     """Return the largest number above `above` for which a monotonic condition holds, or 0 if there is none."""
-    low, high = above, above + 1
-    while high < _MOST and holds(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low if low > above else 0
+    count = bisect.bisect_left(range(above + 1, _MOST), True, key=lambda number: not holds(number))
+    return above + count if count else 0
 
 
 def _gib(size: int) -> float:

@@ -23,7 +23,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, memory
 from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
-from lora_grpo.planning.suggestions import choose_fit, refusal
+from lora_grpo.planning.suggestions import refusal
 from lora_grpo.runs import newest_step
 
 
@@ -33,7 +33,6 @@ class Plan:
 
     model: str
     engine: str
-    processes: int
     work: Work
     duration: Duration
     derived: tuple[str, ...]
@@ -44,9 +43,7 @@ class Plan:
     shape: Shape | None = None
     fit: Fit | None = None
     largest_micro_batch: int = 0
-    """The largest micro-batch that fits the planned number of parallel completions. It may not divide a step."""
     longest_context: int = 0
-    """The most tokens of prompt plus completion that fit, with a micro-batch of one and one completion at a time."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with suggestions; None if they fit."""
 
@@ -63,14 +60,11 @@ class Plan:
 
 
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
-    """Plan a run, and resolve the settings that depend on the GPU's memory.
+    """Plan a run, and return its configuration with the settings resolved that depend on the GPU's memory.
 
     Args:
-        config: the checked configuration.
+        config: the run.
         invocation: with `plan`, the GPU need not be present; with `resume`, finished steps are subtracted.
-
-    Returns:
-        The resolved configuration, and the plan.
 
     Raises:
         UserError: the run does not fit, or the model's configuration cannot be read.
@@ -87,7 +81,9 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     shape, not_planned = _read_shape(config, device, derived)
     if shape is not None:
         planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
-        fit = choose_fit(planner, config)
+        fit = planner.choose(config)
+        if fit is None:
+            raise UserError(refusal(planner, config))
         largest_micro_batch = planner.largest_micro_batch(config, fit.max_num_seqs)
         longest_context = planner.longest_context(config)
         if not fit.fits:
@@ -99,7 +95,6 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     return config, Plan(
         model=config.model.name,
         engine=engine,
-        processes=distributed.world_size(),
         work=work,
         duration=estimate(config, work, shape, fit),
         derived=tuple(derived),

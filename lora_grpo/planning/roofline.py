@@ -67,11 +67,7 @@ def published_limits(gpu: str) -> Limits | None:
 
 
 def measure(size: int | None = None) -> dict[str, Any]:
-    """Measure the fields of `Limits` on this machine's GPU, or on its CPU if there is no GPU.
-
-    `size` is the side of the square matrices. The copied block is sixteen times as large as a matrix, and at most a
-    third of the free GPU memory.
-    """
+    """Measure the fields of `Limits` on this machine's GPU or CPU. `size` is the side of the square matrices."""
     import torch
     from torch.utils.benchmark import Timer
 
@@ -109,9 +105,8 @@ class StepWork:
     completions: int
     """Completions sampled in parallel and trained on."""
     prompt_tokens: float
-    """Mean length of a prompt."""
     completion_tokens: float
-    """Mean length of a completion."""
+    """Mean lengths."""
     bits: int
     """Bits per weight of the base model's linear layers: 4 (NF4) or 16."""
     rank: int
@@ -150,7 +145,7 @@ class StepWork:
         return self.completions * (base + adapter + attention + head)
 
     def training_share(self, seconds: float, limits: Limits) -> float:
-        """Return the share of the matrix rate that training reaches if a step takes this many seconds."""
+        """Return the share of the matrix rate that a training phase of this many seconds reaches."""
         return self.training_operations() / seconds / (limits.matmul_tflops * 1e12)
 
     @property

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lora_grpo.config import RunConfig, flag, micro_batches, replace
-from lora_grpo.errors import UserError
 from lora_grpo.models import GIB
-from lora_grpo.planning.fit import Fit, Planner
+from lora_grpo.planning.fit import Planner
 
 Suggestion = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
@@ -20,18 +19,10 @@ _LEAST_TOKENS, _LEAST_RANK = 32, 4
 """Lowest suggested values. Below them a run learns very little, and a smaller model is a better choice."""
 
 
-def choose_fit(planner: Planner, config: RunConfig) -> Fit:
-    """Return the plan for a run, or raise a UserError with the memory by part and three settings to change."""
-    if fit := planner.choose(config):
-        return fit
-    raise UserError(refusal(planner, config))
-
-
 def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[list[Suggestion]]:
-    """Return settings that need less memory, the least harmful first, each with decreasing values.
+    """Return settings that need less memory, each with decreasing values.
 
-    The order is: settings that only cost time, settings that hardly change the result, settings that limit learning.
-    `with_engine` says whether vLLM, which may hold its own copy of the weights, samples the completions.
+    Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
     """
     micro, longest = config.train.micro_batch_size, config.model.max_sequence_tokens
     completion = config.sampling.max_completion_tokens
@@ -61,7 +52,7 @@ def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[li
 
 
 def as_flags(suggestion: Suggestion) -> str:
-    """Return a suggestion as command-line flags."""
+    """Format a suggestion as command-line flags."""
     return " ".join(
         f"no {flag(name)}" if value is None else flag(name) if value is True else f"{flag(name)} {value}"
         for name, value in suggestion.items()
@@ -95,19 +86,16 @@ def refusal(planner: Planner, config: RunConfig) -> str:
 
 
 def _advice(planner: Planner, config: RunConfig) -> str:
-    """Return three settings to change: single settings that are enough, else a combination, else the closest one."""
+    """Return three settings to change: single settings that are enough, else a combination."""
     if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
         config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
     ladders = cheaper_settings(config, with_engine=planner.sampler in ("vllm", "shared"))
 
-    def least(*suggestions: Suggestion) -> Fit:
-        return planner.least(changed(config, *suggestions))
-
     def needed(*suggestions: Suggestion) -> float:
-        return least(*suggestions).needed / GIB
+        return planner.least(changed(config, *suggestions)).needed / GIB
 
     def fits(*suggestions: Suggestion) -> bool:
-        return least(*suggestions).fits
+        return planner.least(changed(config, *suggestions)).fits
 
     def describe(suggestion: Suggestion, verdict: str) -> str:
         return f"{as_flags(suggestion)} ({needed(suggestion):.2f} GiB, {verdict})"
@@ -121,27 +109,20 @@ def _advice(planner: Planner, config: RunConfig) -> str:
     alone = [first for ladder in ladders if (first := next(filter(fits, ladder), None))][:_COUNT]
     if alone:
         return f"cheapest first, pass {' or '.join(describe(each, 'enough') for each in alone)}{also(alone)}"
-    combinations = _combinations(ladders)
-    if together := next((each for each in combinations if fits(*each)), None):
+    if together := next((each for each in _combinations(ladders) if fits(*each)), None):
         parts = ", ".join(describe(each, "not enough alone") for each in together)
         return f"pass together ({needed(*together):.2f} GiB, enough): {parts}{also(together)}"
-    if not combinations:
-        return "pass a smaller --model.name"
-    closest = min(combinations, key=lambda each: needed(*each))
-    flags = ", ".join(map(as_flags, closest))
-    return f"not enough even together: {flags} ({needed(*closest):.2f} GiB); pass a smaller --model.name"
+    return "pass a smaller --model.name"
 
 
-def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> list[tuple[Suggestion, ...]]:
-    """Return combinations of two and three suggestions, ordered by mildest values, fewest settings, lowest cost."""
-    combinations = []
+def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> Iterator[tuple[Suggestion, ...]]:
+    """Yield combinations of two and three suggestions, ordered by mildest values, fewest settings, lowest cost."""
     for depth in range(max(map(len, ladders), default=0)):
         values = [ladder[min(depth, len(ladder) - 1)] for ladder in ladders]
         for count in range(2, _COUNT + 1):
             for chosen in itertools.combinations(values, count):
                 if len(set().union(*chosen)) == sum(map(len, chosen)):  # no setting twice
-                    combinations.append(chosen)
-    return combinations
+                    yield chosen
 
 
 def _halves(value: int, least: int) -> list[int]:

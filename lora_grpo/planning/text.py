@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lora_grpo import distributed
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB
 from lora_grpo.planning.fit import Fit
@@ -18,11 +19,7 @@ _SAMPLERS = {
 
 
 def show_plan(plan: Plan) -> None:
-    """Print a plan.
-
-    Raises:
-        UserError: the requested settings do not fit.
-    """
+    """Print a plan, or raise a UserError after it if the requested settings do not fit."""
     print("\n".join(_lines(plan)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -59,7 +56,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     else:
         adapter = _count(fit.parts["adapter"] // 4)
         yield _line("model", f"{plan.model}: {_count(shape.parameters)} parameters, {adapter} in the adapter")
-        yield _line("engine", plan.engine + (f", {plan.processes} processes" if plan.processes > 1 else ""))
+        processes = distributed.world_size()
+        yield _line("engine", plan.engine + (f", {processes} processes" if processes > 1 else ""))
         yield from _table(fit)
         declared = f"; the model declares {shape.context:,}" if shape.context else ""
         yield _line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}")
@@ -85,8 +83,7 @@ def _line(name: str, text: str) -> str:
 
 
 def _cell(size: int) -> str:
-    text = "-" if not size else "<0.01" if size < 0.005 * GIB else f"{size / GIB:.2f}"
-    return f"{text:>10}"
+    return f"{size / GIB:>10.2f}"
 
 
 def _count(number: float) -> str:

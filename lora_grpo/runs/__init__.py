@@ -5,13 +5,9 @@
     run.append_metrics({"step": 1, "reward": 0.5})
     run.finish({"reward": ...})
 
-    read_record(folder)     # run.json, validated
-    read_metrics(folder)    # metrics.jsonl
-    read_run(folder)        # everything in the folder
-
 record       the schema of run.json; versions and git revision
 run          the open run: creates, resumes and closes its folder
-checkpoints  `AtomicCheckpoints` renames a complete checkpoint into place; finds the newest complete one
+checkpoints  atomic training checkpoints; finds the newest complete one
 reader       reads the folder of a run in any state
 """
 

@@ -14,14 +14,13 @@ _PREFIX = "checkpoint-"
 
 
 class AtomicCheckpoints:
-    """Mixin placed before a transformers Trainer: writes a checkpoint to a staging folder, then renames the folder.
+    """Mixin before a transformers Trainer: writes a checkpoint to a staging folder, then renames the folder.
 
     The Trainer writes files directly into the final folder. If the process is killed during the write, a checkpoint
     remains that looks complete. Every rank writes its random state. Rank 0 writes the rest and renames the folder.
     """
 
     keep_checkpoints: int
-    """Number of newest checkpoints to keep."""
     _staging: Path | None = None
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -65,7 +64,7 @@ def newest_step(folder: Path) -> int:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints of a folder, newest first."""
+    """Return the steps and paths of checkpoints, newest first."""
     numbered = [
         (int(path.name.removeprefix(_PREFIX)), path)
         for path in folder.glob(f"{_PREFIX}*")

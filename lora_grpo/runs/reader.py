@@ -36,7 +36,6 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.folder.resolve().name
 
     @property
@@ -52,11 +51,7 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the folder of a run.
-
-    Raises:
-        UserError: the folder does not contain a run, or a file is damaged.
-    """
+    """Read the folder of a run, or raise a UserError if it is not one or a file is damaged."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the folder of a run, e.g. outputs/gsm8k_lora")
 
@@ -82,23 +77,15 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """Return the complete lines of a run's metrics.jsonl, one per training step.
-
-    Raises:
-        UserError: a line is damaged.
-    """
+    """Return the complete lines of a run's metrics.jsonl, one per step, or raise a UserError if one is damaged."""
     return sorted(_read_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
 
 
 def _read_lines(path: Path, **required: type) -> list[Line]:
     """Return the objects in a JSON Lines file that may still be growing; [] if there is no file.
 
-    Args:
-        path: the file. A last line without a newline is incomplete and skipped.
-        required: keys that every line must have, with the type of each value.
-
-    Raises:
-        UserError: a line is not such an object.
+    A last line without a newline is incomplete and skipped. Every other line must have the `required` keys, with
+    values of these types.
     """
     values: list[Line] = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):

@@ -76,15 +76,11 @@ class RunRecord:
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
     trained_steps: int | None = None
     reward_files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each user reward file, by path."""
+    """SHA-256 of user reward files, by path."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read and validate the run.json in the folder of a run.
-
-    Raises:
-        UserError: run.json is missing or does not match `RunRecord`.
-    """
+    """Read the run.json in the folder of a run, or raise a UserError if it does not match `RunRecord`."""
     from pydantic import TypeAdapter, ValidationError
 
     path = folder / "run.json"

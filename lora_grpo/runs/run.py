@@ -101,7 +101,7 @@ class Run:
         distributed.barrier()
 
     def update(self, **entries: Any) -> None:
-        """Add entries to run.json and write it."""
+        """Add entries to run.json."""
         self.record.update(entries)
         if distributed.is_main():
             atomic.write_json(self.folder / "run.json", self.record)
@@ -133,10 +133,10 @@ def open_run(
     """Create the folder of a run, or resume the run in it.
 
     Args:
-        config: the validated configuration.
+        config: the run.
         invocation: resume, overwrite, or neither.
         recipe: name of the recipe.
-        data_record: description of the rows, from `Data.record`.
+        data_record: the entry `data` of run.json, from `Data.record`.
         plan_record: the entries `memory` and `plan`, from `Plan.record`.
 
     Raises:
@@ -189,10 +189,7 @@ def open_run(
 def close_run(status: str, error: str | None = None) -> str | None:
     """Record in run.json that the open run of this process ended as `failed` or `interrupted`, and why.
 
-    A complete run stays complete. If the run has not begun, its folder is left as it was before.
-
-    Returns:
-        The command that resumes the run; None if there is nothing to resume.
+    Return the command that resumes the run. If the run has not begun, leave its folder as it was and return None.
     """
     if not _opened:
         return None
@@ -256,7 +253,7 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
 
 
 def _reward_files(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of each user reward file, by path."""
+    """Return the entry `reward_files` of run.json."""
     names = [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
     return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
 

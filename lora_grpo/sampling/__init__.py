@@ -4,11 +4,9 @@
     params = SamplingParams(num_samples=8, temperature=1.0, top_p=1.0, max_tokens=256)
     seeds = [completion_seed(config.seed, "step 3", n) for n in range(8 * len(prompts))]
     groups = sampler.sample(prompts, params, seeds)    # 8 completions per prompt: SampledTokens
-    base = sampler.sample(prompts, params, seeds, adapter=False)
 
-Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. `sample` loads
-the current adapter, fits the batch to GPU memory, and releases this memory at the end. To process completions as they
-finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
+Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
+completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
     build                 chooses and loads the sampler for a policy or a model spec
     sampler               the Sampler interface, and decoding with a key-value cache

@@ -46,11 +46,11 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
 
     # Two additional layers, because the cache is copied layer by layer when it grows.
     token = memory.kv_bytes_per_token(config.num_hidden_layers + 2, key_heads * head_width, width)
-    picking = config.vocab_size * memory.PICK_BYTES
-    # Per layer: the residual, its norm, queries to outputs; the feed-forward block's gate, inner values and product.
+    selection = config.vocab_size * memory.SELECTION_BYTES
+    # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
     prefill = longest_prompt * ((8 * hidden + 6 * inner) * width + 4 * longest_prompt)
     started = START_SHARE if can_join(model.config) else 1
-    return int((longest_prompt + max_tokens) * token + max(picking, prefill * started))
+    return int((longest_prompt + max_tokens) * token + max(selection, prefill * started))
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:

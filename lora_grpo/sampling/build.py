@@ -26,12 +26,7 @@ def check_server(config: RunConfig) -> None:
 
 
 def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
-    """Return the sampler for a policy.
-
-    Raises:
-        UserError: vLLM is requested but cannot serve this policy.
-        RunError: vLLM does not start.
-    """
+    """Return the sampler for a policy, or raise an error if vLLM is requested but cannot serve it."""
     parts = (policy.model, policy.tokenizer, policy.eos_token_ids)
     if getattr(policy.model, "vllm_engine", None) is not None:  # of Unsloth
         return SharedVllmSampler(*parts)
@@ -62,11 +57,7 @@ def _local_sampler(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Samp
 
 
 def choose_backend(requested: str) -> str:
-    """Resolve the value of `--backend` to `vllm` or `transformers`. `auto` is vLLM on a GPU if it is installed.
-
-    Raises:
-        UserError: vLLM is requested but not installed.
-    """
+    """Resolve the value of `--backend` to `vllm` or `transformers`. `auto` is vLLM on a GPU if it is installed."""
     if requested == "auto":
         return "vllm" if vllm_available() and nvidia_gpus()[0] else "transformers"
     if requested == "vllm" and not vllm_available():
@@ -75,11 +66,7 @@ def choose_backend(requested: str) -> str:
 
 
 def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
-    """Return the maximum length of a prompt and its completion, in tokens.
-
-    Raises:
-        UserError: the context of the model is shorter.
-    """
+    """Return the maximum length of a prompt plus its completion, or raise a UserError if the context is shorter."""
     prompts = [chat.render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
     context = target.context_tokens
@@ -97,10 +84,6 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     """Load a model, and its adapter if it has one, and return its sampler.
 
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
-
-    Raises:
-        UserError: the model or the adapter cannot be loaded, or the backend does not support it.
-        RunError: out of memory.
     """
     base_model.prepare_torch(seed)
     eos_token_ids = base_model.eos_token_ids(_generation_config(target), tokenizer, target.base_name)
@@ -128,7 +111,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
 
 
 def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any]:
-    """Return a description of how completions are sampled, for the report."""
+    """Describe how completions are sampled, for the report."""
     import torch
 
     served = "merged into a copy" if isinstance(sampler, MergedCopySampler) else "adapter not merged"

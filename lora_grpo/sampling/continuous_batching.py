@@ -1,4 +1,4 @@
-"""Continuous batching: finished completions leave the batch, and waiting ones take their place."""
+"""Continuous batching: finished completions leave the batch, and waiting ones join it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batch:
         Args:
             model: a transformers model.
             tokens: (R,) sampled tokens.
-            running: indices of the unfinished rows, in order.
+            running: indices of the unfinished rows.
         """
         import torch
 
@@ -97,7 +97,7 @@ def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices
     Args:
         model: a transformers model.
         pad_token_id: pads shorter prompts on the left.
-        prompts: token ids of all B prompts of the call.
+        prompts: token ids of all B prompts.
         indices: indices of the completions to start, out of all B·G in the call.
         num_samples: completions per prompt (G).
     """

@@ -12,9 +12,8 @@ from lora_grpo.sampling.sampler import Sampler
 class MergedCopySampler(Sampler):
     """Samples from a full-precision copy of the policy with the adapter merged.
 
-    On a CPU, 4-bit layers are dequantized for every token. A copy that is dequantized once decodes faster. Each
-    `wake_up` computes the merged weights from the frozen base, so errors do not accumulate. The copy equals the policy
-    up to float32 rounding.
+    On a CPU, 4-bit layers are dequantized for every token; this copy is dequantized once. Each `wake_up` computes the
+    merged weights from the frozen base, so errors do not accumulate.
     """
 
     def __init__(self, policy_model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
@@ -64,7 +63,6 @@ def plain_copy(model: Any) -> Any:
 
 
 def _dequantized(tensor: Any) -> Any:
-    """Return a weight in full precision, dequantized if it has 4 bits."""
     if getattr(tensor, "quant_state", None) is None:
         return tensor
     from bitsandbytes.functional import dequantize_4bit

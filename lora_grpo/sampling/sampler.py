@@ -1,7 +1,7 @@
 """The sampler: generates completions from the current policy or its base model.
 
 It differs from `model.generate` in three ways: each prompt is prefilled once for its whole group, finished completions
-leave the batch (and waiting ones take their place, if `batch_size` is set), and each completion has its own seed.
+leave the batch (and waiting ones join it if `batch_size` is set), and each completion has its own seed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ class SamplingParams:
     """How completions are sampled."""
 
     num_samples: int
-    """Number of completions per prompt."""
+    """Completions per prompt."""
     temperature: float
-    """Softmax temperature; 0 decodes greedily."""
+    """0 decodes greedily."""
     top_p: float
     """Nucleus probability; 1 disables nucleus sampling."""
     max_tokens: int
-    """Longest completion, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Sampler:
 
         Args:
             prompts: B rendered prompts.
-            params: settings, with G completions per prompt.
+            params: with G completions per prompt.
             seeds: B·G seeds. Each determines one completion, independent of the rest of the call.
             adapter: if False, sample from the base model.
 
@@ -122,7 +121,7 @@ class Sampler:
         return self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Set `batch_size` to the number of completions that fit in memory. See `max_batch_size`."""
+        """Set `batch_size` to the number of completions that fit in memory."""
         self.batch_size = max_batch_size(self.model, max(map(len, self.encode(prompts))), max_tokens)
 
     def stream(
@@ -194,7 +193,7 @@ class Sampler:
                 running = len(batch)
             assert batch  # at least one completion has started
             numbers = uniform[batch.indices, batch.steps]
-            tokens, each = pick(batch.logits.float(), params.temperature, params.top_p, numbers)
+            tokens, each = select_tokens(batch.logits.float(), params.temperature, params.top_p, numbers)
             sampled[batch.indices, batch.steps] = tokens
             logprobs[batch.indices, batch.steps] = each
             batch.steps = batch.steps + 1
@@ -223,15 +222,15 @@ def uniform_numbers(seeds: Sequence[int], max_tokens: int, device: Any) -> torch
     return torch.stack([torch.rand(max_tokens, generator=each) for each in generators]).to(device)
 
 
-def pick(
+def select_tokens(
     logits: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row with inverse transform sampling. See `SamplingParams`.
+    """Sample one token per row with inverse transform sampling.
 
     Args:
         logits: (R, V) logits.
-        temperature: softmax temperature.
-        top_p: nucleus probability.
+        temperature: see `SamplingParams`.
+        top_p: see `SamplingParams`.
         uniform: (R,) random numbers in [0, 1).
 
     Returns:

@@ -47,7 +47,7 @@ _WORKER_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS")
 
 
 class VllmEngine:
-    """A base model in vLLM's `LLMEngine`, with memory for one adapter. The adapter is never merged."""
+    """A base model in vLLM's `LLMEngine`, with memory for one adapter, which is never merged."""
 
     def __init__(self, engine: Any, *, sleeps: bool) -> None:
         self._engine, self._sleeps = engine, sleeps
@@ -55,16 +55,10 @@ class VllmEngine:
         self._served: Any = None
 
     def load_adapter(self, adapter: Path) -> Any:
-        """Read an adapter in place of the previous one, and return its LoRARequest.
-
-        Each adapter gets a new number and name, because vLLM caches prompts by adapter name.
-
-        Raises:
-            UserError: vLLM cannot serve the adapter.
-        """
+        """Replace the adapter and return its LoRARequest, or raise a UserError if vLLM cannot serve it."""
         from vllm.lora.request import LoRARequest
 
-        number = next(self._adapters)
+        number = next(self._adapters)  # vLLM caches prompts by adapter name
         request = LoRARequest(f"adapter-{number}", number, str(adapter.resolve()))
         try:
             self._engine.add_lora(request)
@@ -82,7 +76,7 @@ class VllmEngine:
     ) -> Iterator[tuple[int, list[int], list[float] | None]]:
         """Yield (index, token ids, logprobs) of each completion when it is finished.
 
-        All requests are submitted at once. If the generator is closed early, unfinished requests are aborted.
+        If the generator is closed early, unfinished requests are aborted. Only one generator may run at a time.
 
         Args:
             prompts: R lists of token ids, one per completion.
@@ -92,8 +86,6 @@ class VllmEngine:
         import vllm
         from vllm.sampling_params import RequestOutputKind
 
-        if self._engine.has_unfinished_requests():
-            raise RuntimeError("another stream of this sampler is running; finish or close it first")
         call = next(self._calls)
         pending = {f"{call}-{index}": index for index in range(len(prompts))}
         try:
@@ -115,12 +107,12 @@ class VllmEngine:
                 self._engine.abort_request(list(pending))
 
     def sleep(self) -> None:
-        """Move the weights to host memory and free the cache, if the engine was created with `sleeps`."""
+        """Move the weights to host memory and free the cache."""
         if self._sleeps and not self._engine.is_sleeping():
             self._engine.sleep(level=1)
 
     def wake_up(self) -> None:
-        """Restore the weights and the cache that `sleep` released."""
+        """Restore what `sleep` released."""
         if self._sleeps and self._engine.is_sleeping():
             import torch
 
@@ -139,7 +131,7 @@ class VllmEngine:
 
 
 def token_logprobs(completion: Any) -> list[float] | None:
-    """Return the logprob of each token of a completion, or None if they were not requested."""
+    """Return the logprob of each token, or None if they were not requested."""
     if completion.logprobs is None:
         return None
     tokens = zip(completion.token_ids, completion.logprobs, strict=True)
@@ -166,7 +158,6 @@ def start_engine(
         sleeps: on a GPU, allow `VllmEngine.sleep` to release memory.
 
     Raises:
-        UserError: vLLM is not installed.
         RunError: the engine does not start.
     """
     base_model.wait_without_spinning()

@@ -30,14 +30,8 @@ class VllmSampler(Sampler):
     time. This class never changes the base. The random numbers of a completion depend only on its seed. Its logits may
     differ by rounding, depending on the rest of the batch.
 
-    Args:
-        engine: holds the base model.
-        policy: the PEFT model in training. Its adapter is loaded at each `wake_up`.
-        adapter: folder of a saved adapter in evaluation, which is loaded once.
-
-    Raises:
-        UserError: vLLM cannot serve this adapter.
-        RunError: the engine ignores the adapter.
+    In training, the adapter of the PEFT model `policy` is loaded at each `wake_up`. In evaluation, the saved `adapter`
+    is loaded once.
     """
 
     streams = True
@@ -75,7 +69,7 @@ class VllmSampler(Sampler):
         return request
 
     def wake_up(self, *, adapter: bool) -> None:
-        """Load the current adapter of the policy, or select the saved adapter or the base model."""
+        """Load the policy's current adapter, or select the saved adapter or the base model."""
         self.engine.wake_up()
         self._adapter = self._saved if adapter else None
         if adapter and self.model is not None:
@@ -107,7 +101,7 @@ class VllmSampler(Sampler):
                 yield index // group, self._to_samples(in_order)
 
     def close(self) -> None:
-        """Shut down the engine. The sampler cannot be used afterwards."""
+        """Shut down the engine."""
         self.engine.close()
 
 
@@ -164,11 +158,7 @@ def _request_options(
 
 
 def served_rank(adapter: Path) -> int:
-    """Return `reserved_rank` for a saved adapter, using only adapter_config.json.
-
-    Raises:
-        UserError: vLLM cannot serve this adapter.
-    """
+    """Return `reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
     config = json_files.read_object(adapter / "adapter_config.json")
     reasons = [name for name in _NOT_SERVED if config.get(name)]
     if config.get("peft_type") != "LORA":
@@ -183,18 +173,13 @@ def served_rank(adapter: Path) -> int:
 
 
 def reserved_rank(rank: int) -> int:
-    """Return the rank that vLLM must reserve memory for to serve an adapter of this rank.
-
-    Raises:
-        UserError: vLLM does not serve this rank.
-    """
+    """Return the rank that vLLM must reserve memory for, or raise a UserError if it does not serve this rank."""
     if not 1 <= rank <= _RANKS[-1]:
         raise UserError(f"vLLM serves ranks up to {_RANKS[-1]}, not rank {rank}; select the transformers backend")
     return min(served for served in _RANKS if served >= rank)
 
 
 def _write_adapter(model: Any, folder: Path) -> None:
-    """Write the adapter of a PEFT model into an existing folder."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 

@@ -30,10 +30,10 @@ class VllmServer:
         url: URL of the server, such as `http://gpu2:8000`.
         folder: folder for adapters, shared by both machines under the same path. None uses a temporary folder, for a
             server on this machine.
-        max_sequence_tokens: maximum length of a prompt and its completion.
+        max_sequence_tokens: longest prompt plus completion.
 
     Raises:
-        UserError: the server is not suitable (see `find_base`), or the folder cannot be written.
+        UserError: the server is not a vLLM server or has too short a context, or the folder cannot be written.
     """
 
     def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
@@ -57,11 +57,7 @@ class VllmServer:
         atexit.register(self.close)
 
     def load_adapter(self, adapter: Path) -> str:
-        """Make the server load an adapter in place of the previous one, and return its name on the server.
-
-        Raises:
-            UserError: the server does not support adapters, or cannot read this one.
-        """
+        """Make the server replace its adapter, and return the name of the new one on the server."""
         return distributed.broadcast_from_main(lambda: self._load_adapter(adapter))
 
     def _load_adapter(self, adapter: Path) -> str:
@@ -135,11 +131,7 @@ class VllmServer:
 
 
 def find_base(url: str, max_sequence_tokens: int) -> str:
-    """Return the name of the server's base model, without loading anything.
-
-    Raises:
-        UserError: the server does not respond, is not a vLLM server, or has too short a context.
-    """
+    """Return the name of the server's base model, or raise a UserError if the server is not suitable."""
     import httpx
 
     try:

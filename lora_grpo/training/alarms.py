@@ -45,7 +45,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Alarm:
-    """What happened at a step, and what to change."""
+    """What happened, and what to change."""
 
     step: int
     name: str
@@ -57,7 +57,7 @@ class Alarms:
     """The state of all alarms of a run."""
 
     max_reward: float
-    """The highest possible reward of a completion, which is the sum of the positive reward weights."""
+    """The highest possible reward of a completion: the sum of the positive weights."""
     max_mismatch: float | None = None
     """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
     float16: bool = False
@@ -91,13 +91,9 @@ class Alarms:
         return self._new(step, messages)
 
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
-        """Return the alarms that a validation pass raises.
+        """Return the alarms that a validation pass raises. Step 0 is the base.
 
-        Args:
-            step: the step after which the pass ran; 0 is the base.
-            rewards: reward of each row's completion.
-            passed: whether each completion is correct, by row id. Every pass uses the same rows and seeds. Empty for
-                tasks without correct answers.
+        `passed` tells whether each completion is correct, by row id. It is empty for tasks without correct answers.
         """
         mean = statistics.fmean(rewards)
         if not step and len(rewards) > 1:
@@ -143,7 +139,6 @@ class Alarms:
         )
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
-        """Compare the last `LONG_WINDOW` steps with the best earlier ones."""
         if len(rewards) < LONG_WINDOW:
             return None
         # The policy changes little between consecutive steps, so their difference in reward is noise.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-_TOLERANCE = 1e-3
-"""Largest accepted difference between both methods in float32, in nats. A missing scale or cap causes far more."""
-_TOLERANCE_16_BIT = 0.2
-"""Largest accepted difference for 16-bit logits, in nats."""
+_TOLERANCE, _TOLERANCE_16_BIT = 1e-3, 0.2
+"""Largest accepted difference between both methods, in nats. A missing scale or cap causes far more."""
 
 
 class ChunkedLogProbs:
@@ -36,11 +34,7 @@ class ChunkedLogProbs:
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Score at most `batch_size` rows at once, which TRL ignores when it uses tiles.
-
-        The pass before the loss, which importance sampling and a KL penalty need, would then run all completions of a
-        step at once.
-        """
+        """Score at most `batch_size` rows at once. With tiles, TRL would run all completions of a step at once."""
         import torch
 
         score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]

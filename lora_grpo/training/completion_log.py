@@ -23,7 +23,7 @@ class CompletionLog:
     every: int
     """Number of steps between two files."""
     weights: dict[str, float]
-    """Weight of each reward, by name."""
+    """By reward name."""
     eos_token_ids: Sequence[int]
     _values: dict[str, list[float | None]] = field(default_factory=dict)
     """Values of the rewards that were called in this step."""

@@ -21,9 +21,6 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     Rows are sampled in training order with training's sampling settings. If fewer rows are kept than the run has
     prompts, they repeat in seeded passes. The order of a longer run begins with the order of a shorter one. Samples
     are saved in the run's `filter/` folder as they are generated, counts in run.json.
-
-    Raises:
-        RunError: fewer rows are kept than a step has prompts, or a samples file does not match these rows.
     """
     config, sampling = run.config, run.config.sampling
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step

@@ -136,6 +136,5 @@ def trainer_log_probs(
 
 
 def _difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    """Return the mean absolute difference per token."""
     each = [abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
     return sum(each) / len(each)

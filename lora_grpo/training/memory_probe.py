@@ -19,16 +19,15 @@ from lora_grpo.sampling import ran_out_of_memory
 def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[str, Any] | None:
     """Run a forward and backward pass over a micro-batch of maximum length, and restore the state.
 
-    The pass uses the trainer's own `compute_loss` and its accelerator's `backward`, so it needs as much memory as
-    training does. Gradients and the optimizer state have their full size, as they do from the second step on.
-
-    Called in transformers' `on_train_begin`, where the model is wrapped as in training and has no gradients.
+    The pass uses the trainer's own `compute_loss` and its accelerator's `backward`. Gradients and the optimizer state
+    have their full size, as they do from the second step on. Called in transformers' `on_train_begin`, where the model
+    is wrapped as in training and has no gradients.
 
     Returns:
         The GPU memory that the pass used, or None on a CPU.
 
     Raises:
-        RunError: out of memory. The message contains the measurements and a fix.
+        RunError: out of memory.
     """
     import torch
 
@@ -69,10 +68,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
 
 
 def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
-    """Return the inputs that TRL 1.14's `_generate_and_score_completions` makes, for rows of the maximum length.
-
-    One token of padding gives the batch the same kind of attention mask as real batches.
-    """
+    """Return the inputs that TRL 1.14's `_generate_and_score_completions` makes, for rows of the maximum length."""
     import torch
 
     multiple = trainer.pad_to_multiple_of or 1
@@ -89,7 +85,7 @@ def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[
         "advantages": torch.ones(rows, device=device),
         "num_items_in_batch": torch.tensor(rows * completion, device=device),
     }
-    if prompt > 1:
+    if prompt > 1:  # padding, so that the attention mask is of the same kind as in real batches
         inputs["prompt_mask"][0, 0] = 0
     if trainer.beta:
         inputs["ref_per_token_logps"] = torch.zeros(rows, completion, device=device)
@@ -126,7 +122,6 @@ def _asleep(model: Any) -> Iterator[None]:
 
 
 def _measured(device: Any) -> dict[str, float]:
-    """Return the peak allocated and reserved memory of torch, and the used and total memory of the GPU, in GiB."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)

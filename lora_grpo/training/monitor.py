@@ -21,8 +21,7 @@ from lora_grpo.training.validation import Validation
 class Monitor:
     """Mixin placed before transformers' TrainerCallback: checks every step of a run.
 
-    Alarms and the best step are written to run.json, the best adapter to `best/`. See `probe` for
-    `longest_prompt_tokens`.
+    Alarms and the best step are written to run.json, the best adapter to `best/`.
     """
 
     def __init__(
@@ -57,11 +56,7 @@ class Monitor:
         self.on_save(args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write a step's metrics and check them.
-
-        Raises:
-            RunError: no row could be graded, or an alarm in `--monitor.stop-on` was raised.
-        """
+        """Write a step's metrics and check them. A RunError stops the run."""
         if not logs or "loss" not in logs:
             return
         if "reward" in logs and logs["reward"] is None:

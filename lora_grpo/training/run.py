@@ -22,13 +22,11 @@ from lora_grpo.tasks import Row
 def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = None) -> None:
     """Train the policy's adapter with GRPO and save it in the run's `adapter/` folder.
 
-    If the run is finished, only load its adapter. A killed run resumes from its newest complete checkpoint.
-
-    Rows from `filter_by_difficulty` replace the trainer's own.
+    If the run is finished, only load its adapter. A killed run resumes from its newest complete checkpoint. Rows from
+    `filter_by_difficulty` replace the trainer's own.
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
-        RewardError: a reward function failed.
         RunError: the GPU ran out of memory, or no row could be graded.
     """
     max_steps = run.config.train.max_steps
@@ -83,7 +81,6 @@ class StopOnSignal:
 
 
 def _run_trainer(run: Run, trainer: Any, checkpoint: Path | None) -> None:
-    """Run the trainer until the last step or a signal."""
     import torch
 
     started = time.monotonic()

@@ -34,9 +34,9 @@ def make_trainer(
     Args:
         run: the open run.
         policy: model, tokenizer and adapter.
-        rows: training rows with `prompt`, sampled in a seeded order.
+        rows: training rows, sampled in a seeded order.
         sampler: generates the rollouts, unless Unsloth's trainer generates them itself.
-        validation_rows: rows that are never trained on. See `tasks.split_validation`.
+        validation_rows: rows that are never trained on.
 
     Raises:
         UserError: a reward cannot be loaded, a column mixes types, or TRL rejects a setting.
@@ -105,8 +105,7 @@ def _use_float32_adapter(model: Any) -> None:
     """Cast the adapter to float32 and delete TRL's reference copy of it.
 
     TRL 1.14 casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
-    bfloat16, and a resumed run would load the adapter in float32. Float32 costs a few megabytes and makes both runs
-    equal.
+    bfloat16, and a resumed run would load the adapter in float32.
     """
     import torch
 
@@ -124,10 +123,8 @@ def _correct_importance(trainer: Any) -> None:
 
     TRL applies it if `use_vllm` is set. As a constructor argument, `use_vllm` would also start an engine that merges
     the adapter into the base at every sync, so it is set afterwards.
-
-    Raises:
-        UserError: the setting is one that TRL's constructor would have rejected.
     """
+    # TRL's constructor makes the same check if `use_vllm` is an argument.
     if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
         raise UserError(
             "--grpo loss_type=vespo weights tokens; with vLLM also pass vllm_importance_sampling_mode=token_truncate"

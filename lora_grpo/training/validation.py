@@ -32,18 +32,13 @@ class Validation:
     """Where files such as `step-00020.jsonl` are written, with one line per row."""
     config: RunConfig
     rows: Sequence[Row]
-    """R rows with `prompt`."""
     columns: Sequence[Row]
     """The rows as passed to reward functions, with the columns of all rows of the run. See `trl_rows`."""
     rewards: Sequence[Reward]
     sampler: Sampler
 
     def sample(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
-        """Sample, score and write the completions after a step, and return their R lines on every rank.
-
-        Raises:
-            RewardError: a reward function failed.
-        """
+        """Sample, score and write the completions after a step, and return their R lines on every rank."""
         import torch
 
         settings = self.config.sampling

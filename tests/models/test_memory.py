@@ -289,7 +289,7 @@ def test_each_phase_of_a_step_holds_its_parts():
     own = parts(shape, STEP)
     assert set(phases(own)["sampling"]) == {
         *("weights", "adapter", "optimizer", "context", "workspace"),
-        *("kv_cache", "picking"),
+        *("kv_cache", "token_selection"),
     }
     vllm = parts(shape, dataclasses.replace(STEP, sampler="vllm"))
     engine = {"kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace"}
@@ -312,7 +312,7 @@ def test_each_setting_grows_its_own_parts():
         return dataclasses.replace(STEP, config=replace(STEP.config, changes))
 
     assert grown(dataclasses.replace(STEP, micro_batch_size=16)) == {"activations", "one_layer", "logits"}
-    assert grown(dataclasses.replace(STEP, sequences=128)) == {"kv_cache", "picking"}
+    assert grown(dataclasses.replace(STEP, sequences=128)) == {"kv_cache", "token_selection"}
     assert grown(with_settings(train={"optimizer": "adamw_torch"})) == {"optimizer"}
     assert grown(with_settings(lora={"rank": 64})) == {"adapter", "gradients", "optimizer", "one_layer"}
     assert grown(with_settings(model={"bits": 16})) == {"weights"}

@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.shape import Shape
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Planner
-from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings, choose_fit
+from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings, refusal
 
 SHAPES = {
     "0.5B": Shape.of(QWEN25_HALF),
@@ -45,7 +45,11 @@ PRESETS = {recipe.stem: presets_of(recipe) for recipe in RECIPES}
 
 
 def fit(shape, config, card, **others):
-    return choose_fit(Planner(shape, card, **others), config)
+    planner = Planner(shape, card, **others)
+    found = planner.choose(config)
+    if found is None:
+        raise UserError(refusal(planner, config))
+    return found
 
 
 def card(gigabytes, taken=0.3):

@@ -26,7 +26,7 @@ from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join, num_to_start
 from lora_grpo.sampling.generate import GenerateSampler
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, pick, uniform_numbers
+from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
 from lora_grpo.sampling.vllm_sampler import SharedVllmSampler
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
@@ -94,7 +94,7 @@ def small_memory(model):
     hook.remove()
 
 
-def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, pick):
+def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, select_tokens):
     """A plain decoding loop without continuous batching. A training step must be bitwise equal to it."""
     pad, eos = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
     longest = max(map(len, prompts))
@@ -115,7 +115,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
     samples = torch.full((total, max_tokens), pad)
     lengths = torch.full((total,), max_tokens)
     for step in range(max_tokens):
-        token, _ = pick(logits.float(), temperature, top_p, uniform[rows, step])
+        token, _ = select_tokens(logits.float(), temperature, top_p, uniform[rows, step])
         samples[rows, step] = token
         ended = torch.isin(token, eos)
         lengths[rows[ended]] = step + 1
@@ -145,15 +145,15 @@ def test_without_a_batch_size_every_step_has_the_bits_of_a_plain_loop(
     def recording(name):
         def record(*arguments):
             seen[name].append((arguments[0].clone(), arguments[-1].clone()))
-            return pick(*arguments)
+            return select_tokens(*arguments)
 
         return record
 
-    monkeypatch.setattr(sampler_module, "pick", recording("now"))
+    monkeypatch.setattr(sampler_module, "select_tokens", recording("now"))
     samples = sample(sampler, prompts[:12], 4, **how, seed=SEEDS[:48])
     with torch.no_grad():
         ids = sampler.encode(prompts[:12])
-        expected = reference(model, tokenizer, ids, 4, **how, seed=SEEDS[:48], pick=recording("then"))
+        expected = reference(model, tokenizer, ids, 4, **how, seed=SEEDS[:48], select_tokens=recording("then"))
     assert [rollout.token_ids for group in samples for rollout in group] == expected
     assert len(seen["now"]) == len(seen["then"]) > 20
     for now, then in zip(seen["now"], seen["then"], strict=True):
@@ -317,11 +317,11 @@ QWEN = Qwen2Config(
 def test_a_completion_takes_its_cache_and_the_larger_of_prefill_and_token_selection():
     qwen = on_meta(QWEN)
     token = 30 * 2 * 2 * 128 * 2  # 28 + 2 layers; keys and values; 2 heads of 128; 2 bytes
-    picking = 151936 * 64
-    assert batch_memory.bytes_per_completion(qwen, 100, 400) == 500 * token + picking
-    assert batch_memory.bytes_per_completion(qwen, 100, 500) == 600 * token + picking
+    selection = 151936 * 64
+    assert batch_memory.bytes_per_completion(qwen, 100, 400) == 500 * token + selection
+    assert batch_memory.bytes_per_completion(qwen, 100, 500) == 600 * token + selection
     long = batch_memory.bytes_per_completion(qwen, 2000, 400) - 2400 * token
-    assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > picking
+    assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > selection
 
 
 @pytest.mark.parametrize(

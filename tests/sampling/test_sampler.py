@@ -10,7 +10,7 @@ from lora_grpo.models.target import Overrides, resolve
 from lora_grpo.sampling import build
 from lora_grpo.sampling.generate import GenerateSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, pick
+from lora_grpo.sampling.sampler import Sampler, select_tokens
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
@@ -142,16 +142,16 @@ CASES += [(0.999, 0.8, 1), (0.999, 0.5, 0), (0.6, 0.51, 0), (0.7, 0.51, 1)]
 @pytest.mark.parametrize(("uniform", "top_p", "token"), CASES)
 def test_pick_inverts_the_cumulative_distribution(uniform, top_p, token):
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
-    assert pick(logits, 1.0, top_p, torch.tensor([uniform]))[0].tolist() == [token]
+    assert select_tokens(logits, 1.0, top_p, torch.tensor([uniform]))[0].tolist() == [token]
 
 
 def test_pick_takes_temperature_and_greedy():
     logits = torch.tensor([[1.0, 2.0, 1.5]])
-    assert pick(logits, 0.0, 1.0, torch.tensor([0.99]))[0].tolist() == [1]
+    assert select_tokens(logits, 0.0, 1.0, torch.tensor([0.99]))[0].tolist() == [1]
     cold = torch.softmax(logits / 0.1, dim=-1)
-    assert pick(logits, 0.1, 1.0, (cold[:, :1] + 1e-3).squeeze(1))[0].tolist() == [1]
+    assert select_tokens(logits, 0.1, 1.0, (cold[:, :1] + 1e-3).squeeze(1))[0].tolist() == [1]
 
 
 def test_pick_never_takes_what_has_no_probability():
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
-    assert [pick(logits, 1.0, 1.0, torch.tensor([u]))[0].item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]
+    assert [select_tokens(logits, 1.0, 1.0, torch.tensor([u]))[0].item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]
