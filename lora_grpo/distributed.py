@@ -25,30 +25,22 @@ _STEP_TIMEOUT = timedelta(minutes=30)
 _WAIT_TIMEOUT = timedelta(days=30)
 """Timeout of waiting for other ranks outside a step, for example in an evaluation."""
 _HOLD_SECONDS = 3.0
-"""Seconds that a rank waits before it prints its error, so that rank 0 can print the same error first."""
+"""A rank waits this long before it prints its error, so that rank 0 can print the same error first."""
 _ERROR = "lora_grpo/error"
 _group: list[Any] = []
 """The gloo process group for waiting; empty until `join` is called."""
 
 
 def world_size() -> int:
-    """Return the number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Return the index of this rank, starting at 0."""
     return int(os.environ.get("RANK", "0"))
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, which writes files and prints."""
     return rank() == 0
-
-
-def launcher(processes: int) -> list[str]:
-    """Return the Python arguments that start a script with several ranks on this machine."""
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
 
 
 def join() -> None:

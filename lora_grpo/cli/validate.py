@@ -9,14 +9,12 @@ from lora_grpo import distributed
 from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.sandbox import check_settings
 from lora_grpo.tasks import CODE_TASKS, UNGRADED_TASKS, chat, get_task, runs_programs
 
 
 def check(config: RunConfig) -> None:
     """Raise UserError for a configuration that cannot run, before heavy packages are imported."""
     batch_shape(config)
-    check_settings(config.sandbox)
     _check_tasks(config)
     _check_sampling(config)
     _check_lengths(config)

@@ -23,11 +23,7 @@ class BatchShape:
 
 
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
-    """Split a step into micro-batches. By default, the number of processes is `WORLD_SIZE`, which launchers set.
-
-    Raises:
-        UserError: the completions of a step are not divisible by the number of processes or by the micro-batch size.
-    """
+    """Split a step into micro-batches. The default number of processes is `WORLD_SIZE`, which launchers set."""
     world_size = world_size or distributed.world_size()
     sizes = micro_batches(config, world_size)
     micro = config.train.micro_batch_size or next(size for size in sizes if size <= _CPU_MICRO_BATCH)

@@ -11,21 +11,18 @@ from dataclasses import dataclass
 
 import psutil
 
+from lora_grpo.config.schema import STARTER
 from lora_grpo.errors import UserError
 
-STARTER_PRESET = "starter"
 _USABLE_SHARE = 0.9
 """A preset fits a GPU with at least this share of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that is visible to CUDA."""
-
     name: str
     memory_gib: float
     free_gib: float
-    """Memory that is not used by any program, in GiB."""
 
 
 def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
@@ -76,7 +73,7 @@ def _query(tool: str) -> tuple[str, str]:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Return the machine's total memory and the memory available without swapping, in bytes."""
+    """Return the total memory and the memory available without swapping, in bytes."""
     memory = psutil.virtual_memory()
     return memory.total, memory.available
 
@@ -102,9 +99,6 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     """Return the requested preset, or the one that `auto` means on this machine, and the reason in one line.
 
     With `planning`, a machine without a GPU is assumed to have one with the memory that the preset is named after.
-
-    Raises:
-        UserError: the preset does not exist, or this machine cannot run it.
     """
     names = list(presets)
     if requested not in (*names, "auto"):
@@ -115,7 +109,7 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     gpus, why_none = nvidia_gpus()
     if not gpus:
         if size is None:
-            return STARTER_PRESET, f"preset starter: no NVIDIA GPU ({why_none})"
+            return STARTER, f"preset starter: no NVIDIA GPU ({why_none})"
         if planning:
             return requested, f"preset {requested} (requested), planned for a GPU with {size} GB: none found"
         raise UserError(

@@ -7,7 +7,6 @@ and `{"train": {"max_steps": ...}}` in a file.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ Overrides = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
 
 STARTER = "starter"
-"""Name of the bundled model, which needs no download."""
+"""Name of the bundled model, and of the preset that trains it on a CPU."""
 
 MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
@@ -95,7 +94,6 @@ class DataConfig:
 
     @property
     def evaluation_task(self) -> str:
-        """Task of the evaluation rows."""
         return self.eval_task or self.task
 
 
@@ -207,7 +205,6 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run."""
         return Path(self.output_dir)
 
     def to_dict(self) -> dict[str, Any]:
@@ -254,11 +251,6 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     return dataclasses.replace(config, **values)
 
 
-@functools.cache
-def _schema(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def check_fields(config: Any) -> Any:
     """Return a configuration with every value converted to its field's type and checked against its range.
 
@@ -267,7 +259,7 @@ def check_fields(config: Any) -> Any:
     """
     kind: Any = type(config)
     try:
-        return _schema(kind).validate_python(dataclasses.asdict(config))
+        return TypeAdapter(kind).validate_python(dataclasses.asdict(config))
     except ValidationError as errors:
         error = errors.errors()[0]
     expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")

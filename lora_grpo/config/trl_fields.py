@@ -18,52 +18,42 @@ from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
 
-_FIELDS_OF_FLAGS: dict[str, tuple[str, ...]] = {
-    "--output-dir": ("output_dir",),
-    "--resume": ("resume_from_checkpoint",),
-    "--seed": ("seed", "data_seed", "shuffle_dataset"),
-    "--train.max-steps": ("max_steps", "num_train_epochs"),
-    "--train.micro-batch-size": ("per_device_train_batch_size",),
-    "--train.prompts-per-step": ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
-    "--train.learning-rate": ("learning_rate",),
-    "--train.lr-scheduler": ("lr_scheduler_type",),
-    "--train.warmup-steps": ("warmup_steps",),
-    "--train.beta": ("beta",),
-    "--train.max-grad-norm": ("max_grad_norm",),
-    "--train.optimizer": ("optim",),
-    "--train.gradient-checkpointing": ("gradient_checkpointing",),
-    "--train.checkpoint-steps": ("save_steps", "save_strategy", "save_only_model"),
-    "--train.keep-checkpoints": ("save_total_limit",),
-    "--train.report-to": ("report_to",),
-    "--rewards": ("reward_weights",),
-    "--sampling.num-generations": ("num_generations",),
-    "--sampling.max-completion-tokens": ("max_completion_length",),
-    "--sampling.temperature": ("temperature",),
-    "--sampling.top-p": ("top_p",),
-    "--sampling.backend": ("use_vllm", "vllm_mode", "vllm_model_impl"),
+_FIELDS_OF_FLAGS = {
+    "--output-dir": "output_dir",
+    "--resume": "resume_from_checkpoint",
+    "--seed": "seed data_seed shuffle_dataset",
+    "--train.max-steps": "max_steps num_train_epochs",
+    "--train.micro-batch-size": "per_device_train_batch_size",
+    "--train.prompts-per-step": "gradient_accumulation_steps steps_per_generation generation_batch_size",
+    "--train.learning-rate": "learning_rate",
+    "--train.lr-scheduler": "lr_scheduler_type",
+    "--train.warmup-steps": "warmup_steps",
+    "--train.beta": "beta",
+    "--train.max-grad-norm": "max_grad_norm",
+    "--train.optimizer": "optim",
+    "--train.gradient-checkpointing": "gradient_checkpointing",
+    "--train.checkpoint-steps": "save_steps save_strategy save_only_model",
+    "--train.keep-checkpoints": "save_total_limit",
+    "--train.report-to": "report_to",
+    "--rewards": "reward_weights",
+    "--sampling.num-generations": "num_generations",
+    "--sampling.max-completion-tokens": "max_completion_length",
+    "--sampling.temperature": "temperature",
+    "--sampling.top-p": "top_p",
+    "--sampling.backend": "use_vllm vllm_mode vllm_model_impl",
     "--sampling.server-url": (
-        "vllm_server_base_url",
-        "vllm_server_host",
-        "vllm_server_port",
-        "vllm_server_timeout",
-        "vllm_group_port",
+        "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port"
     ),
-    "--model.gpu-memory-share": ("vllm_gpu_memory_utilization",),
-    "--model.max-sequence-tokens": ("vllm_max_model_length",),
-    "the kit": ("vllm_enable_sleep_mode", "logging_strategy", "logging_steps", "remove_unused_columns"),
-    "nothing: each process runs its own vLLM": ("vllm_tensor_parallel_size",),
-    "nothing: the kit's samplers do not constrain completions": ("vllm_structured_outputs_regex",),
+    "--model.gpu-memory-share": "vllm_gpu_memory_utilization",
+    "--model.max-sequence-tokens": "vllm_max_model_length",
+    "the kit": "vllm_enable_sleep_mode logging_strategy logging_steps remove_unused_columns",
+    "nothing: each process runs its own vLLM": "vllm_tensor_parallel_size",
+    "nothing: the kit's samplers do not constrain completions": "vllm_structured_outputs_regex",
     "nothing: scripts/push.py uploads the finished adapter": (
-        "push_to_hub",
-        "hub_token",
-        "hub_model_id",
-        "hub_strategy",
-        "hub_private_repo",
-        "hub_always_push",
-        "hub_revision",
+        "push_to_hub hub_token hub_model_id hub_strategy hub_private_repo hub_always_push hub_revision"
     ),
 }
-OWNED_FIELDS = {field: flag for flag, fields in _FIELDS_OF_FLAGS.items() for field in fields}
+OWNED_FIELDS = {field: flag for flag, fields in _FIELDS_OF_FLAGS.items() for field in fields.split()}
 """GRPOConfig field -> the flag that sets it. `--grpo` rejects these fields, so that each has only one source."""
 
 _SOURCES = (
@@ -94,7 +84,6 @@ def grpo_fields() -> dict[str, str]:
     }
 
 
-@functools.cache
 def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
     """Return the statements of a class in an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
@@ -105,11 +94,7 @@ def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Convert `["loss_type=dr_grpo", "epsilon_high=0.28"]` to keyword arguments of GRPOConfig. Values are YAML.
-
-    Raises:
-        UserError: a missing `=`, an unknown key, a key that another flag sets, a repeated key, or an invalid value.
-    """
+    """Convert `["loss_type=dr_grpo", "epsilon_high=0.28"]` to keyword arguments of GRPOConfig. Values are YAML."""
     overrides: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")

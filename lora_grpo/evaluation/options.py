@@ -88,7 +88,6 @@ class EvaluateOptions:
     def check(self, *, samples_only: bool) -> None:
         """Check that values are in range, and that files of samples are evaluated without flags for models."""
         check_fields(self)
-        sandbox.check_settings(self.sandbox)
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in _FOR_MODELS if samples_only else ():
             if getattr(self, name) != defaults[name]:

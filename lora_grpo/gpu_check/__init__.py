@@ -8,11 +8,10 @@ process for a few steps, with random weights and generated problems, so nothing 
     measure the GPU's bandwidth and matrix rate
     for each row:  random model ──► recipe, with a time limit ──► run.json, metrics.jsonl ──► one line of the table
 
-check.py              measures the GPU, and runs all rows within the time limit
+check.py              measures the GPU, runs all rows within the time limit, and writes results.json and results.md
 row.py                runs the command of one row, and reads its measurements
 random_model.py       builds models with Qwen2.5's shapes and random weights
 measured_command.py   runs a command with a time limit and a log, and measures its peak GPU memory
-table.py              writes results.json and results.md
 """
 
 from lora_grpo.gpu_check.check import Options, check_gpu

@@ -13,22 +13,37 @@ from typing import Any
 
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import lock
+from lora_grpo.files import atomic, lock
 from lora_grpo.gpu_check import measured_command
 from lora_grpo.gpu_check.random_model import QWEN
 from lora_grpo.gpu_check.row import BACKENDS, ENGINES, CheckSettings, Row, run_row
-from lora_grpo.gpu_check.table import write
 from lora_grpo.planning import Limits
 from lora_grpo.runs import git_revision, now, versions
 
 _MEASURE_SECONDS = 120
 _MEASURE = "import json; from lora_grpo.planning.roofline import measure; print(json.dumps(measure()))"
 
+_COLUMNS = (
+    ("model", "model", "{}"),
+    ("engine", "engine", "{}"),
+    ("sampling", "backend", "{}"),
+    ("base bits", "bits", "{}"),
+    ("step, s", "step_seconds", "{:.2f}"),
+    ("rollouts", "rollout_seconds", "{:.2f}"),
+    ("rewards", "reward_seconds", "{:.2f}"),
+    ("training", "training_seconds", "{:.2f}"),
+    ("tokens/s", "tokens_per_second", "{:,.0f}"),
+    ("of limit", "decoding_share", "{:.1%}"),
+    ("training, of limit", "training_share", "{:.1%}"),
+    ("planned, GiB", "planned_gib", "{:.2f}"),
+    ("torch peak", "torch_peak_gib", "{:.2f}"),
+    ("GPU peak", "gpu_peak_gib", "{:.2f}"),
+)
+"""Column heading, key in a result, and format."""
+
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `check_gpu`."""
-
     minutes: float = 8.0
     """Time limit of the whole check, in minutes. Rows that do not start in time are reported as skipped."""
     output: Path = Path("outputs/check_gpu")
@@ -94,23 +109,39 @@ def all_rows() -> list[Row]:
 
 
 def run_rows(rows: Sequence[Row], settings: CheckSettings, machine: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run the rows one after another. The files in the output folder always contain the results so far.
+    """Run the rows one after another, and return one result per row; see `run_row`.
 
-    Args:
-        rows: the rows.
-        settings: settings of all rows.
-        machine: GPU, versions and measured limits, for the files.
-
-    Returns:
-        One result per row: `row`, `status` (ran, skipped or failed), `reason`, and the measurements.
+    The files in the output folder always contain the results so far.
     """
     deadline = time.monotonic() + settings.seconds
     results = [asdict(row) | {"row": row.name, "status": "not run", "reason": "interrupted"} for row in rows]
     (settings.output / "logs").mkdir(parents=True, exist_ok=True)
-    write(settings.output, machine, results)
+    _write(settings.output, machine, results)
     with tempfile.TemporaryDirectory(prefix="lora_grpo-check-") as folder:
         for row, result in zip(rows, results, strict=True):
             print(f"{row.name}: {deadline - time.monotonic():.0f} s left", file=sys.stderr)
             result |= run_row(row, settings, Path(folder), deadline)
-            write(settings.output, machine, results)
+            _write(settings.output, machine, results)
     return results
+
+
+def _write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:
+    """Write results.json, and results.md with a table of the rows that ran and the reasons of the other rows."""
+    atomic.write_json(folder / "results.json", {**machine, "rows": list(results)})
+    headings = " | ".join(heading for heading, *_ in _COLUMNS)
+    measured = machine["measured"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    summary = (
+        f"{machine['gpu']} with {machine['memory_gib']:.0f} GiB; measured {measured['copy_gb_per_second']:,.0f} GB/s "
+        f"copying and {measured['matmul_tflops']:,.0f} TFLOP/s in {measured['precision']}; {packages}; "
+        f"{machine['started']}."
+    )
+    lines = [summary, "", f"| {headings} |", "|---" * 4 + "|---:" * 10 + "|"]
+    for result in results:
+        if result["status"] == "ran":
+            values = [(result[key], form) for _, key, form in _COLUMNS]
+            cells = " | ".join("–" if value is None else form.format(value) for value, form in values)
+            lines.append(f"| {cells} |")
+    lines.append("")
+    lines += [f"- {each['row']}: {each['status']}, {each['reason']}" for each in results if each["reason"]]
+    atomic.write_text(folder / "results.md", "\n".join(lines).rstrip() + "\n")

@@ -18,8 +18,6 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
-
     exit_code: int | None
     """None if the command was killed at its time limit."""
     message: str

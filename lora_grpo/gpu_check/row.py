@@ -33,8 +33,6 @@ tokens contain one of the pattern's 200 (of 151,936) tokens."""
 
 @dataclass(frozen=True)
 class Row:
-    """One combination to check."""
-
     model: str
     """Name of the shape, e.g. `0.5B`."""
     config: dict[str, Any]
@@ -48,35 +46,25 @@ class Row:
 
     @property
     def missing_packages(self) -> list[str]:
-        """Packages that this row needs but that are not installed."""
         needed = [name for name in ("unsloth", "vllm") if name in (self.engine, self.backend)]
         return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """The settings shared by all rows of a check."""
+    """Settings of all rows."""
 
     recipe: Path
-    """The recipe's script."""
     output: Path
-    """Folder for the results."""
     seconds: float
     """Time limit of the whole check."""
     limits: Limits
-    """Measured rates of the GPU."""
     arguments: tuple[str, ...] = ("--rewards", *_REWARDS)
     """Additional arguments of the recipe."""
 
 
 def run_row(row: Row, settings: CheckSettings, folder: Path, deadline: float) -> dict[str, Any]:
-    """Build the row's model if an earlier row has not, run the recipe, and return the result.
-
-    Args:
-        row: the combination.
-        settings: settings of all rows.
-        folder: folder for models and runs.
-        deadline: end of the check, in `time.monotonic` seconds.
+    """Build the row's model in `folder` if an earlier row has not, and run the recipe until `deadline`.
 
     Returns:
         `status` (ran, skipped or failed), `reason`, and for a row that was started `log` and the measurements.

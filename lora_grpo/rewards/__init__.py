@@ -5,8 +5,7 @@
     values = score(rewards, trl_rows(tokenizer, rows), texts, token_ids)        # calls them the way TRL does
 
 functions.py    built-in rewards with values from 0 to 1
-specs.py        parses `NAME=WEIGHT` for built-in, TRL, and user-defined rewards
-user_files.py   loads rewards from a user's Python file
+specs.py        parses `NAME=WEIGHT` for built-in, TRL, and user-defined rewards, and loads the functions
 guard.py        stops the run if a reward raises or returns an invalid value
 scoring.py      builds the dataset for TRL's trainer; calls rewards the way TRL does
 """

@@ -22,8 +22,7 @@ from lora_grpo.tasks import Row, chat, code_grading, grade_all, gsm8k
 
 RewardFunction = Callable[..., list[float | None]]
 
-XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-
+_XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _INTEGER = re.compile(r"-?(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)")
 _XML_LAYOUT = re.compile(r"<reasoning>\n.*\n</reasoning>\n<answer>\n.*\n</answer>", re.DOTALL)
 _TRAILING_CHARACTERS = 125
@@ -41,8 +40,6 @@ def completion_text(completion: Any) -> str:
 
 
 def _of_text(rate: Callable[[str], float]) -> RewardFunction:
-    """Return a reward function that applies `rate` to the text of each completion."""
-
     @functools.wraps(rate)
     def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [float(rate(completion_text(completion))) for completion in completions]
@@ -109,10 +106,10 @@ def xml_tag_count(text: str) -> float:
     Text after `</answer>` reduces the value of that tag, to 0 at 125 characters. In the GSM8K demo, the cost of such
     text has no limit.
     """
-    quarters = float(sum(text.count(tag) == 1 for tag in XML_TAGS))
+    quarters = float(sum(text.count(tag) == 1 for tag in _XML_TAGS))
     if text.count("</answer>") == 1:
         quarters -= min(1.0, len(text.partition("</answer>")[2].strip()) / _TRAILING_CHARACTERS)
-    return quarters / len(XML_TAGS)
+    return quarters / len(_XML_TAGS)
 
 
 @_of_text
@@ -148,7 +145,7 @@ def near_length(ideal: int, unit: str = "characters") -> RewardFunction:
 
 
 TEST_REWARDS = {"passes_tests": passes_tests, "share_of_tests_passed": share_of_tests_passed}
-"""Rewards that require rows of code tasks, by name."""
+"""Rewards that require rows of code tasks."""
 
 PLAIN_REWARDS: dict[str, RewardFunction] = {
     "correct_answer": correct_answer,
@@ -159,13 +156,13 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
     "think_answer_format": think_answer_format,
     **TEST_REWARDS,
 }
-"""Rewards without an argument, by name."""
+"""Rewards without an argument."""
 
 LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]] = {
     "near_length": near_length,
     "longer_is_better": longer_is_better,
 }
-"""Rewards with a length argument, by name."""
+"""Rewards with a length argument."""
 
 DEFAULT_WEIGHTS: dict[str, float] = {
     "correct_answer": 2.0,

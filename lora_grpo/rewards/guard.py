@@ -78,7 +78,6 @@ def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any], size: 
 
 
 def _describe(batch: Mapping[str, Any], i: int | None) -> str:
-    """Describe a row and its completion on one line."""
     if i is None:
         return f"in a batch of {len(batch['completions'])}, but for no row alone; columns: {', '.join(sorted(batch))}"
     row = {key: value[i] for key, value in batch.items() if isinstance(value, list) and i < len(value)}

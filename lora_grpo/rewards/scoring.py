@@ -21,11 +21,7 @@ def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Build the dataset for TRL's trainer: the rows in the order of training, which lists row indices.
-
-    Raises:
-        UserError: a column has values of different types.
-    """
+    """Build the dataset for TRL's trainer: the rows in the order of training, which lists row indices."""
     from datasets import Dataset
     from pyarrow import ArrowInvalid, ArrowTypeError
 
@@ -42,14 +38,7 @@ def score(
     token_ids: Sequence[list[int]],
     trainer_state: Any = None,
 ) -> list[dict[str, float | None]]:
-    """Score B completions the way TRL's trainer does.
-
-    Args:
-        rewards: the reward functions.
-        rows: B rows from `trl_rows`.
-        texts: the completions.
-        token_ids: their token ids, including the end-of-sequence token.
-        trainer_state: passed to the reward functions.
+    """Score B completions the way TRL's trainer does. `rows` are from `trl_rows`; `token_ids` include the EOS token.
 
     Returns:
         B dictionaries that map a reward name to its unweighted value, or None if the reward cannot grade the row.

@@ -15,16 +15,21 @@ and has any range for TRL and user-defined rewards. `functions.DEFAULT_WEIGHTS` 
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
 import math
 import re
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from lora_grpo.errors import UserError, suggestion
+from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.rewards.functions import (
     DEFAULT_WEIGHTS,
     LENGTH_REWARDS,
@@ -33,7 +38,6 @@ from lora_grpo.rewards.functions import (
     matches_pattern,
 )
 from lora_grpo.rewards.guard import guard
-from lora_grpo.rewards.user_files import check_file, load_file
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,9 @@ class RewardSpec:
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward for the trainer."""
-
     name: str
     """A short name, unique in the run. TRL logs the mean under this name, which is also the function's `__name__`."""
     weight: float
-    """The entry in TRL's `reward_weights`."""
     function: RewardFunction
     """The guarded function. TRL calls it with keyword arguments; it raises RewardError on any failure."""
 
@@ -120,8 +121,8 @@ def _find(name: str) -> tuple[str, Callable[[], RewardFunction]]:
         return argument, lambda: _load_trl(argument)
     if file.endswith(".py"):
         path = Path(file).expanduser()
-        check_file(path, function)
-        return function, lambda: load_file(path, function)
+        _check_file(path, function)
+        return function, lambda: _load_file(path, function)
     hint = suggestion(kind, _NAMES, otherwise=f"expected one of {', '.join(_NAMES)}, or FILE.py:FUNCTION")
     raise UserError(f"unknown reward {name!r}; {hint}")
 
@@ -163,3 +164,50 @@ def _load_trl(name: str) -> RewardFunction:
         return reward(completions=chats, **columns)
 
     return with_messages
+
+
+def _check_file(path: Path, function: str) -> None:
+    """Check that a file defines, assigns or imports a reward function at its top level, without running the file."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; expected a Python file that defines {function!r}") from None
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{path} is not Python: {first_line(error)}") from None
+    defined: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            defined.append(node.name)
+            if node.name == function and node.args.kwarg is None:
+                raise UserError(f"{path}:{node.lineno}: {function!r} must take **columns; the trainer passes them all")
+        elif isinstance(node, ast.Assign):
+            defined += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            defined += [alias.asname or alias.name for alias in node.names]
+    if function not in defined:
+        hint = suggestion(function, defined, otherwise=f"it defines {', '.join(defined) or 'nothing'}")
+        raise UserError(f"{path} does not define {function!r}; {hint}")
+
+
+def _load_file(path: Path, function: str) -> RewardFunction:
+    reward = getattr(_import_file(path.resolve()), function)
+    if not callable(reward):
+        raise UserError(f"{path}: {function!r} is {reward!r:.60}; expected a function (completions, **columns)")
+    return reward
+
+
+@functools.cache
+def _import_file(path: Path) -> ModuleType:
+    """Run a user's file, only once even if it defines several rewards."""
+    name = f"reward_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Required by dataclasses and pickle.
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        raise UserError(f"{where}: importing this file raised {type(error).__name__}: {first_line(error)}") from error
+    return module

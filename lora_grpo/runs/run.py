@@ -197,7 +197,8 @@ def close_run(status: str, error: str | None = None) -> str | None:
     if run.begun:
         if run.record["status"] != "complete":
             run.update(status=status, ended=now(), error=error)
-        launcher = distributed.launcher(distributed.world_size()) if distributed.world_size() > 1 else []
+        ranks = str(distributed.world_size())
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
         return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
     if distributed.is_main():
         with contextlib.suppress(OSError):  # not empty: it existed before

@@ -29,7 +29,7 @@ syscalls.py    lists the allowed system calls
 """
 
 from lora_grpo.sandbox.exam import prepare
-from lora_grpo.sandbox.pool import check_settings, describe, run, start, stop
+from lora_grpo.sandbox.pool import describe, run, start, stop
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "Program",
     "Settings",
     "Verdict",
-    "check_settings",
     "describe",
     "prepare",
     "run",

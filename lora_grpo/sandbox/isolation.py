@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lora_grpo.errors import UserError
 from lora_grpo.sandbox import lockdown
 from lora_grpo.sandbox.verdict import Program, Settings, Verdict
 
@@ -37,21 +36,8 @@ def describe(tier: str, workers: int, settings: Settings) -> str:
     return f"isolation {how}; {workers} workers, {settings.timeout_seconds:g} s and {settings.memory_mb} MiB a program"
 
 
-def refuse(reasons: dict[str, str]) -> UserError:
-    """Return the error for a machine on which no safe isolation works."""
-    tried = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items())
-    return UserError(
-        f"no safe way to run model-written programs here ({tried}); install bubblewrap, use Linux 5.13 or newer, or "
-        "pass --sandbox.allow-unsafe to run them unprotected"
-    )
-
-
 def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
-    """Test the sandbox: a correct program must pass, and every program that tries to escape must fail.
-
-    Returns:
-        A description of what escaped or failed, or None if the isolation works.
-    """
+    """Return how a program escaped or why a correct one failed, or None if the isolation works."""
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder, "secret")
         secret.write_text("open", encoding="utf-8")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from lora_grpo.errors import RunError
 
@@ -14,11 +16,11 @@ Status = Literal["passed", "failed", "timeout", "memory", "crashed", "blocked", 
 class Settings:
     """Limits for the programs being graded."""
 
-    workers: int | None = None
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Programs graded at once; None for one per CPU core."""
-    timeout_seconds: float = 3.0
+    timeout_seconds: Annotated[float, Field(ge=0.01, le=3600)] = 3.0
     """Wall time limit for one program and all of its tests, in seconds."""
-    memory_mb: int = 512
+    memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 512
     """Address space limit for one program in MiB. Its tests get twice as much."""
     allow_unsafe: bool = False
     """If neither Landlock nor bubblewrap works, run programs unprotected as your user. All reports state this."""

@@ -24,10 +24,7 @@ import textwrap
 
 from lora_grpo.tasks.program_text import assemble, context, defines, parse_start, under_signature
 
-STOP_SEQUENCES = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\nassert", "\n```")
-"""Text that marks the end of a function in a base model's continuation."""
-
-_STOP = re.compile("|".join(map(re.escape, STOP_SEQUENCES)))
+_STOP = re.compile(r"\n(?:class|def|#|if|print|@|assert|```)")
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
 _LANGUAGE = re.compile(r"[\w.+{}-]{0,20}")
 _OTHER_LANGUAGES = {"bash", "c", "console", "cpp", "diff", "html", "java", "javascript", "json", "markdown", "md"}
@@ -142,7 +139,6 @@ def _continue(text: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
-    """Return the program in text without fences, or None if there is no program."""
     if re.match(rf"[ \t]+(?:async )?def {re.escape(entry_point)}\b", text):
         text = text.lstrip()  # Some tokenizers start every text with a space.
     code_line = _CODE_LINE.search(text)
@@ -160,5 +156,4 @@ def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _definition(text: str, entry_point: str) -> re.Match[str] | None:
-    """Find the function definition in text that may not be valid Python."""
     return re.search(rf"^(?:async )?def {re.escape(entry_point)}\b", text, re.M)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
@@ -23,14 +23,10 @@ from lora_grpo.tasks.code_extraction import extract_program
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Verdict
 
 _FUTURE_IMPORT = re.compile(r"^from __future__ import .*\n", re.M)
-"""Future imports of the completion, which are invalid after the prompt."""
 
 
-class Outcome(NamedTuple):
-    """The program extracted from a completion and its verdict; None if the completion has no code."""
-
-    program: str | None
-    verdict: sandbox.Verdict | None
+Outcome = tuple[str | None, sandbox.Verdict | None]
+"""The program extracted from a completion and its verdict; None if the completion has no code."""
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -55,7 +51,7 @@ def run_tests(
     completions: Sequence[str], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
     """Run the program of each completion against the tests of its row; see `run_sources`."""
-    programs = [_extract(completion, _checked(row)) for completion, row in zip(completions, rows, strict=True)]
+    programs = [_extract(completion, row) for completion, row in zip(completions, rows, strict=True)]
     return run_sources(programs, rows, count_tests=count_tests)
 
 
@@ -72,7 +68,7 @@ def run_sources(
     ]
     distinct = list(dict.fromkeys(program for program in programs if program is not None))
     verdicts = dict(zip(distinct, sandbox.run(distinct), strict=True)) if distinct else {}
-    return [Outcome(program.source, verdicts[program]) if program else Outcome(None, None) for program in programs]
+    return [(program.source, verdicts[program]) if program else (None, None) for program in programs]
 
 
 def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -92,9 +88,9 @@ def solvable(rows: Sequence[Row]) -> list[Row]:
     check_tests(rows)
     outcomes = run_sources([row["answer"] for row in rows], rows)
     failed = {
-        row["id"]: outcome.verdict.message
-        for row, outcome in zip(rows, outcomes, strict=True)
-        if outcome.verdict and outcome.verdict.status not in ("passed", "timeout")
+        row["id"]: verdict.message
+        for row, (_, verdict) in zip(rows, outcomes, strict=True)
+        if verdict and verdict.status not in ("passed", "timeout")
     }
     if failed:
         shown = ", ".join(f"{name} ({message})" for name, message in failed.items())
@@ -111,29 +107,25 @@ def gold_completion(row: Mapping[str, Any]) -> str:
 
 def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
     """Return the program of a completion, placed after the row's prompt as in the official HumanEval harness."""
+    if not row.get("entry_point") or not row.get("test"):
+        raise UserError(
+            f"row {row.get('id', '?')} has no unit tests ('entry_point' and 'test'); "
+            f"expected a row of a code task: {', '.join(CODE_TASKS)}"
+        )
     prefix = row.get("completion_prefix") or ""
     program = extract_program(completion, row["entry_point"], prefix)
     if program is None or program.startswith(prefix):
         return program
+    # Future imports are invalid after the prompt.
     return f"{prefix}\n{_FUTURE_IMPORT.sub('', program)}"
 
 
 def _program(source: str, row: Mapping[str, Any], count_tests: bool = False) -> sandbox.Program:
     return sandbox.Program(
         source,
-        _checked(row)["test"],
+        row["test"],
         functions=tuple(row.get("functions") or [row["entry_point"]]),
         prelude=row.get("prelude") or "",
         count_tests=count_tests,
         name=str(row.get("id", "a program")),
     )
-
-
-def _checked(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the row. Raise an error if it has no tests."""
-    if not row.get("entry_point") or not row.get("test"):
-        raise UserError(
-            f"row {row.get('id', '?')} has no unit tests ('entry_point' and 'test'); "
-            f"expected a row of a code task: {', '.join(CODE_TASKS)}"
-        )
-    return row

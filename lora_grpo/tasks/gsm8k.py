@@ -60,14 +60,10 @@ _FORMULA = re.compile(r"[\\^√±π∞]")
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return the rows of a split; see `Task.load`.
+    """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.
 
-    On the Hub, "eval" is the dataset's "test" split. All rows of a file are used for either split. Each record has a
-    `question` and an `answer`, which is a number or a worked solution that ends with `#### N`.
-
-    Returns:
-        Rows with `id` ("gsm8k/test/17" or "<file stem>/17", counted from 0), `question`, `answer`, and the other
-        columns of the source.
+    Each record has a `question` and an `answer`, which is a number or a worked solution that ends with `#### N`. The
+    `id` is "gsm8k/test/17" or "<file stem>/17", counted from 0.
     """
     source = source or HUB_DATASET
     records = sources.read(source, split, "main" if source == HUB_DATASET else None)
@@ -180,7 +176,6 @@ def _numbers(content: str) -> list[str]:
 
 
 def _value(number: str) -> Decimal:
-    """Return the value of a well-formed number."""
     return Decimal(number.replace(",", ""))
 
 
@@ -201,13 +196,14 @@ def _normalize(number: str) -> str:
     return number.replace(",", "").replace("$", "").removesuffix(".")
 
 
-def _gold_number(row: Mapping[str, Any]) -> str:
+def _gold_number(row: Mapping[str, Any], where: str | None = None) -> str:
     """Return the number in the row's answer, e.g. "109,200,000". Raise UserError unless there is exactly one."""
     answer = row["answer"].rpartition("####")[2].strip()
     found = _numbers(answer)
     if len(found) != 1 or not _NUMBER.fullmatch(found[0]):
+        where = where or f"row {row.get('id', '?')}"
         raise UserError(
-            f"row {row.get('id', '?')}: no readable number in answer {answer[-60:]!r}; "
+            f"{where}: no readable number in answer {answer[-60:]!r}; "
             "expected a number, or a solution that ends in '#### 18'"
         )
     return found[0]
@@ -220,8 +216,5 @@ def _row(record: Any, row_id: str, where: str) -> Row:
         record = {**record, "answer": str(answer)}
     sources.texts(record, ("question", "answer"), where)
     row = {"id": row_id} | {key: value for key, value in record.items() if key not in _RESERVED_COLUMNS}
-    try:
-        _gold_number(row)
-    except UserError as error:
-        raise UserError(f"{where}: {str(error).partition(': ')[2]}") from None
+    _gold_number(row, where)
     return row

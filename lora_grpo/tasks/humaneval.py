@@ -1,8 +1,5 @@
 """HumanEval: 164 Python functions to complete, graded with unit tests, or a file in the same format.
 
-The dataset has a single split, so "train" and "eval" return the same rows. `loading.load_data` removes the training
-rows from the evaluation set.
-
 Source: Chen et al. 2021 (arXiv:2107.03374), https://github.com/openai/human-eval. The question's wording follows
 https://github.com/deepseek-ai/DeepSeek-Coder (`Evaluation/HumanEval/eval_instruct.py`).
 """
@@ -30,15 +27,14 @@ _QUESTION = (
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return all rows for either split; see `Task.load`.
+    """Return all rows for either split, because the dataset has a single one; see `Task.load`.
 
     Returns:
         Rows with upstream's `id` ("HumanEval/17"), `question`, `answer` (prompt and reference solution), `entry_point`,
         `test` (with the call of `check`), `prelude` and `completion_prefix` (both are upstream's prompt).
     """
     source = source or HUB_DATASET
-    records = sources.read(source, "test")
-    rows = [_row(record, where) for where, record in records]
+    rows = [_row(record, where) for where, record in sources.read(source, "test")]
     sources.check_ids(rows, source)
     return sources.sample(rows, limit, seed)
 

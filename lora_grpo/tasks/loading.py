@@ -28,7 +28,7 @@ class Data:
     train: list[Row]
     eval: list[Row]
     record: dict[str, Any]
-    """The `data` entry of run.json: source, number of rows, and SHA-256 of each split."""
+    """The `data` entry of run.json."""
 
 
 def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
@@ -56,18 +56,14 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
     """Load the evaluation rows of a run with these settings, with their prompts.
 
     Training rows are loaded only if they are needed as few-shot examples or to determine the evaluation set.
-
-    Args:
-        data: settings of the run or of the evaluation.
-        seed: seed for sampling evaluation rows.
-        trained_seed: the seed that a run used to sample training rows from this data; None if there is no run.
+    `trained_seed` is the seed that a run used to sample training rows from this data; None if there is no run.
     """
     one_split = data.task in ONE_SPLIT_TASKS
     if one_split and data.few_shot and trained_seed is None:
         raise UserError(f"{data.task} has no training rows for few-shot examples; pass --few-shot 0")
-    if data.few_shot or (one_split and trained_seed is not None):
-        return _load(data, seed, train_seed=seed if trained_seed is None else trained_seed)
-    return _load(data, seed, train_seed=None)
+    if data.few_shot and trained_seed is None:
+        trained_seed = seed
+    return _load(data, seed, train_seed=trained_seed if data.few_shot or one_split else None)
 
 
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
@@ -90,10 +86,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     else:
         left = _without_questions_of(evaluation, train)
         if len(left) < len(train):
-            print(
-                f"dropped {len(train) - len(left)} training rows whose questions are in the evaluation set",
-                file=sys.stderr,
-            )
+            dropped = len(train) - len(left)
+            print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
         train = left
     train, evaluation = _solvable(train, data.task), _solvable(evaluation, data.evaluation_task)
     if not evaluation:

@@ -16,6 +16,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+from lora_grpo.tasks.program_text import bound_names
 from lora_grpo.tasks.registry import Row
 
 __all__ = ["gold_completion", "grade", "grade_many", "load", "read"]
@@ -70,7 +71,7 @@ def _number(row: Row) -> int:
 def _row(record: Any, where: str) -> Row:
     text, code = (part.replace("\r\n", "\n") for part in sources.texts(record, ("text", "code"), where))
     task_id, tests, setup = record.get("task_id"), record.get("test_list"), record.get("test_setup_code") or ""
-    if isinstance(task_id, bool) or not isinstance(task_id, (int, str)) or not str(task_id).strip():
+    if not isinstance(task_id, (int, str)):
         raise UserError(f"{where}: 'task_id' is {task_id!r:.60}; expected a number or a string")
     if not isinstance(tests, list) or not tests or not all(isinstance(t, str) and t.strip() for t in tests):
         raise UserError(f"{where}: 'test_list' is {tests!r:.60}; expected a list of assert statements")
@@ -83,7 +84,7 @@ def _row(record: Any, where: str) -> Row:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     entry_point = _entry_point(body, tree, where)
     helpers = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} & used - {entry_point}
-    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and _bound(node) & used]
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and bound_names(node) & used]
     return {
         "id": f"mbpp/{task_id}",
         "question": _QUESTION.format(text=text.strip(), tests=asserts),
@@ -97,16 +98,10 @@ def _row(record: Any, where: str) -> Row:
     }
 
 
-def _bound(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Return the names that an import binds."""
-    return {alias.asname or alias.name.split(".")[0] for alias in node.names}
-
-
 def _entry_point(body: list[ast.stmt], tree: ast.Module, where: str) -> str:
     """Return the first function that the tests call and that the reference program defines."""
     defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
-    for name in calls:
-        if name in defined:
-            return name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
+            return node.func.id
     raise UserError(f"{where}: 'test_list' calls no function that 'code' defines; fix the row or remove it")

@@ -40,7 +40,7 @@ def parse_start(text: str) -> Code | None:
 
 def defines(code: Code, name: str) -> bool:
     """Return whether the code defines or assigns the name at the top level. Imports do not count."""
-    return any(name in _bound(node) for node in code.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
+    return any(name in bound_names(node) for node in code.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
 
 
 def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
@@ -93,7 +93,6 @@ def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
 
 
 def _parse(text: str) -> Code | None:
-    """Parse text. Return None if it is not Python."""
     code = _try(text)
     return code if isinstance(code, Code) else None
 
@@ -111,14 +110,13 @@ def _try(text: str) -> Code | int | None:
 
 
 def _function(code: Code, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the last top-level function with this name."""
     for node in reversed(code.body):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             return node
     return None
 
 
-def _bound(statement: ast.stmt) -> set[str]:
+def bound_names(statement: ast.stmt) -> set[str]:
     """Return the names that a definition, import or assignment binds."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {statement.name}
@@ -145,11 +143,11 @@ def _used(statements: Iterable[ast.stmt]) -> set[str]:
 
 def _without_examples(code: Code, entry_point: str) -> Code:
     """Drop statements after the entry point, except definitions and those that set a value that a definition reads."""
-    first = next(index for index, node in enumerate(code.body) if entry_point in _bound(node))
+    first = next(index for index, node in enumerate(code.body) if entry_point in bound_names(node))
     wanted = _used(node for node in code.body if isinstance(node, _DEFINITIONS)) | {entry_point}
     after = code.body[first + 1 :]
     # Statements without a binding may fill a table that a definition reads: `table.append(1)`, `table[2] = 3`.
-    tables = wanted & set().union(*map(_bound, (node for node in after if not isinstance(node, _DEFINITIONS))))
+    tables = wanted & set().union(*map(bound_names, (node for node in after if not isinstance(node, _DEFINITIONS))))
     tables -= {entry_point}
     filling = {node for node in after if not tables.isdisjoint(_names(node)) and entry_point not in _names(node)}
     return _without(code, {node for node in after if _is_idle(node, wanted) and node not in filling})
@@ -160,23 +158,23 @@ def _names(statement: ast.stmt) -> set[str]:
 
 
 def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:
-    return not isinstance(statement, _DEFINITIONS) and wanted.isdisjoint(_bound(statement))
+    return not isinstance(statement, _DEFINITIONS) and wanted.isdisjoint(bound_names(statement))
 
 
 def _borrowed(code: Code, prefix: str, earlier: Sequence[str]) -> list[Code]:
     """Return, in order, the definitions from earlier sources that the code uses but does not define."""
     start = _parse(prefix)
-    known = set(dir(builtins)).union(*(_bound(node) for part in (code, start) if part for node in part.body))
+    known = set(dir(builtins)).union(*(bound_names(node) for part in (code, start) if part for node in part.body))
     missing = _used(code.body) - known
     borrowed: list[Code] = []
     for text in reversed(earlier):
         part = _parse(text) if missing else None
-        if part is None or missing.isdisjoint(set().union(*map(_bound, part.body))):
+        if part is None or missing.isdisjoint(set().union(*map(bound_names, part.body))):
             continue
         wanted = missing | _used(node for node in part.body if isinstance(node, _DEFINITIONS))
         kept = _without(part, {node for node in part.body if _is_idle(node, wanted)})
         borrowed.append(kept)
-        known = known.union(*map(_bound, kept.body))
+        known = known.union(*map(bound_names, kept.body))
         missing = (missing | _used(kept.body)) - known
     return borrowed[::-1]
 

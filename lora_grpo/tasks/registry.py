@@ -66,7 +66,7 @@ class Task(Protocol):
         ...
 
     def grade(self, completion: str, row: Mapping[str, Any]) -> Verdict:
-        """Grade one completion against its row. The completion is the assistant's text and may be any string."""
+        """Grade one completion, which may be any string, against its row."""
         ...
 
     def gold_completion(self, row: Mapping[str, Any]) -> str:
@@ -87,12 +87,7 @@ def get_task(name: str) -> Task:
 
 
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade B completions of one task against their B rows.
-
-    Raises:
-        UserError: there is no such task, or a row cannot be graded.
-        RunError: the sandbox or the tests of a row cannot run.
-    """
+    """Grade B completions of one task against their B rows."""
     task = get_task(task_name)
     if grade_many := getattr(task, "grade_many", None):
         return list(grade_many(completions, rows))

@@ -42,15 +42,9 @@ def is_on_hub(source: str) -> bool:
 
 
 def read(source: str, split: str, hub_config: str | None = None) -> list[tuple[str, Any]]:
-    """Return the records of a source, each with its location, such as "file:line".
+    """Return the records of a JSON Lines file or Hub dataset, each with its location, such as "file:line".
 
-    Args:
-        source: a JSON Lines file, gzipped if its name ends in `.gz`, or a Hub dataset id.
-        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
-        hub_config: name of the Hub dataset's configuration, if it has several.
-
-    Raises:
-        UserError: the source cannot be loaded, or has no rows.
+    The split is "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
     """
     if not is_on_hub(source):
         return list(json_files.read_lines(Path(source).expanduser(), "a JSON Lines file"))

@@ -150,8 +150,8 @@ MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_l
         (["--data.train", "mbpp.jsonl"], "pass --data.task with --data.train and --data.eval"),
         (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
         (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
-        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a number from 1"),
-        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected a number from 64"),
+        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a value greater than or equal to 1"),
+        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected a value greater than or equal to 64"),
         (["--data.task", "mbpp", "--data.train", "mbpp.jsonl", "--data.eval", "bad.jsonl"], "bad.jsonl:2: "),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_mistake_in_the_code_recipe_is_one_line_and_leaves_nothing(recipe, tmp
 def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Hi"}\n')
     result = recipe("--data.train", "mine.jsonl", name="length_lora")
-    assert "mine.jsonl:2: none of prompt, question, text is a non-empty" in refused(result)
+    assert "mine.jsonl:2: 'prompt' is missing; expected a non-empty string" in refused(result)
     assert not (tmp_path / "outputs").exists()
 
 
