@@ -27,8 +27,7 @@ _WAIT_TIMEOUT = timedelta(days=30)
 _HOLD_SECONDS = 3.0
 """A rank waits this long before it prints its error, so that rank 0 can print the same error first."""
 _ERROR = "lora_grpo/error"
-_group: list[Any] = []
-"""The gloo process group for waiting; empty until `join` is called."""
+_group: list[Any] = []  # the gloo process group for waiting, once `join` was called
 
 
 def world_size() -> int:

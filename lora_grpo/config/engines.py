@@ -11,7 +11,6 @@ from lora_grpo.config.schema import RunConfig, replace
 
 
 def vllm_available() -> bool:
-    """Return whether vLLM is installed, without importing it."""
     return importlib.util.find_spec("vllm") is not None
 
 

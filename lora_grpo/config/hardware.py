@@ -60,7 +60,6 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 
 @functools.cache
 def _query(tool: str) -> tuple[str, str]:
-    """Return the output of nvidia-smi, or the reason why it failed."""
     query = [tool, "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)

@@ -252,11 +252,7 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
 
 
 def check_fields(config: Any) -> Any:
-    """Return a configuration with every value converted to its field's type and checked against its range.
-
-    Raises:
-        UserError: a value is invalid; names the first such field, its value and the expected value.
-    """
+    """Return a configuration with every value converted to its field's type and checked against its range."""
     kind: Any = type(config)
     try:
         return TypeAdapter(kind).validate_python(dataclasses.asdict(config))

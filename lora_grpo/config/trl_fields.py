@@ -85,7 +85,6 @@ def grpo_fields() -> dict[str, str]:
 
 
 def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
-    """Return the statements of a class in an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise UserError(f"{package} is not installed; run `pip install -e .` in the project's folder")

@@ -51,12 +51,7 @@ class Options:
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
-    """Measure the GPU, run the recipe for every row, and write and print the table.
-
-    Raises:
-        UserError: no GPU, or an invalid option.
-        RunError: a row failed, or no row ran.
-    """
+    """Measure the GPU, run the recipe for every row, and write and print the table."""
     started = time.monotonic()
     gpus, why_none = nvidia_gpus()
     if not gpus:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from lora_grpo.config import nvidia_gpus
 
-_POLL_SECONDS = 0.25
-"""Time between two readings of nvidia-smi; shorter peaks can be missed."""
+_POLL_SECONDS = 0.25  # GPU memory peaks that are shorter can be missed
 
 
 @dataclass(frozen=True)

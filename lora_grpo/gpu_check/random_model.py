@@ -49,7 +49,6 @@ QWEN = {
     "1.5B": qwen2(1536, 8960, 28, 12, 2),
     "3B": qwen2(2048, 11008, 36, 16, 2),
 }
-"""Qwen2.5-0.5B, -1.5B and -3B, as published in their config.json."""
 
 
 def build_command(folder: Path, config: dict[str, Any]) -> list[str]:

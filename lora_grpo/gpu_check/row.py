@@ -24,8 +24,7 @@ PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-sh
 """Generated problems. With six examples, prompts have about 440 tokens, close to the 512 of the memory plan."""
 _STEPS = {"vllm": 3, "transformers": 2}
 """Steps of a row. The first step is a warm-up; it is measured only if there is no other step."""
-_ROW_SHARE = 1 / 3
-"""Maximum share of the check's time for one row."""
+_ROW_SHARE = 1 / 3  # of the check's time, at most
 _REWARDS = ("correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
 """Random tokens earn none of the first two, and equal rewards have no gradient. About half of the completions with 512
 tokens contain one of the pattern's 200 (of 151,936) tokens."""
@@ -116,7 +115,6 @@ def _result(status: str, reason: str | None) -> dict[str, Any]:
 
 
 def _measurements(record: dict[str, Any], steps: list[dict[str, Any]], row: Row, limits: Limits) -> dict[str, Any]:
-    """Return the measurements of a run with at least one step."""
     config, memory, last = record["config"], record.get("memory") or {}, steps[-1]
     completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
     completion_tokens = last["completions/mean_length"]

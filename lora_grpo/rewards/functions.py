@@ -182,7 +182,6 @@ def _run_tests(
 
 
 def _rows(columns: dict[str, Any], size: int) -> list[Row]:
-    """Return the dataset's columns as rows, one per completion."""
     per_row = {name: column for name, column in columns.items() if isinstance(column, list)}
     return [{name: column[i] for name, column in per_row.items()} for i in range(size)]
 

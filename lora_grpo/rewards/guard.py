@@ -94,6 +94,5 @@ def _readable(completion: Any) -> Any:
 
 
 def _shorten(value: Any, characters: int = 80) -> str:
-    """Return the start of a value's repr, without line breaks."""
     text = " ".join(repr(value).split())
     return text if len(text) <= characters else text[:characters] + "…"

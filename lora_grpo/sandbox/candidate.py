@@ -86,7 +86,8 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
     try:
         args = [decoder.decode(value) for value in encoded_args]
         kwargs = {name: decoder.decode(value) for name, value in encoded_kwargs}
-        before = _snapshots(decoder.nodes, objects)
+        snapshot = Encoder(objects.handle, decoder.nodes)
+        before = [snapshot.contents(node) for node in decoder.nodes]
         try:
             value = OPERATIONS[operation](*args, **kwargs)
         finally:
@@ -95,11 +96,6 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
         return ["returned", changes, encoder.encode(value)]
     except BaseException as error:  # noqa: BLE001 - reported to the tests
         return _raised(error, changes, objects)
-
-
-def _snapshots(nodes: list[Any], objects: _Objects) -> list[Any]:
-    encoder = Encoder(objects.handle, nodes)
-    return [encoder.contents(node) for node in nodes]
 
 
 def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]:

@@ -39,12 +39,7 @@ class Malformed(Exception):
 
 
 def send(descriptor: int, message: Any) -> None:
-    """Write one frame.
-
-    Raises:
-        OverflowError: the frame is longer than MAX_FRAME_BYTES.
-        OSError: the other end is closed.
-    """
+    """Write one frame. Raise OverflowError if it is longer than MAX_FRAME_BYTES."""
     body = _to_json(message).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise OverflowError(f"a message of {len(body)} bytes; expected at most {MAX_FRAME_BYTES}")
@@ -54,12 +49,7 @@ def send(descriptor: int, message: Any) -> None:
 
 
 def receive(descriptor: int) -> Any:
-    """Read one frame.
-
-    Raises:
-        EOFError: the other end is closed.
-        Malformed: the frame is too long or not JSON.
-    """
+    """Read one frame. Raise EOFError if the other end is closed, and Malformed if the frame is not valid."""
     length = int.from_bytes(_read(descriptor, 4), "little")
     if length > MAX_FRAME_BYTES:
         raise Malformed(f"a message of {length} bytes")

@@ -46,8 +46,8 @@ def prepare(program: Program) -> bytes:
     """Compile the tests of a program for the process that runs them.
 
     Raises:
-        BrokenTest: the prelude or the test is not Python, or the tests use an undefined name. A candidate could define
-            such a name. For example, it could define `np` if the import for `np.allclose(result, expected)` is missing.
+        BrokenTest: the tests are not Python, assert nothing, or use an undefined name, which a candidate could define,
+            such as `np` if the import for `np.allclose(result, expected)` is missing.
     """
     try:
         prelude, test, unknown, number = _compiled(

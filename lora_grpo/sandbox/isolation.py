@@ -27,7 +27,6 @@ def missing(tier: str) -> str | None:
 
 
 def describe(tier: str, workers: int, settings: Settings) -> str:
-    """Return the line that describes the isolation in the terminal and in every report."""
     how = {
         "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
         "bubblewrap": "bubblewrap + seccomp",

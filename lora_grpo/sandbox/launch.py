@@ -87,7 +87,7 @@ def memory_file(content: bytes) -> int:
 
 
 def _interpreter() -> str:
-    """Return the path of the interpreter itself, not of the link in a virtual environment."""
+    """Return the interpreter itself, not the link in a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 

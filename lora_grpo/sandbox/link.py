@@ -43,12 +43,7 @@ class Link:
         self._descriptor = descriptor
 
     def open(self) -> None:
-        """Wait until the candidate's source has run.
-
-        Raises:
-            Gone: the source is not a valid program, or its process died.
-            Exception: the top level of the source raised an exception.
-        """
+        """Wait until the candidate's source has run. Its exceptions are raised here."""
         reply = self._receive("ready", "invalid", "raised")
         if reply[0] == "invalid":
             raise self._lose("invalid", reply[1])
@@ -59,11 +54,7 @@ class Link:
         """Run an operation in the candidate's process and return its result.
 
         In-place changes to arguments are applied to the caller's objects. `candidate.OPERATIONS` lists the operations.
-
-        Raises:
-            Gone: the process exited or sent an invalid reply.
-            NotPlain: an argument of a call by name cannot be encoded.
-            Exception: the operation raised an exception, which is converted to the nearest builtin class.
+        The candidate's exceptions are converted to the nearest builtin class.
         """
         if self.gone:
             raise self.gone

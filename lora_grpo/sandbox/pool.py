@@ -34,14 +34,7 @@ class Pool:
         self._closing = False
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Run the programs and return their verdicts in order.
-
-        If a worker dies, its program runs once more in a new worker.
-
-        Raises:
-            BrokenTest: the tests of a program cannot run.
-            RunError: workers cannot start, or die for reasons other than a program.
-        """
+        """Run the programs and return their verdicts in order. If a worker dies, its program runs once more."""
         exams = [prepare(program) for program in programs]
         executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
         try:
@@ -153,8 +146,7 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
 
     Raises:
         BrokenTest: the tests of a program cannot run with any candidate.
-        RunError: the sandbox's processes cannot start.
-        UserError: no isolation works on this machine.
+        RunError: the sandbox's processes do not start, or keep dying.
     """
     with _lock:
         if _pool is None:
@@ -171,9 +163,7 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
 
 def describe() -> str | None:
     """Return the line that `start` returned, or None if the sandbox is not running."""
-    if _pool is None:
-        return None
-    return isolation.describe(_pool.tier, _pool.size, _pool.settings)
+    return isolation.describe(_pool.tier, _pool.size, _pool.settings) if _pool else None
 
 
 def stop() -> None:

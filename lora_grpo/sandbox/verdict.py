@@ -62,7 +62,6 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every test passed."""
         return self.status == "passed"
 
 

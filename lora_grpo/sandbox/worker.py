@@ -26,11 +26,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """A pair of zygotes. One forks candidates, and the other forks their tests.
-
-    Raises:
-        WorkerDied: a process did not start. The message includes its last line of output.
-    """
+    """A pair of zygotes. One forks candidates, and the other forks their tests."""
 
     def __init__(self, isolation: str, settings: Settings) -> None:
         self._settings = settings
@@ -53,12 +49,7 @@ class Worker:
             raise
 
     def grade(self, program: Program, exam: bytes) -> Verdict:
-        """Run one program with its tests, compiled by `exam.prepare`.
-
-        Raises:
-            BrokenTest: the tests cannot run with any program.
-            WorkerDied: a process of the pair exited. The pair cannot be used again.
-        """
+        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used."""
         started = time.monotonic()
         report, report_end = os.pipe()
         try:

@@ -39,12 +39,8 @@ _LINK, _REPORT = 3, 4
 def main(role: str, control_descriptor: int, isolation: str, readable: list[str], limits: list[int]) -> None:
     """Serve commands until the other end of the control socket closes.
 
-    Args:
-        role: `candidate` or `examiner`.
-        control_descriptor: file descriptor of the control socket.
-        isolation: `landlock`, `bubblewrap` (already active), or `none`.
-        readable: paths that remain readable.
-        limits: address space of a child in bytes and CPU time in seconds.
+    The role is `candidate` or `examiner`. The isolation is `landlock`, which leaves the `readable` paths, `bubblewrap`,
+    which is already active, or `none`. The limits are a child's address space in bytes and CPU time in seconds.
     """
     # Both are inherited. With other settings, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

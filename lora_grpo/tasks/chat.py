@@ -26,7 +26,6 @@ _COMPLETIONS = {
 }
 
 DEFAULT_STYLE = "xml"
-"""The style of a row without `prompt_style`."""
 
 
 def check_style(style: str) -> None:
@@ -59,9 +58,6 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
 
     Base models have a tokenizer without a chat template. Their prompt is plain text: the system prompt, then
     `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
-
-    Raises:
-        UserError: the chat template rejects the messages.
     """
     if getattr(tokenizer, "chat_template", None):
         from jinja2 import TemplateError

@@ -35,10 +35,7 @@ def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
 
 
 def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade B completions against the tests of their B rows in one call to the sandbox.
-
-    The `reason` of a verdict is the sandbox's status or `no_code`, and `extracted` is the program that ran.
-    """
+    """Grade B completions against the tests of their B rows in one call to the sandbox."""
     return [
         Verdict(verdict.passed, verdict.status, program, detail=verdict.message or None)
         if verdict

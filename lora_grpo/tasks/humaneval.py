@@ -27,12 +27,7 @@ _QUESTION = (
 
 
 def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Return all rows for either split, because the dataset has a single one; see `Task.load`.
-
-    Returns:
-        Rows with upstream's `id` ("HumanEval/17"), `question`, `answer` (prompt and reference solution), `entry_point`,
-        `test` (with the call of `check`), `prelude` and `completion_prefix` (both are upstream's prompt).
-    """
+    """Return all rows for either split, because the dataset has a single one; see `Task.load`."""
     source = source or HUB_DATASET
     rows = [_row(record, where) for where, record in sources.read(source, "test")]
     sources.check_ids(rows, source)

@@ -17,9 +17,6 @@ from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.registry import CODE_TASKS, ONE_SPLIT_TASKS, Row, get_task, runs_programs
 
-_MAX_VALIDATION_SHARE = 10
-"""At most 1 in this many training rows becomes a validation row."""
-
 
 @dataclass(frozen=True)
 class Data:
@@ -38,11 +35,7 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
 
 
 def load_data(config: RunConfig) -> Data:
-    """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first.
-
-    Training rows are dropped if their question is in the evaluation set. If a benchmark has no training split, the
-    rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
-    """
+    """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
     data = _load(config.data, config.seed, train_seed=config.seed)
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
@@ -67,10 +60,13 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
 
 
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
-    """Load the evaluation rows, and the training rows if `train_seed` is set."""
+    """Load the evaluation rows, and the training rows if `train_seed` is set.
+
+    Training rows are dropped if their question is in the evaluation set. If a benchmark has no training split, the
+    rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
+    """
     task, evaluation_task = get_task(data.task), get_task(data.evaluation_task)
     train = [] if train_seed is None else task.load("train", data.train, data.train_limit, train_seed)
-    # If both splits have the same rows, evaluation rows are sampled from those not used for training.
     one_split = train_seed is not None and data.task in ONE_SPLIT_TASKS
     evaluation = evaluation_task.load("eval", data.eval, None if one_split else data.eval_limit, seed)
     contaminated = 0
@@ -124,7 +120,7 @@ def _solvable(rows: list[Row], task: str) -> list[Row]:
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
-    """Drop rows if the prompt plus the longest completion exceeds the context, and print their number."""
+    """Drop rows whose prompt plus the longest completion exceeds the context, and print their number."""
     limit = config.model.max_sequence_tokens - config.sampling.max_completion_tokens
     lengths = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
@@ -170,7 +166,7 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
 
     There are `monitor.rows` validation rows, but at most a tenth of the rows, and none if that is less than 16.
     """
-    number = min(config.monitor.rows, len(rows) // _MAX_VALIDATION_SHARE)
+    number = min(config.monitor.rows, len(rows) // 10)
     if number < MIN_VALIDATION_ROWS:
         if config.monitor.rows:
             message = f"no validation set: a tenth of {len(rows)} training rows is fewer than {MIN_VALIDATION_ROWS}"

@@ -49,12 +49,7 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
 
 
 def read(source: str | None, split: str = "train+validation+test+prompt") -> list[Row]:
-    """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`.
-
-    Returns:
-        Rows with `id` ("mbpp/601"), `question`, `answer` (the reference program), `entry_point`, `functions` (all
-        program names that the tests use), `test` (setup and asserts), and `prelude` (imports that the tests use).
-    """
+    """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`."""
     source = source or HUB_DATASET
     records = sources.read(source, split, "full" if source == HUB_DATASET else None)
     rows = [_row(record, where) for where, record in records]
@@ -90,7 +85,7 @@ def _row(record: Any, where: str) -> Row:
         "question": _QUESTION.format(text=text.strip(), tests=asserts),
         "answer": code,
         "entry_point": entry_point,
-        # Some tests construct arguments with classes from the program.
+        # Some tests construct their arguments with classes from the program.
         "functions": [entry_point, *sorted(helpers)],
         "test": test,
         # Tests use the real modules, even if the candidate assigns other values to their names.

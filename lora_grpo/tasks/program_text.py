@@ -16,8 +16,6 @@ _PARSE_ATTEMPTS = 6
 
 
 class Code(NamedTuple):
-    """Python source and its parsed statements."""
-
     text: str
     body: list[ast.stmt]
 

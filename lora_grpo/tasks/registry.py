@@ -23,8 +23,6 @@ ONE_SPLIT_TASKS = ("humaneval",)
 """Benchmarks without a training split. Rows used for training are removed from the evaluation set."""
 
 GradedTask = Literal["gsm8k", "humaneval", "mbpp", "starter", "starter-code"]
-"""Tasks with correct answers, which an evaluation can measure."""
-
 TASK_NAMES = (*get_args(GradedTask), *UNGRADED_TASKS)
 
 
@@ -52,13 +50,11 @@ class Task(Protocol):
     """
 
     def load(self, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
-        """Return the rows of a split.
+        """Return the rows of the split "train" or "eval".
 
         Args:
-            split: "train" or "eval".
             source: path of a JSON Lines file, a Hub dataset id, or None for the task's default.
             limit: number of rows to sample without replacement, in file order; None keeps all rows.
-            seed: seed for sampling.
 
         Raises:
             UserError: the source is missing or empty, or a row is malformed. The message includes the file and line.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import random
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
-
-Item = TypeVar("Item")
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".gz")
 _HUB_SPLITS = {"train": "train", "eval": "test"}
@@ -27,7 +26,7 @@ def load_bundled(task: str, split: str, source: str | None, limit: int | None, s
     return sample(starter.problems(task, split), limit, seed)
 
 
-def sample(rows: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
+def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
     """Sample `limit` rows without replacement, in their original order; None keeps all rows."""
     if limit is None or limit >= len(rows):
         return list(rows)
@@ -87,8 +86,6 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
 
 def check_ids(rows: list[Row], where: str) -> None:
     """Raise UserError if two rows share an id."""
-    seen: set[str] = set()
-    for row in rows:
-        if row["id"] in seen:
-            raise UserError(f"{where}: two rows have the id {row['id']!r}; remove one of them")
-        seen.add(row["id"])
+    name, count = Counter(row["id"] for row in rows).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{where}: {count} rows have the id {name!r}; keep one of them")
