@@ -1,6 +1,7 @@
 """A command with a time limit: its exit code, its message, its GPU memory, and no process left behind."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,10 @@ def test_at_the_time_limit_the_command_and_its_children_are_killed(tmp_path):
     done = run(python(code), tmp_path / "log", 1.0)
     assert done.exit_code is None and 1 <= done.seconds < 10
     child = Path("/proc") / done.message / "stat"
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+    deadline = time.monotonic() + 10  # a killed process ends when it is next scheduled
+    while child.exists() and child.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_gpu_peak_is_the_increase_over_the_memory_in_use_at_the_start(machine, tmp_path):
