@@ -126,13 +126,10 @@ def _settle_task(config: RunConfig) -> RunConfig:
     if data.task not in ("starter", "starter-code") or not (data.train or data.eval):
         return config
     if data.task == "starter-code":
-        raise UserError(
-            "the task starter-code brings its own problems; pass --data.task with --data.train and --data.eval"
-        )
+        raise UserError("starter-code has bundled problems; pass --data.task with --data.train and --data.eval")
     if not (data.train and data.eval):
         raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
-    settled: RunConfig = replace(config, {"data": {"task": "gsm8k"}})
-    return settled
+    return replace(config, {"data": {"task": "gsm8k"}})
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

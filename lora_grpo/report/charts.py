@@ -12,10 +12,8 @@ from typing import Any
 from lora_grpo.evaluation import printable
 from lora_grpo.report.plots import Plot
 
-_INCHES = (4.6, 2.7)
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.14, 0.98, 0.17, 0.88
 """Position of the axes as fractions of the figure. Fixed, because computing a layout takes as long as drawing."""
-_PNG_DPI = 180
 _COLORS = {"ink": "#1b2026", "muted": "#5b6470", "line": "#dfe3e8"}
 """Colors of the PNG. In the SVG they become variables of the page's stylesheet, which also has a dark theme."""
 _SERIES = ("#0067a5", "#c8501e", "#11815f")
@@ -61,7 +59,7 @@ def draw(plot: Plot) -> Chart:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=_INCHES, facecolor="none")
+        figure = Figure(figsize=(4.6, 2.7), facecolor="none")
         axes = figure.add_axes((_LEFT, _BOTTOM, _RIGHT - _LEFT, _TOP - _BOTTOM), facecolor="none")
         _curves(axes, plot)
         axes.set_xlabel(plot.x_unit)
@@ -80,7 +78,7 @@ def draw(plot: Plot) -> Chart:
         figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})
         figure.text(0.012, 0.985, printable(plot.title), fontsize=11, va="top")  # the page shows it as a heading
         picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=_PNG_DPI, facecolor="white", metadata={"Software": None})
+        figure.savefig(picture, format="png", dpi=180, facecolor="white", metadata={"Software": None})
     read_out = {
         "left": _LEFT,
         "right": _RIGHT,

@@ -71,7 +71,7 @@ def write_diff(folder: Path, other: Path) -> Path:
     """
     runs = [read_run(folder), read_run(other)]
     if folder.resolve() == other.resolve():
-        raise UserError(f"{folder} and {other} are the same run; give two runs, or one for its own report")
+        raise UserError(f"{folder} and {other} are the same run; pass two different runs")
     names = [run.name for run in runs]
     if names[0] == names[1]:
         names = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
