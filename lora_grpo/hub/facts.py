@@ -131,10 +131,7 @@ def _vllm_rank(adapter: Path) -> int | None:
 
 
 def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) -> Iterator[Evaluation]:
-    """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from.
-
-    Prints the name of each evaluation that measured other weights.
-    """
+    """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from."""
     adapter = adapter_sha256(run / "adapter")
     is_from_adapter = merge is not None and merge.identity["adapter_sha256"] == adapter
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):

@@ -62,7 +62,7 @@ def push_to_hub(options: PushOptions) -> None:
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
-    """Return the files to upload, the last of which is the card, and the names of skipped files."""
+    """Return the files to upload, the card last, and the names of skipped files."""
     known = facts.gather(folder, kind)
     files, skipped = collect(folder, kind, known.base.name)
     files.append(UploadFile(CARD, card.write(repo_id, known, files).encode()))
@@ -71,7 +71,6 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raise a UserError if a repository id is invalid or has no owner."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -125,16 +124,14 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
 
 
 def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list[str]:
-    """Check that the repository accepts this push, and return the names of its files.
-
-    An adapter and a merged model do not share a repository, because loading it would apply the adapter twice.
-    """
+    """Check that the repository accepts this push, and return the names of its files."""
     info = api.model_info(repo_id)
     if not info.private and not public:
         raise UserError(f"{repo_id} is public; pass --public to push to it, or choose another repository")
     if info.private and public:
         print(f"{repo_id} is private and stays private; change that in its settings on the Hub", file=sys.stderr)
     names = [sibling.rfilename for sibling in info.siblings or ()]
+    # Loading a repository with both an adapter and a merged model would apply the adapter twice.
     for other, name in LOADED_BY.items():
         if kind in LOADED_BY and kind != other and name in names:
             raise UserError(

@@ -70,6 +70,8 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     Raises:
         UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
     """
+    from transformers.pytorch_utils import Conv1D
+
     adapter = _read_adapter(folder)
     tensors = file_tensors(folder / "adapter_model.safetensors")
     # PEFT saves the original of a replaced module along with its replacement.
@@ -96,7 +98,8 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
             raise adapter.misfit(name, old, new)
         outputs[name] = replace(outputs[name], replacement=tensor)
         used |= {tensor.name, *(copy.name for copy in copies)}
-    conv1d = _conv1d_modules(model)
+    # Conv1D stores its weight as (in, out). `fan_in_fan_out` is not reliable: PEFT (0.21) writes it for the last layer.
+    conv1d = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
     for module, found in parts.items():
         if f"{module}.weight" in outputs:
             used |= _add_update(outputs, module, found, adapter, is_conv1d=module in conv1d)
@@ -169,16 +172,14 @@ def _read_adapter(folder: Path) -> _Adapter:
             "path_initial_model_for_weight_conversion"
         )
     try:
-        return _Adapter(folder=folder, **settings)
+        return _Adapter.model_validate({**settings, "folder": folder})
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
 
 
-def _group(
-    weights: Mapping[str, StoredTensor],
-) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, list[StoredTensor]]]:
-    """Group adapter tensors by module and part, and replacement tensors by their name in the base."""
+def _group(weights: Mapping[str, StoredTensor]) -> tuple[dict[str, Any], dict[str, list[StoredTensor]]]:
+    """Group adapter tensors by module and entry of `_PARTS`, and replacement tensors by their name in the base."""
     parts: dict[str, dict[str, StoredTensor]] = {}
     whole: dict[str, list[StoredTensor]] = {}
     for key, tensor in weights.items():
@@ -190,14 +191,6 @@ def _group(
             # PEFT (0.21) saves a module that is both resized and trained under both names.
             whole.setdefault(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."), []).append(tensor)
     return parts, whole
-
-
-def _conv1d_modules(model: Any) -> set[str]:
-    """Return the modules that store their weight as (in, out)."""
-    # `fan_in_fan_out` in adapter_config.json is not reliable: PEFT (0.21) writes that of the last layer it created.
-    from transformers.pytorch_utils import Conv1D
-
-    return {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
 
 
 def _add_update(

@@ -165,11 +165,13 @@ def served_rank(adapter: Path) -> int:
         reasons.append(f"of type {config.get('peft_type')}")
     if config.get("bias", "none") != "none":
         reasons.append(f"bias={config['bias']}")
+    if not isinstance(config.get("r"), int):
+        reasons.append(f"r={config.get('r')!r}")
     if reasons:
         raise UserError(
             f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); select the transformers backend"
         )
-    return reserved_rank(config.get("r", 0))
+    return reserved_rank(config["r"])
 
 
 def reserved_rank(rank: int) -> int:

@@ -211,6 +211,7 @@ def test_an_ignored_adapter_is_an_error(pair, monkeypatch, adapter):
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"peft_type": "IA3"}, "of type IA3"),
+        ({"r": "16"}, "r='16'"),
     ],
 )
 def test_an_adapter_that_vllm_cannot_serve_is_refused(tmp_path, changed, reason):
