@@ -64,7 +64,6 @@ def read_finished_lines(path: Path) -> list[Any]:
 
 
 def dump_lines(values: Iterable[Any]) -> str:
-    """Return values as JSON Lines."""
     # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
     return "".join(json.dumps(value) + "\n" for value in values)
 

@@ -15,10 +15,10 @@ held: list[FileLock] = []  # released when garbage-collected
 
 
 def claim(folder: Path, flag: str = "--output-dir") -> None:
-    """Create the folder if needed and lock it until this process exits. `flag` set it, for error messages.
+    """Create the folder if needed, and lock it until this process exits.
 
     Raises:
-        UserError: the folder is not writable, or another process holds the lock.
+        UserError: the folder, which `flag` sets, is not writable, or another process holds the lock.
     """
     lock = FileLock(folder / ".lock", blocking=False)
     try:

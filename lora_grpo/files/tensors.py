@@ -45,7 +45,6 @@ class StoredTensor:
     path: Path
 
     def read(self) -> Any:
-        """Return the whole tensor."""
         from safetensors import safe_open
 
         with safe_open(self.path, "pt") as file:
@@ -77,11 +76,7 @@ def same_values(first: Rows, second: Rows) -> bool:
 
 
 def file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one safetensors file in file order, without reading their data.
-
-    Raises:
-        UserError: the file is not a complete safetensors file.
-    """
+    """Return the tensors of a safetensors file in file order; an incomplete file is a UserError. Reads no data."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -148,7 +143,7 @@ class TensorWriter:
         self.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, data: Any) -> None:
-        """Append bytes or the elements of a tensor."""
+        """Append bytes, or the elements of a tensor."""
         if not isinstance(data, bytes):
             import torch
 

@@ -36,7 +36,6 @@ class Turns:
         return text
 
     def to_go(self) -> str:
-        """Return the Go template for Ollama."""
         roles = [
             f'{{{{ if eq .Role "{role}" }}}}{_go(before)}{{{{ .Content }}}}{_go(after)}{{{{ end }}}}'
             for role, (before, after) in self.roles.items()

@@ -54,7 +54,6 @@ class Vocabulary:
     """Notes for the user, one line each."""
 
     def add_to(self, writer: Any) -> None:
-        """Add the fields to a GGUFWriter."""
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)

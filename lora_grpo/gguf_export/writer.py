@@ -99,7 +99,7 @@ def _generation_config(folder: Path, config: Any) -> Any:
 
 
 def _write(output: Path, kind: str, model: _Model) -> list[str]:
-    """Write the file under a temporary name, flush it, and rename it. Return notes for the user."""
+    """Write one file, and return notes for the user."""
     import gguf
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape

@@ -69,11 +69,7 @@ def merge(options: MergeOptions) -> Path:
 
 
 def merged_model(folder: Path) -> Path:
-    """Return the folder of a run's merged model, merging it first if needed. A model folder is returned unchanged.
-
-    Raises:
-        UserError: the run's adapter has changed since it was merged.
-    """
+    """Return the folder of a run's merged model, merging it first if needed. A model folder is returned unchanged."""
     if not (folder / "run.json").is_file():
         return folder
     if (folder / "merged").is_dir():

@@ -35,14 +35,9 @@ _QUESTIONS = (
 def measure_divergences(
     target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: Plan, merged: Path, onto: Onto
 ) -> Divergences:
-    """Measure KL divergences over the first tokens of completions. All models run in float32.
+    """Measure KL divergences over the first tokens of completions of the run, if there are any.
 
-    Args:
-        target: the adapter. Uses the latest completions of its run, if there are any.
-        model: the result of `empty_model`; it cannot be used afterward.
-        base: the tensors that the adapter was merged into, of the kind `onto`.
-        plan: the merge.
-        merged: the folder of the merged shards.
+    `model` is the result of `empty_model` and cannot be used afterward. `merged` is the folder of the merged shards.
     """
     if plan.vocab_size is not None:
         return Divergences(not_measured="the vocabulary was resized, so the KL divergence is undefined")

@@ -104,11 +104,7 @@ def read_report(folder: Path) -> MergeReport | None:
 
 
 def check_current(folder: Path) -> None:
-    """Check that a run's `merged` or `gguf` folder was made from the run's current adapter.
-
-    Raises:
-        UserError: the adapter has changed since the folder was written.
-    """
+    """Raise a UserError if a run's `merged` or `gguf` folder was not made from the run's current adapter."""
     report, adapter = read_report(folder), folder.parent / "adapter"
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
