@@ -19,7 +19,7 @@ starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
 models/        what a name means (run, adapter, folder, Hub id); base, adapter and policy; shape and memory
-sampling/      completions from a policy: own sampler, vLLM in this process, vLLM server
+sampling/      completions from a policy: built-in sampler, vLLM in this process, vLLM server
 training/      TRL's GRPO trainer, validation, alarms, logprob check
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports

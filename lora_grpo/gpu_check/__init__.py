@@ -5,7 +5,7 @@
 A row is a combination of model size, training engine and sampling backend. Each row runs the real recipe in a separate
 process for a few steps, with random weights and generated problems, so nothing is downloaded:
 
-    measure the GPU's bandwidth and matrix rate
+    measure the GPU's memory bandwidth and matmul throughput
     for each row:  random model ──► recipe, with a time limit ──► run.json, metrics.jsonl ──► one line of the table
 
 check.py              measures the GPU, runs all rows within the time limit, and writes results.json and results.md

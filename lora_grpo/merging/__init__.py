@@ -14,8 +14,8 @@ mapping.py         maps adapter keys to output tensors, and decides whether head
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, trained tokens, replaced modules
 fidelity.py        the share of the update that each dtype keeps
 writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
-divergence.py      selects the models and texts to compare
-streamed_model.py  a forward pass that reads weights from disk, and the KL divergence of two models: `divergences`
+divergence.py      chooses the models and texts whose KL divergence the report shows
+streamed_model.py  computes the KL divergence of two models (`divergences`), with weights read from disk
 report.py          merge_report.json
 """
 

@@ -3,11 +3,11 @@
 policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
 spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder or a Hub id
 
-target       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-base_model   finds, checks and loads the base model and its tokenizer; sets up torch
-policy       loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
-shape        the dimensions of a transformer, read from its config.json
-memory       estimates the memory of each part of a GRPO step from the shape
+target.py       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
+base_model.py   finds, checks and loads the base model and its tokenizer; sets up torch
+policy.py       loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
+shape.py        the dimensions of a transformer, read from its config.json
+memory.py       estimates the memory of each part of a GRPO step from the shape
 """
 
 from lora_grpo.models import base_model, memory

@@ -5,10 +5,10 @@
     run.append_metrics({"step": 1, "reward": 0.5})
     run.finish({"reward": ...})
 
-record       the schema of run.json; versions and git revision
-run          the open run: creates, resumes and closes its folder
-checkpoints  atomic training checkpoints; finds the newest complete one
-reader       reads the folder of a run in any state
+record.py       the schema of run.json; versions and git revision
+run.py          the open run: creates, resumes and closes its folder
+checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
+reader.py       reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step

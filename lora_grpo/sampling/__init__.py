@@ -8,15 +8,15 @@
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
-    build                 chooses and loads the sampler for a policy or a model spec
-    sampler               the Sampler interface, and decoding with a key-value cache
-    continuous_batching   replaces finished completions in the batch with waiting ones
-    batch_memory          computes how many completions fit in memory at once
-    merged_copy           samples from an unquantized copy with the adapter merged (faster on a CPU)
-    generate              samples with the model's `generate`, for Unsloth
-    vllm_sampler          samples with vLLM, or with the vLLM engine that shares its weights with Unsloth
-    vllm_engine           starts and wraps a vLLM engine in this process: `load_adapter`, `stream`
-    vllm_server           client of a vLLM server, with the same interface
+    build.py                 chooses and loads the sampler for a policy or a model spec
+    sampler.py               the Sampler interface, and decoding with a key-value cache
+    continuous_batching.py   replaces finished completions in the batch with waiting ones
+    batch_memory.py          computes how many completions fit in memory at once
+    merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU)
+    generate.py              samples with the model's `generate`, for Unsloth
+    vllm_sampler.py          samples with vLLM; loads the policy's current adapter at each `wake_up`
+    vllm_engine.py           starts a vLLM engine in this process, and loads adapters into it: `load_adapter`, `stream`
+    vllm_server.py           client of a vLLM server, with the same interface
 """
 
 from lora_grpo.sampling import build

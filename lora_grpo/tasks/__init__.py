@@ -6,14 +6,14 @@
     (verdict,) = grade_all("gsm8k", [completion], [data.train[0]])
 
 A task is a module that implements the three functions of the `Task` protocol: `load` returns rows, `grade` returns a
-verdict, and `gold_completion` returns a completion that must pass. To add a task, write a module named
-after it and register it in `registry` (`GradedTask`; also `CODE_TASKS` if unit tests grade it).
+verdict, and `gold_completion` returns a completion that must pass. To add a task, create `tasks/<name>.py` and add the
+name in `registry.py` to `GradedTask` (and to `CODE_TASKS` if unit tests grade it).
 
 registry.py          the `Task` protocol, `Verdict`, and lookup by name
 loading.py           the rows of a run: disjoint splits, validation rows, prompt order, fingerprints
 sources.py           reads records from JSON Lines files and the Hub, and samples them
 chat.py              prompt styles: messages, rendering, writing and parsing completions
-gsm8k.py             word problems with a numeric answer; strict, flexible, and robust rules
+gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
 humaneval.py         functions to complete
 mbpp.py              short programs
 starter.py           bundled word problems

@@ -9,18 +9,18 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
 
 The loss is TRL's `GRPOTrainer._compute_loss`. Mixins compute its logprobs in chunks and record metrics around it.
 
-trainer           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
-run               train: from the newest checkpoint to the saved adapter; handles Ctrl-C and SIGTERM
-trl_config        all GRPOConfig arguments of a run: loss type, clipping, KL weight, batch sizes
-chunked_logprobs  the logprobs of the loss, without materializing the full logits
-step_metrics      wraps `_compute_loss`: time per phase, logprob mismatch between sampler and trainer
-logprob_check     before training: checks that the sampler samples from the policy being trained
-memory_probe      before the first step: checks that the largest micro-batch fits in GPU memory
-monitor           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
-alarms            detects a run that goes wrong and suggests a fix
-validation        the validation set: rows sampled during training but never trained on
-completion_log    logs the completions of every n-th step with rewards and verdicts
-difficulty        --data.filter-by-difficulty: keeps the rows that the base solves sometimes
+trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
+run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C and SIGTERM
+trl_config.py        all GRPOConfig arguments of a run: loss type, clipping, KL weight, batch sizes
+chunked_logprobs.py  the forward pass of the loss: logprobs, without materializing the full logits
+step_metrics.py      wraps `_compute_loss`: time per phase, logprob mismatch between sampler and trainer
+logprob_check.py     before training: checks that the sampler samples from the policy being trained
+memory_probe.py      before the first step: checks that the largest micro-batch fits in GPU memory
+monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
+alarms.py            detects a run that goes wrong and suggests a fix
+validation.py        the validation set: rows sampled during training but never trained on
+completion_log.py    logs the completions of every n-th step with rewards and verdicts
+difficulty.py        --data.filter-by-difficulty: keeps rows that the base model solves sometimes but not always
 """
 
 from lora_grpo.training.difficulty import filter_by_difficulty
