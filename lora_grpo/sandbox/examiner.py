@@ -33,7 +33,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
             raise link.gone
         if count.first:
             raise count.first
-        if not link.asked:
+        if not link.used:
             status, message = "broken", "they never use the candidate"
     except Gone as gone:
         status, message = gone.status, gone.message
@@ -51,7 +51,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         return "memory", text
     if theirs:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
-    if isinstance(error, (NotPlain, ModuleNotFoundError)) or not link.asked:
+    if isinstance(error, (NotPlain, ModuleNotFoundError)) or not link.used:
         return "broken", text
     line, trace = 0, error.__traceback__
     while trace:

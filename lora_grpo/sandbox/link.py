@@ -38,7 +38,7 @@ class Link:
     """Requests to the candidate's process."""
 
     def __init__(self, descriptor: int) -> None:
-        self.asked = 0
+        self.used = False
         self.gone: Gone | None = None
         self._descriptor = descriptor
 
@@ -58,7 +58,7 @@ class Link:
         """
         if self.gone:
             raise self.gone
-        self.asked += 1
+        self.used = True
         encoder = Encoder(lambda value: self._handle(encoder, value))
         try:
             request = [
