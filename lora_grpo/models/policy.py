@@ -122,7 +122,6 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
 
 
 def _lora_options(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments that PEFT's LoraConfig and Unsloth's get_peft_model share."""
     return {
         "r": config.lora.rank,
         "lora_alpha": config.lora.alpha,

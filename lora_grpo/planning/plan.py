@@ -62,9 +62,7 @@ class Plan:
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
     """Plan a run, and return its configuration with the settings resolved that depend on the GPU's memory.
 
-    Args:
-        config: the run.
-        invocation: with `plan`, the GPU need not be present; with `resume`, finished steps are subtracted.
+    With `invocation.plan`, the GPU need not be present. With `invocation.resume`, finished steps are subtracted.
 
     Raises:
         UserError: the run does not fit, or the model's configuration cannot be read.
@@ -109,11 +107,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
 
 
 def _read_shape(config: RunConfig, device: Device, derived: Sequence[str]) -> tuple[Shape | None, str | None]:
-    """Return the model's shape, or the reason why the memory cannot be planned.
-
-    Raises:
-        UserError: the memory cannot be planned, but the derived settings require it.
-    """
+    """Return the model's shape, or why its memory cannot be planned. Raise UserError if `derived` settings need it."""
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return None, "vLLM's memory on a CPU is unknown"
     try:

@@ -119,7 +119,7 @@ class Run:
             atomic.write_text(self.metrics, json_files.dump_lines(kept))
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Write the results into run.json and mark the run complete."""
+        """Mark the run complete."""
         self.update(status="complete", ended=now(), results=results)
 
 
@@ -132,12 +132,7 @@ def open_run(
 ) -> Run:
     """Create the folder of a run, or resume the run in it.
 
-    Args:
-        config: the run.
-        invocation: resume, overwrite, or neither.
-        recipe: name of the recipe.
-        data_record: the entry `data` of run.json, from `Data.record`.
-        plan_record: the entries `memory` and `plan`, from `Plan.record`.
+    `data_record` is the entry `data` of run.json; `plan_record` has its entries `memory` and `plan`.
 
     Raises:
         UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a

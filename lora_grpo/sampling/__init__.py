@@ -13,7 +13,7 @@ completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.
     continuous_batching.py   replaces finished completions in the batch with waiting ones
     batch_memory.py          computes how many completions fit in memory at once
     merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU)
-    generate.py              samples with the model's `generate`, for Unsloth
+    unsloth_sampler.py       samples with Unsloth's vLLM engine, which shares the trained weights, or with `generate`
     vllm_sampler.py          samples with vLLM; loads the policy's current adapter at each `wake_up`
     vllm_engine.py           starts a vLLM engine in this process, and loads adapters into it: `load_adapter`, `stream`
     vllm_server.py           client of a vLLM server, with the same interface
@@ -23,7 +23,8 @@ from lora_grpo.sampling import build
 from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
-from lora_grpo.sampling.vllm_sampler import SharedVllmSampler, VllmSampler, served_rank
+from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
 
 __all__ = [
     "SampledTokens",

@@ -10,11 +10,11 @@ from typing import Any
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.models import ModelSpec, Policy, base_model
-from lora_grpo.sampling.generate import GenerateSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.vllm_engine import VllmEngine, start_engine
-from lora_grpo.sampling.vllm_sampler import SharedVllmSampler, VllmSampler, reserved_rank, served_rank
+from lora_grpo.sampling.vllm_sampler import VllmSampler, reserved_rank, served_rank
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
 from lora_grpo.tasks import Row, chat
 

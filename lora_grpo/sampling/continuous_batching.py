@@ -34,13 +34,7 @@ class Batch:
         return len(self.indices)
 
     def advance(self, model: Any, tokens: torch.Tensor, running: torch.Tensor) -> None:
-        """Remove finished rows, and run the model on the newest token of the others.
-
-        Args:
-            model: a transformers model.
-            tokens: (R,) sampled tokens.
-            running: indices of the unfinished rows.
-        """
+        """Remove rows that are not in `running`, and run the model on the newest of the (R,) `tokens` of the others."""
         import torch
 
         if len(running) < len(self):
@@ -98,8 +92,8 @@ def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices
         model: a transformers model.
         pad_token_id: pads shorter prompts on the left.
         prompts: token ids of all B prompts.
-        indices: indices of the completions to start, out of all B·G in the call.
-        num_samples: completions per prompt (G).
+        indices: the completions to start, out of all B·G.
+        num_samples: G.
     """
     import torch
     from transformers import DynamicCache

@@ -209,7 +209,7 @@ class Sampler:
 
 
 def completion_seed(seed: int, name: str, number: str | int) -> int:
-    """Return the seed of one completion of a row or a training step, which is below 2**31."""
+    """Return the seed of one completion of a row or a training step, below 2**31."""
     digest = hashlib.sha256(json.dumps([seed, name, number]).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -227,14 +227,7 @@ def select_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row with inverse transform sampling.
 
-    Args:
-        logits: (R, V) logits.
-        temperature: see `SamplingParams`.
-        top_p: see `SamplingParams`.
-        uniform: (R,) random numbers in [0, 1).
-
-    Returns:
-        (R,) token ids, and (R,) logprobs of these tokens.
+    From (R, V) logits and (R,) `uniform` random numbers in [0, 1), return (R,) token ids and their (R,) logprobs.
     """
     import torch
 

@@ -81,7 +81,7 @@ class VllmEngine:
         Args:
             prompts: R lists of token ids, one per completion.
             options: R sets of arguments for vLLM's `SamplingParams`.
-            adapter: from `load_adapter`, or None for the base model.
+            adapter: None for the base model.
         """
         import vllm
         from vllm.sampling_params import RequestOutputKind
@@ -121,7 +121,7 @@ class VllmEngine:
             self._engine.wake_up()
 
     def close(self) -> None:
-        """Shut down the engine and free its memory, so that another model can be loaded."""
+        """Shut down the engine and free its memory."""
         import torch
 
         self._engine.engine_core.shutdown()

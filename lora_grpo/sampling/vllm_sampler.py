@@ -10,7 +10,7 @@ from typing import Any
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import json_files
 from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams
-from lora_grpo.sampling.vllm_engine import VllmEngine, token_logprobs
+from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_server import VllmServer
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -59,7 +59,7 @@ class VllmSampler(Sampler):
         weights = load_file(adapter / "adapter_model.safetensors")
         is_new = not any(weight.any() for name, weight in weights.items() if "lora_B" in name or "embedding_B" in name)
         ids = self.encode(["How many plums does Tom have now?"])
-        options = _request_options(SamplingParams(1, 1.0, 1.0, max_tokens=8), [0], self.eos_token_ids, logprobs=True)
+        options = request_options(SamplingParams(1, 1.0, 1.0, max_tokens=8), [0], self.eos_token_ids, logprobs=True)
         base, adapted = ([*self.engine.stream(ids, options, each)] for each in (None, request))
         if adapted == base and not is_new:
             raise RunError(
@@ -91,7 +91,7 @@ class VllmSampler(Sampler):
         group = params.num_samples
         requests = [ids for ids in self.encode(prompts) for _ in range(group)]
         wants_logprobs = self.serves_training and params.temperature > 0  # none for greedy decoding
-        options = _request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
+        options = request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
         ended: list[dict[int, Decoded]] = [{} for _ in prompts]
         for index, token_ids, logprobs in self.engine.stream(requests, options, self._adapter):
             whole = ended[index // group]
@@ -105,39 +105,7 @@ class VllmSampler(Sampler):
         self.engine.close()
 
 
-class SharedVllmSampler(Sampler):
-    """Samples from the vLLM engine of Unsloth's `fast_inference`, which shares the weights of the trained model.
-
-    The adapter is loaded as a LoRA request and never merged. Unsloth's trainer generates the rollouts itself.
-    """
-
-    serves_training = False
-
-    def wake_up(self, *, adapter: bool) -> None:
-        """Save and select the current adapter, or select the base model."""
-        engine = self.model.vllm_engine
-        if engine.llm_engine.is_sleeping():
-            engine.wake_up()
-        self._adapter = None
-        if adapter:
-            self._folder = tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-")
-            self.model.save_lora(self._folder.name)
-            self._adapter = self.model.load_lora(self._folder.name)
-
-    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Do nothing, because vLLM fits the batch to its memory."""
-
-    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
-        import vllm
-
-        requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(params.num_samples)]
-        options = _request_options(params, seeds, self.eos_token_ids, logprobs=True)
-        sampling = [vllm.SamplingParams(**each) for each in options]
-        results = self.model.fast_generate(requests, sampling, use_tqdm=False, lora_request=self._adapter)
-        return [(list(each.token_ids), token_logprobs(each)) for result in results for each in result.outputs]
-
-
-def _request_options(
+def request_options(
     params: SamplingParams, seeds: Sequence[int], eos_token_ids: list[int], *, logprobs: bool
 ) -> list[dict[str, Any]]:
     """Return the options of each completion, by their names in vLLM's Python and HTTP interfaces.

@@ -21,7 +21,7 @@ class CompletionLog:
     folder: Path
     """Where files such as `step-00010.jsonl` are written, with one line per completion of rank 0."""
     every: int
-    """Number of steps between two files."""
+    """In steps."""
     weights: dict[str, float]
     """By reward name."""
     eos_token_ids: Sequence[int]
@@ -56,7 +56,7 @@ class CompletionLog:
 
 
 def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:
-    """Write the lines of one step to a file such as `step-00010.jsonl`."""
+    """Write the lines of one step."""
     text = json_files.dump_lines({"step": step, **line} for line in lines)
     atomic.write_text(folder / f"step-{step:05d}.jsonl", text)
 

@@ -44,7 +44,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
     Returns:
         Mean absolute differences per token, in nats: `difference` between sampler and trainer with the perturbed
         adapter, its `tolerance`, and `moved` between the trainer with and without the perturbation. None if the sampler
-        returns no logprobs because it is the trained model's own `generate`.
+        returns no logprobs.
 
     Raises:
         RunError: the sampler serves the base, a stale adapter, or another model.
@@ -92,7 +92,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
 
 @contextlib.contextmanager
 def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
-    """Yield a function that adds noise of a given standard deviation to the adapter, which is restored on exit."""
+    """Yield a function that adds noise of a given standard deviation to the adapter, and restore it on exit."""
     import torch
 
     model.eval()

@@ -31,12 +31,7 @@ def make_trainer(
 ) -> Any:
     """Build the trainer without training or writing anything, so that TRL rejects bad settings before a run begins.
 
-    Args:
-        run: the open run.
-        policy: model, tokenizer and adapter.
-        rows: training rows, sampled in a seeded order.
-        sampler: generates the rollouts, unless Unsloth's trainer generates them itself.
-        validation_rows: rows that are never trained on.
+    The sampler generates the rollouts, unless Unsloth's trainer generates them itself.
 
     Raises:
         UserError: a reward cannot be loaded, a column mixes types, or TRL rejects a setting.
@@ -69,7 +64,6 @@ def make_trainer(
 
 
 def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward]) -> Any:
-    """Build TRL's trainer and convert its errors into UserErrors."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")

@@ -63,7 +63,7 @@ class Validation:
         return lines
 
     def earlier(self) -> dict[int, list[dict[str, Any]]]:
-        """Return the lines of all finished passes, by step."""
+        """Return the lines of earlier passes, by step."""
         return distributed.broadcast_from_main(
             lambda: {
                 int(path.stem.removeprefix("step-")): json_files.read_finished_lines(path)

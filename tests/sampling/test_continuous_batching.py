@@ -25,9 +25,8 @@ from lora_grpo.errors import RunError
 from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join, num_to_start
-from lora_grpo.sampling.generate import GenerateSampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
-from lora_grpo.sampling.vllm_sampler import SharedVllmSampler
+from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}

@@ -8,9 +8,9 @@ from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.models.target import Overrides, resolve
 from lora_grpo.sampling import build
-from lora_grpo.sampling.generate import GenerateSampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, select_tokens
+from lora_grpo.sampling.unsloth_sampler import GenerateSampler
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]

@@ -1,0 +1,76 @@
+"""Sample from a model that Unsloth trains, with its vLLM engine or with `generate`. Its trainer makes the rollouts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+
+from lora_grpo.sampling.sampler import Decoded, Sampler, SamplingParams
+from lora_grpo.sampling.vllm_engine import token_logprobs
+from lora_grpo.sampling.vllm_sampler import request_options
+
+
+class SharedVllmSampler(Sampler):
+    """Samples from the vLLM engine of Unsloth's `fast_inference`, which shares the weights of the trained model.
+
+    The adapter is loaded as a LoRA request and never merged.
+    """
+
+    serves_training = False
+
+    def wake_up(self, *, adapter: bool) -> None:
+        """Save and select the current adapter, or select the base model."""
+        engine = self.model.vllm_engine
+        if engine.llm_engine.is_sleeping():
+            engine.wake_up()
+        self._adapter = None
+        if adapter:
+            self._folder = tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-")
+            self.model.save_lora(self._folder.name)
+            self._adapter = self.model.load_lora(self._folder.name)
+
+    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
+        """Do nothing, because vLLM fits the batch to its memory."""
+
+    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
+        import vllm
+
+        requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(params.num_samples)]
+        options = request_options(params, seeds, self.eos_token_ids, logprobs=True)
+        sampling = [vllm.SamplingParams(**each) for each in options]
+        results = self.model.fast_generate(requests, sampling, use_tqdm=False, lora_request=self._adapter)
+        return [(list(each.token_ids), token_logprobs(each)) for result in results for each in result.outputs]
+
+
+class GenerateSampler(Sampler):
+    """Samples with the model's own `generate`, because Unsloth replaces the forward pass.
+
+    `generate` uses torch's global generator. Only the first seed is used, and a completion depends on the rest of its
+    batch. A batch starts only after the previous one is finished.
+    """
+
+    serves_training = False
+
+    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
+        import torch
+
+        rows = [ids for ids in prompts for _ in range(params.num_samples)]
+        size = self.batch_size or len(rows)
+        torch.manual_seed(seeds[0])
+        batches = (self._generate(rows[start : start + size], params) for start in range(0, len(rows), size))
+        return [(ids, None) for batch in batches for ids in batch]
+
+    def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
+        batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
+        device = next(self.model.parameters()).device
+        sampling = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
+        output = self.model.generate(
+            **batch.to(device),
+            **(sampling if params.temperature else {"do_sample": False}),
+            max_new_tokens=params.max_tokens,
+            eos_token_id=self.eos_token_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        eos = set(self.eos_token_ids)
+        sampled = output[:, batch["input_ids"].shape[1] :].tolist()
+        return [ids[: next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))] for ids in sampled]
