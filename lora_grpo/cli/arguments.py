@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from lora_grpo import distributed
-from lora_grpo.cli.flags import read_flags
+from lora_grpo.cli.flags import join_help_lines, read_flags
 from lora_grpo.cli.validate import check
 from lora_grpo.config import Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
 from lora_grpo.errors import UserError
@@ -90,6 +90,7 @@ def parse(
 
 def _show_help(config: RunConfig, program: str, description: str, *, only_main: bool) -> None:
     """Print the help, with the values of a configuration as defaults, and exit."""
+    join_help_lines(_Arguments)
     settings = _with_main_flags(config)() if only_main else config
     run = ("run", Annotated[type(settings), tyro.conf.arg(name="")], settings)
     arguments = dataclasses.make_dataclass("Arguments", [run], bases=(_Arguments,), frozen=True)

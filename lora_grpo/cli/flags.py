@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
+import docstring_parser
 import tyro
 
 from lora_grpo.errors import UserError
@@ -26,6 +28,7 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
     stderr = io.StringIO()
     if {"-h", "--help"} & set(arguments):
         print(description)  # tyro would join its lines
+        join_help_lines(flags)
     try:
         with contextlib.redirect_stderr(stderr):  # help goes to stdout
             return tyro.cli(flags, args=list(arguments), description="", **options)
@@ -33,6 +36,17 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
         if not ended.code:
             raise
         raise UserError(_one_line(stderr.getvalue())) from None
+
+
+def join_help_lines(flags: type) -> None:
+    """Make every help text of a dataclass one paragraph. Tyro 1.0 keeps the line breaks of indented docstrings."""
+    hints = get_type_hints(flags, include_extras=True)
+    for field in docstring_parser.parse_from_object(flags).params:
+        text = " ".join((field.description or "").split())
+        flags.__annotations__[field.arg_name] = Annotated[hints[field.arg_name], tyro.conf.arg(help=text)]
+    for kind in get_type_hints(flags).values():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            join_help_lines(kind)
 
 
 def _one_line(box: str) -> str:

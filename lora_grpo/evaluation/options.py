@@ -23,6 +23,7 @@ _FOR_MODELS = (
 )
 
 
+@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Flags of `scripts/evaluate.py`. The settings of a run are the defaults for its adapter."""

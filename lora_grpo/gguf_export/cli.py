@@ -21,6 +21,7 @@ from lora_grpo.runs import read_record
 from lora_grpo.tasks import chat
 
 
+@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class ExportOptions:
     """Flags of `scripts/export_gguf.py`."""

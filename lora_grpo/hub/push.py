@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
+@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class PushOptions:
     """What to push and where."""

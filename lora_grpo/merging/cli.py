@@ -21,6 +21,7 @@ from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, c
 from lora_grpo.models import ModelSpec, Overrides, adapter_sha256, base_model, resolve, run_of
 
 
+@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class MergeOptions:
     """Flags of `scripts/merge.py`."""

@@ -360,6 +360,13 @@ def test_a_broken_run_json_is_one_line(text):
 # Help and endings
 
 
+def test_a_help_text_is_one_wrapped_paragraph(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # every paragraph fits on one line
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "and estimated time. Does not load weights or data." in capsys.readouterr().out
+
+
 def test_help_shows_the_main_flags_and_help_all_every_flag(capsys):
     shown = {}
     for name in ("--help", "--help-all"):
