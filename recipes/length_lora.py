@@ -1,11 +1,11 @@
 """The smallest GRPO run: learn to answer in a given number of characters.
 
-Method. The training rows are prompts without reference answers. The only reward is 1 at the target length and decreases
-with the distance from it. There is no evaluation, because the task has no correct answers; the reward curve is the
-result.
+Method. The training rows are prompts without reference answers. There is one reward: it equals 1 at the target length
+and decreases with the distance from it. There is no evaluation, because the task has no correct answers; the reward
+curve is the result.
 
     python recipes/length_lora.py --rewards near_length:80
-    python recipes/length_lora.py --data.train my_prompts.txt
+    python recipes/length_lora.py --data.train my_prompts.jsonl
 """
 
 from lora_grpo.config import gpu_preset, starter_preset

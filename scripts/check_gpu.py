@@ -1,10 +1,11 @@
-"""Check whether this GPU can run the kit: the real recipe with every installed engine and backend, within minutes.
+"""Check whether this GPU can run the kit: a few steps of the actual recipe with every installed engine and backend.
 
     python scripts/check_gpu.py                    # at most 8 minutes, no network access
     python scripts/check_gpu.py --minutes 20
 
-The models have the shapes of Qwen2.5-0.5B, 1.5B and 3B, with random weights. Each row of the table reports the time of
-a step by phase, its share of the GPU's limits (which are measured first), and the planned and measured memory.
+The models have the shapes of Qwen2.5-0.5B, 1.5B and 3B, with random weights. Each row of the table reports the
+step time by phase, how close it comes to the GPU's limits (which are measured first), and the planned and measured
+memory.
 outputs/check_gpu/results.md always contains the results so far. The exit code is 1 if a row failed, and 2 without a
 GPU.
 """

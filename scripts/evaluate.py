@@ -4,9 +4,9 @@
     python scripts/evaluate.py Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
     python scripts/evaluate.py samples.jsonl --task humaneval
 
-Reports pass@k with 95 % intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
-command to continue; a finished evaluation prints its stored results. A file of samples has one JSON object per line
-with `task_id` and `completion`, the format of HumanEval's harness.
+Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
+command to continue; for a finished evaluation, the command prints the stored results. A file of samples has
+one JSON object per line with `task_id` and `completion`, the format of HumanEval's harness.
 """
 
 import sys

@@ -1,11 +1,11 @@
 """Push a run to the Hugging Face Hub, with a model card that reports the measured results.
 
-    python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-lora --dry-run       # print files and card; upload nothing
+    python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-lora --dry-run       # list files, print the card
     python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-lora
     python scripts/push.py outputs/gsm8k_lora YOU/gsm8k-merged --what merged
 
 The repository is private unless --public is passed. The token comes from `hf auth login` or HF_TOKEN, never from an
-argument. All files become visible in one commit. If the upload is interrupted, run the same command to upload the
+argument. All files are uploaded in a single commit. If the upload is interrupted, run the same command to upload the
 missing files.
 """
 

@@ -1,4 +1,4 @@
-"""Write a report of a run: results, diagnostics, and every completion on one page.
+"""Write a report on a run: results, diagnostics, and every completion on one page.
 
     python scripts/report.py outputs/gsm8k_lora
     python scripts/report.py outputs/gsm8k_lora outputs/another      # two runs side by side

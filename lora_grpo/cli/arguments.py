@@ -60,7 +60,9 @@ def parse(
     base = RunConfig(output_dir=f"outputs/{recipe}")
     if {"-h", "--help", "--help-all"} & set(arguments):
         hint = "" if "--help-all" in arguments else " --help-all lists every setting."
-        about = f"{description}\nPresets: auto, {', '.join(presets)}. The defaults are those of `starter`.{hint}\n"
+        about = (
+            f"{description}\nPresets: auto, {', '.join(presets)}. The defaults shown are those of `starter`.{hint}\n"
+        )
         _show_help(replace(base, presets["starter"]), f"{recipe}.py", about, only_main=bool(hint))
     _refuse_repeated_lists(arguments)
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]

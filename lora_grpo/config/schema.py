@@ -41,11 +41,12 @@ class ModelConfig:
     """Hub commit, branch or tag of the base model. None uses the latest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
-    is unsloth if it is installed and a GPU is available, else peft."""
+    selects unsloth if it is installed and a GPU is available, else peft."""
     bits: Literal[4, 16] = 4
     """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16."""
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
-    """Maximum length of prompt plus completion, in tokens. Rows with longer prompts are dropped and counted."""
+    """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
+    completion are dropped; their number is printed."""
     gpu_memory_share: Share | None = None
     """Share of GPU memory for vLLM's weights and KV cache during training, above 0 and at most 1. None computes it from
     the free memory."""
@@ -89,7 +90,7 @@ class DataConfig:
     few_shot: NonNegativeInt = 0
     """Number of worked examples in the prompt. They are taken from the training rows and excluded from training."""
     filter_by_difficulty: bool = False
-    """Train only on problems that the base model solves sometimes (0 < pass rate < 1). Before training, the base model
+    """Train only on problems that the base model sometimes solves (0 < pass rate < 1). Before training, the base model
     answers each row num_generations times, until there are enough rows for max_steps."""
 
     @property
@@ -108,8 +109,8 @@ class SamplingConfig:
     top_p: Share = 1.0
     """Nucleus sampling probability of the rollouts. 1 keeps the full distribution, as GRPO's gradient assumes."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
-    """Sampling backend: `vllm`, or `transformers` (the kit's own sampler, which is faster on a CPU). `auto` is vllm if
-    it is installed and a GPU is available, else transformers."""
+    """Sampling backend: `vllm`, or `transformers` (the built-in sampler, which is faster on a CPU). `auto` selects vllm
+    if it is installed and a GPU is available, else transformers."""
     server_url: str | None = None
     """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/several-gpus.md."""
     server_folder: str | None = None
@@ -125,11 +126,11 @@ class TrainConfig:
     """Prompts per step; a step trains on prompts_per_step x num_generations completions."""
     micro_batch_size: PositiveInt | None = None
     """Completions per device in each forward and backward pass; affects rounding only. None uses the largest size that
-    fits in GPU memory, and at most 8 on a CPU."""
+    fits in GPU memory, or at most 8 on a CPU."""
     learning_rate: Share = 2e-5
     """Peak learning rate."""
     lr_scheduler: LrScheduler = "constant_with_warmup"
-    """Learning rate scheduler of transformers."""
+    """Learning rate scheduler, by its name in transformers."""
     warmup_steps: NonNegativeInt = 5
     """Number of linear warmup steps."""
     beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -137,7 +138,7 @@ class TrainConfig:
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.2
     """Maximum gradient norm; larger gradients are scaled down."""
     optimizer: Optimizer = "adamw_torch"
-    """Optimizer of transformers."""
+    """Optimizer, by its name in transformers."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: uses less memory and takes about a third longer."""
     checkpoint_steps: PositiveInt = 20
@@ -184,7 +185,7 @@ class RunConfig:
     preset: str = "auto"
     """Defaults for a GPU size, or `starter` for a machine without a GPU. `auto` detects the hardware."""
     output_dir: str = ""
-    """Folder of the run; default outputs/<recipe>."""
+    """Folder of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -219,8 +220,8 @@ class Invocation:
     dry_run: bool = False
     """Print the resolved settings, one rendered prompt and the rewards of its reference answer; train nothing."""
     plan: bool = False
-    """Print the plan: memory by part, the largest settings that fit, steps, tokens and estimated time. Does not load
-    weights or data."""
+    """Print the plan: a memory breakdown, the largest settings that fit, steps, tokens and estimated time. Loads
+    neither weights nor data."""
     preview: bool = False
     """Print the base model's answers to 8 prompts, their rewards, and whether GRPO can learn; train nothing."""
     resume: bool = False

@@ -61,7 +61,7 @@ class TaskChange(Schema):
 
 
 def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int], seed: int) -> list[Comparison]:
-    """Compare the samples of two models on the same tasks: pass@k for each k, and greedy decoding if there is any."""
+    """Compare the samples of two models on the same tasks: pass@k for each k, and greedy decoding."""
     first, second = metrics(before, ks), metrics(after, ks)
     return [_compare(metric, counts, second[metric][0], k, seed) for metric, (counts, k) in first.items()]
 
@@ -86,7 +86,7 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
 
 
 def percent(value: float, interval: Sequence[float], sign: str = "") -> str:
-    """Format a fraction and its interval in percent, such as "37.5 [12.0, 61.3]"."""
+    """Format a fraction and its interval as percentages, such as "37.5 [12.0, 61.3]"."""
     return f"{100 * value:{sign}.1f} [{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
 
 

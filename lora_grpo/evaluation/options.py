@@ -33,33 +33,33 @@ class EvaluateOptions:
     task: GradedTask | None = None
     """Task to evaluate on; default: the evaluation task of the run."""
     compare: str | None = None
-    """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter), or any
-    other target."""
+    """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter), or
+    another run, adapter or model."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     output_dir: Path | None = None
     """Folder for results and report; default: evaluation/<task>-<hash> in the run, or
     outputs/evaluation/<name>-<task>-<hash>."""
     overwrite: bool = False
-    """Delete another evaluation in --output-dir."""
+    """Replace a different evaluation in --output-dir."""
     data: str | None = None
-    """Rows of the task: a JSON Lines file, optionally gzipped, or a Hub dataset; default: the run's rows, or the task's
+    """Rows to evaluate: a JSON Lines file, optionally gzipped, or a Hub dataset; default: the run's rows, or the task's
     own dataset."""
     limit: PositiveInt | None = None
     """Number of rows to evaluate on, sampled with the seed; default: the run's number, else all rows."""
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
-    """Values of k for pass@k; default: those of 1, 10 and 100 that have enough samples."""
+    """Values of k for pass@k; default: whichever of 1, 10 and 100 have enough samples."""
     num_samples: PositiveInt | None = None
     """Completions per row; default: the largest k."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Softmax temperature, 0 is greedy; default: 0 for one sample per row, else the run's value, else 1."""
+    """Sampling temperature; 0 means greedy; default: 0 for one sample per row, else the run's value, else 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Nucleus probability; default: the run's value, else 1."""
     max_completion_tokens: PositiveInt | None = None
-    """Longest completion in tokens; default: the run's value, else 512."""
+    """Maximum completion length in tokens; default: the run's value, else 512."""
     style: Literal["xml", "hashes", "think", "code"] | None = None
     """Answer format that the prompt requests and that GSM8K's strict rule expects; default: the run's style, `code`
-    for programs, `hashes` (a last line `#### 18`) for GSM8K samples from a file, else `xml`."""
+    for programs, `hashes` (a final line such as `#### 18`) for GSM8K samples from a file, else `xml`."""
     few_shot: NonNegativeInt | None = None
     """Worked examples before each question, from the task's training rows; default: the run's value, else 0."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None

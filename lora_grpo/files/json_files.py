@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError, first_line
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; anything else is a UserError."""
+    """Return the JSON object in a file. Raises UserError for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

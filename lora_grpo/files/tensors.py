@@ -76,7 +76,7 @@ def same_values(first: Rows, second: Rows) -> bool:
 
 
 def file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file in file order; an incomplete file is a UserError. Reads no data."""
+    """Return the tensors of a safetensors file, without data, in file order. An incomplete file raises UserError."""
     from safetensors import SafetensorError, safe_open
 
     try:

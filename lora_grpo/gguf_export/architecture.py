@@ -36,7 +36,7 @@ class Tensor:
 
 
 def read_model(folder: Path) -> Any:
-    """Return the model without weights; one that cannot be exported is a UserError."""
+    """Return the model without weights. Raises UserError if it cannot be exported."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json; pass the folder of a merged transformers model")
@@ -66,7 +66,7 @@ def context_length(config: Any) -> int:
 
 
 def add_hyperparameters(writer: Any, config: Any) -> None:
-    """Add the hyperparameters from which llama.cpp builds the network; an unsupported one is a UserError."""
+    """Add the hyperparameters from which llama.cpp builds the network. Raises UserError for unsupported ones."""
     rope = config.rope_parameters
     if rope.get("rope_type", "default") not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"the rotary embedding is {rope}; supported are the rope types default and llama3")

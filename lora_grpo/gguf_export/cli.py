@@ -30,7 +30,7 @@ class ExportOptions:
     """A run, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or 32-bit
     safetensors, and the tokenizer."""
     type: TypeName = "q8_0"
-    """Type of the weights. `q8_0` is half the size of 16-bit weights and gives the same answers. `q4_0` to `q5_1` are
+    """Weight type. `q8_0` is half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1` are
     smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
     llama-quantize."""
     modelfile: bool = False

@@ -16,7 +16,7 @@ def space_prefix(spec: Mapping[str, Any]) -> str:
     """Return when the tokenizer adds a space before text.
 
     `prepend` always adds a space. `always` and `first` add one unless the text starts with a space. `never` adds none.
-    A tokenizer.json that normalizes text differently from SentencePiece is a UserError.
+    Raises UserError if tokenizer.json normalizes text differently from SentencePiece.
     """
     normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}

@@ -45,7 +45,7 @@ _COLUMNS = (
 @dataclass(frozen=True)
 class Options:
     minutes: float = 8.0
-    """Time limit of the whole check, in minutes. Rows that do not start in time are reported as skipped."""
+    """Time limit for the whole check, in minutes. Rows that do not start in time are reported as skipped."""
     output: Path = Path("outputs/check_gpu")
     """Folder for the table (results.md), the measurements (results.json) and the log of every row."""
 

@@ -34,7 +34,7 @@ class PushOptions:
     public: bool = False
     """Create a public repository, or push to one that is already public."""
     dry_run: bool = False
-    """Print every file and the whole model card; send nothing."""
+    """List every file and print the model card; upload nothing."""
 
 
 def push_to_hub(options: PushOptions) -> None:

@@ -30,7 +30,7 @@ def refuse_tokens_in(arguments: Sequence[str]) -> None:
 
 
 def find() -> str:
-    """Return the token from HF_TOKEN or `hf auth login`; a missing or malformed one is a UserError."""
+    """Return the token from HF_TOKEN or `hf auth login`. Raises UserError if it is missing or malformed."""
     from huggingface_hub import get_token
 
     token = get_token()

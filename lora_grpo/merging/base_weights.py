@@ -13,7 +13,7 @@ Onto = Literal["full", "dequantized"]
 
 
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return a model whose parameters have shapes but use no memory; one that cannot be built is a UserError."""
+    """Return a model whose parameters have shapes but use no memory. Raises UserError if it cannot be built."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -123,7 +123,7 @@ def show(output: Path, report: MergeReport) -> None:
     kept, kl = report.retained, report.kl
     if kept:
         worst = f"{percent(kept.worst)} in {kept.worst_layer}"
-        print(f"update    {percent(kept.overall)} kept, at least {worst}; relative rounding error {kept.error:.2g}")
+        print(f"update    {percent(kept.overall)} kept (lowest: {worst}); relative rounding error {kept.error:.2g}")
     if kl.not_measured:
         print(f"KL        not measured: {kl.not_measured}")
     else:

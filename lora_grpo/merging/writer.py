@@ -52,7 +52,7 @@ def lay_out(plan: Plan, dtype: Dtype) -> list[Shard]:
 
 
 def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
-    """Scalars and unchanged float32 weights of a 16-bit base keep their dtype, because they need the precision."""
+    """Return the dtype to write. Scalars and unchanged float32 weights of a 16-bit base keep theirs for precision."""
     own = output.origin.dtype
     is_precise = not output.changed and own == "F32" and base_dtype != "F32"
     return own if is_precise or not output.shape else STORED[dtype]

@@ -46,7 +46,7 @@ class Step:
     """Number of completions that are decoded at once."""
     sampler: SamplerKind = "transformers"
     """`transformers` (the trained model itself), `vllm` (an engine with its own copy of the base), `shared` (Unsloth's
-    engine, which shares the base with the trainer) or `merged` (an unpacked copy, on a CPU)."""
+    engine, which shares the base with the trainer) or `merged` (on a CPU: a dequantized copy with the adapter)."""
     fused: bool = False
     """Layers use Unsloth's kernels."""
     on_cpu: bool = False

@@ -17,7 +17,7 @@ from lora_grpo.runs import read_metrics
 _MEASURED_STEPS = 3
 """Minimum number of steps for an estimate. The first is a warm-up and does not count."""
 TRAINING_SHARE = (0.15, 0.5)
-"""Lowest and highest share of the published matrix rate that training reaches. Guesses: no GPU was measured."""
+"""Lowest and highest share of the published matmul throughput that training reaches. Guesses, never measured."""
 SAMPLING_SHARES = {"vllm": (0.15, 0.6), "shared": (0.15, 0.6), "transformers": (0.01, 0.1)}
 """Lowest and highest share of the decoding bound that a sampler reaches. Also guesses."""
 

@@ -138,7 +138,7 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
 
 
 def _sampler(config: RunConfig, device: Device) -> memory.SamplerKind:
-    """Return the sampler. On a CPU, the kit's own sampler uses a dequantized copy of the model, except with DoRA."""
+    """Return the sampler. On a CPU, the built-in sampler uses a merged copy of the model, except with DoRA."""
     return "merged" if device.on_cpu and not config.lora.dora else local_sampler(config)
 
 
@@ -151,16 +151,16 @@ def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_prese
     if config.data.filter_by_difficulty:
         yield "the samples for --data.filter-by-difficulty are not included"
     if config.monitor.rows:
-        yield f"validation on at most {config.monitor.rows} rows is not included"
+        yield f"validation (at most {config.monitor.rows} rows) is not included in the work or time"
     if config.sampling.server_url:
         yield "the vLLM server's own memory is not included"
     if fit is None:
         return
-    yield f"{USABLE_SHARE:g} of the free memory is usable; libraries, CUDA and vLLM need fixed sizes (guesses)"
+    yield f"{USABLE_SHARE:g} of the free memory is usable; libraries, CUDA and vLLM take fixed amounts (guesses)"
     if not device.on_cpu:
         low, high = SAMPLING_SHARES[fit.sampler]
         yield (
             f"sampling reaches {low:g} to {high:g} and training {TRAINING_SHARE[0]:g} to {TRAINING_SHARE[1]:g} of the "
-            "published rates (guesses: no GPU was measured)"
+            "published rates (guesses: no GPU has been measured)"
         )
     yield "docs/memory.md lists the size of each part, and what was measured"

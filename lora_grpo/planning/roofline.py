@@ -1,4 +1,4 @@
-"""The limits of a GPU (memory bandwidth and matrix rate), and the resulting bounds for a GRPO step."""
+"""The limits of a GPU (memory bandwidth and matmul throughput), and the resulting bounds for a GRPO step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Memory bandwidth and matrix rate of one GPU."""
+    """Memory bandwidth and matmul throughput of one GPU."""
 
     copy_gb_per_second: float
     """Bytes read and written by a device-to-device copy, in 1e9 per second."""
@@ -54,10 +54,10 @@ _PUBLISHED = {
     r"RTX 3070\b(?! (Ti|Laptop))": (448, 40.6),
     r"RTX 3060\b(?! (Ti|Laptop))": (360, 25.5),
 }
-"""Memory bandwidth and dense 16-bit matrix rate with float32 accumulation, without sparsity.
+"""Memory bandwidth and dense 16-bit matmul throughput with float32 accumulation, without sparsity.
 
 Source: NVIDIA's data sheets (T4, L4, L40S, A10, A100, H100, H200, RTX A6000, RTX 6000 Ada) and the whitepapers of
-Turing, Ampere GA102, Ada and RTX Blackwell. GeForce matrix rates are twice the float32 shader rate.
+Turing, Ampere GA102, Ada and RTX Blackwell. GeForce matmul throughput is twice the float32 shader rate.
 """
 
 
@@ -145,7 +145,7 @@ class StepWork:
         return self.completions * (base + adapter + attention + head)
 
     def training_share(self, seconds: float, limits: Limits) -> float:
-        """Return the share of the matrix rate that a training phase of this many seconds reaches."""
+        """Return the share of the matmul throughput that a training phase of this many seconds reaches."""
         return self.training_operations() / seconds / (limits.matmul_tflops * 1e12)
 
     @property

@@ -11,9 +11,9 @@ from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.plan import Plan
 
 _SAMPLERS = {
-    "transformers": "the kit's own sampler",
-    "merged": "the kit's own sampler, on an unpacked copy",
-    "vllm": "vLLM, with its own copy of the base model",
+    "transformers": "the built-in sampler",
+    "merged": "the built-in sampler, on a merged copy of the model",
+    "vllm": "vLLM and its own copy of the base model",
     "shared": "Unsloth's vLLM, on the trained weights",
 }
 
@@ -37,14 +37,14 @@ def _settings(plan: Plan) -> Iterator[str]:
     if fit := plan.fit:
         yield _line("micro-batch", f"{fit.micro_batch_size} completions; at most {plan.largest_micro_batch} fit")
         share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
-        yield _line("sampling", f"{fit.max_num_seqs} completions in parallel by {_SAMPLERS[fit.sampler]}{share}")
+        yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
         yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
     work = plan.work
     completions = f"{work.steps:,} steps x {work.completions_per_step} = {work.completions:,} completions"
-    evaluated = f"; {work.evaluated:,} completions to evaluate" if work.evaluated else ""
+    evaluated = f"; plus {work.evaluated:,} completions for evaluation" if work.evaluated else ""
     yield _line("work", f"{completions}, at most {_count(work.tokens)} tokens{evaluated}")
     yield _line("time", plan.duration.text())
 
@@ -59,7 +59,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         processes = distributed.world_size()
         yield _line("engine", plan.engine + (f", {processes} processes" if processes > 1 else ""))
         yield from _table(fit)
-        declared = f"; the model declares {shape.context:,}" if shape.context else ""
+        declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
         yield _line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}")
     yield from _settings(plan)
     yield "\nAssumptions:"

@@ -32,7 +32,7 @@ class Finding:
 @dataclass(frozen=True)
 class Prediction:
     word: str
-    """`can learn`, `can hardly learn` or `cannot learn`."""
+    """`can learn`, `can barely learn` or `cannot learn`."""
     reason: str
     findings: tuple[Finding, ...]
     summary: Summary
@@ -41,14 +41,14 @@ class Prediction:
 def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
     """Decide whether GRPO can learn from these groups, and what to change.
 
-    With `data.filter_by_difficulty`, only the groups that the filter keeps count.
+    With `data.filter_by_difficulty`, only groups that the filter keeps are considered.
     """
     found = measure(groups)
     kept = [group for group in groups if group.is_mixed] if config.data.filter_by_difficulty else list(groups)
     differing = sum(group.differs_in("sum") for group in kept)
     share = f"rewards differ within {differing} of {len(kept)} groups, {share_of(differing, len(kept))}"
     rights = [name for name in found.rewards if name in RIGHT_REWARDS]
-    word = "can hardly learn"
+    word = "can barely learn"
     if not kept:
         reason = f"--data.filter-by-difficulty keeps none of these {len(groups)} problems, {share_of(0, len(groups))}"
     elif not differing:

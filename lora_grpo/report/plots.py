@@ -117,7 +117,7 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
 
 
 def common_plots(of_runs: Sequence[Sequence[Plot]], names: Sequence[str]) -> list[Plot]:
-    """Return the plots of any of the runs, with one curve for each run that has values."""
+    """Return every plot that at least one run has, with one curve for each run that has values."""
     by_title: dict[str, list[tuple[str, Plot]]] = {}
     for name, plots in zip(names, of_runs, strict=True):
         for plot in plots:

@@ -44,7 +44,7 @@ class AtomicCheckpoints:
         distributed.barrier()  # otherwise the next checkpoint might use a folder that is being removed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: TRL would write a README.md into every checkpoint."""
+        """Do nothing. Without this override, TRL would write a README.md to every checkpoint."""
 
 
 def newest_complete(folder: Path) -> tuple[Path, int] | None:
@@ -59,7 +59,7 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint, from the folder names only; 0 if there is none."""
+    """Return the step of the newest checkpoint, based only on folder names; 0 if there is none."""
     return max((step for step, _ in _checkpoints(folder)), default=0)
 
 

@@ -25,7 +25,7 @@ class Batch:
     positions: torch.Tensor
     """(R,) position of the newest token in its own sequence."""
     mask: torch.Tensor
-    """(R, L) 1 where the cache contains a token of the row, 0 for padding on the left."""
+    """(R, L) 1 where the cache contains a token of the row, 0 for left padding."""
     cache: Any
     logits: torch.Tensor
     """(R, V) logits of the next token."""
@@ -121,7 +121,7 @@ def prefill(model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices
 
 
 def can_join(config: Any) -> bool:
-    """Return whether completions can join a running batch. Only full attention supports padding on the left."""
+    """Return whether completions can join a running batch. Only full attention supports left padding."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

@@ -11,7 +11,7 @@ from lora_grpo.sampling.vllm_sampler import request_options
 
 
 class SharedVllmSampler(Sampler):
-    """Samples from the vLLM engine of Unsloth's `fast_inference`, which shares the weights of the trained model.
+    """Samples from the vLLM engine that Unsloth's `fast_inference` creates. It shares the trained model's weights.
 
     The adapter is loaded as a LoRA request and never merged.
     """

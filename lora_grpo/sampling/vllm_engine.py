@@ -47,7 +47,7 @@ _WORKER_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS")
 
 
 class VllmEngine:
-    """A base model in vLLM's `LLMEngine`, with memory for one adapter, which is never merged."""
+    """A base model in vLLM's `LLMEngine`, with room for one adapter, which is never merged."""
 
     def __init__(self, engine: Any, *, sleeps: bool) -> None:
         self._engine, self._sleeps = engine, sleeps
@@ -148,7 +148,7 @@ def start_engine(
     max_batch_size: int | None = None,
     sleeps: bool = False,
 ) -> VllmEngine:
-    """Load a base model into vLLM, with memory for one adapter. On a CPU, a 4-bit base is dequantized.
+    """Load a base model into vLLM, with room for one adapter. On a CPU, a 4-bit base is dequantized.
 
     Args:
         rank: rank to reserve memory for (see `served_rank`). None disables adapters.

@@ -127,7 +127,7 @@ class Decoder:
         self._handle = handle
 
     def decode(self, data: Any) -> Any:
-        """Return the value. Data that does not follow the format of this module raises Malformed."""
+        """Return the decoded value. Raises Malformed if the data is not in this module's format."""
         try:
             return self._decode(data)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:

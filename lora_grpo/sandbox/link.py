@@ -43,7 +43,7 @@ class Link:
         self._descriptor = descriptor
 
     def open(self) -> None:
-        """Wait until the candidate's source has run. Its exceptions are raised here."""
+        """Wait until the candidate's source has run. Its exceptions are re-raised here."""
         reply = self._receive("ready", "invalid", "raised")
         if reply[0] == "invalid":
             raise self._lose("invalid", reply[1])

@@ -145,8 +145,8 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
     """Run programs with their tests and return their verdicts in order.
 
     Raises:
-        BrokenTest: the tests of a program cannot run with any candidate.
-        RunError: the sandbox's processes do not start, or keep dying.
+        BrokenTest: a program's tests fail to run with every candidate.
+        RunError: the sandbox's processes fail to start, or keep dying.
     """
     with _lock:
         if _pool is None:

@@ -23,7 +23,7 @@ class Settings:
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 512
     """Address space limit for one program in MiB. Its tests get twice as much."""
     allow_unsafe: bool = False
-    """If neither Landlock nor bubblewrap works, run programs unprotected as your user. All reports state this."""
+    """If neither Landlock nor bubblewrap works, run programs without isolation, as your user. Every report says so."""
 
 
 @dataclass(frozen=True)

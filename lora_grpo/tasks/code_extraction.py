@@ -4,8 +4,9 @@
 - The last fenced block that defines the entry point is used, so a model may correct itself. Names that the block uses
   but does not define are taken from earlier blocks.
 - A block or text with only a function body is placed under the prompt's signature.
-- Indented text without fences is a continuation of the prompt, as from a base model, and is truncated at the usual
-  stop sequences. Other text without fences starts at its first line of code and ends where it is no longer Python.
+- Indented text without fences is treated as a continuation of the prompt, as a base model would produce, and is
+  truncated at the usual stop sequences. Other text without fences starts at its first line of code and ends where it
+  is no longer Python.
 - The prompt's imports and helper functions come first, even if the model does not repeat them.
 - After the entry point, only imports, definitions, and the values they read are kept. Example calls, asserts, and
   `if __name__ == "__main__":` are dropped.

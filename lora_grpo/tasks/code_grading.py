@@ -5,7 +5,7 @@ In addition to the common columns, rows of code tasks have:
 - `entry_point`: the name of the function to write;
 - `test`: Python code that asserts its results;
 - `prelude`: trusted Python code that runs before `test`, such as imports; may be empty;
-- `functions`: the names that the candidate defines for the tests, if there are others besides `entry_point`;
+- `functions`: any names besides `entry_point` that the candidate defines for the tests;
 - `completion_prefix`: the start of the program, if the task is to complete it.
 """
 

@@ -164,7 +164,7 @@ def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
 def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
     """Split training rows into training and validation rows. Sampling uses the run's seed and preserves the order.
 
-    There are `monitor.rows` validation rows, but at most a tenth of the rows, and none if that is less than 16.
+    The validation set has `monitor.rows` rows, but at most a tenth of all rows. It is empty if that is less than 16.
     """
     number = min(config.monitor.rows, len(rows) // 10)
     if number < MIN_VALIDATION_ROWS:

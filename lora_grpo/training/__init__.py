@@ -20,7 +20,7 @@ monitor.py           callback between steps: metrics, alarms, validation passes,
 alarms.py            detects a run that goes wrong and suggests a fix
 validation.py        the validation set: rows sampled during training but never trained on
 completion_log.py    logs the completions of every n-th step with rewards and verdicts
-difficulty.py        --data.filter-by-difficulty: keeps rows that the base model solves sometimes but not always
+difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
 from lora_grpo.training.difficulty import filter_by_difficulty

@@ -93,7 +93,7 @@ class Alarms:
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
         """Return the alarms that a validation pass raises. Step 0 is the base.
 
-        `passed` tells whether each completion is correct, by row id. It is empty for tasks without correct answers.
+        `passed` maps each row id to whether its completion is correct. It is empty for tasks without correct answers.
         """
         mean = statistics.fmean(rewards)
         if not step and len(rewards) > 1:

@@ -1,4 +1,7 @@
-"""`--data.filter-by-difficulty`: train only on rows that the base solves sometimes. GRPO learns little from others."""
+"""`--data.filter-by-difficulty`: train only on rows that the base model sometimes solves.
+
+GRPO learns little from other rows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _CHUNK = 128
 
 
 def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> list[Row]:
-    """Return rows that the base solves sometimes, one for each prompt of the run, in training order.
+    """Return rows that the base model sometimes solves, one for each prompt of the run, in training order.
 
     Rows are sampled in training order with training's sampling settings. If fewer rows are kept than the run has
     prompts, they repeat in seeded passes. The order of a longer run begins with the order of a shorter one. Samples

@@ -19,7 +19,7 @@ from lora_grpo.training.validation import Validation
 
 
 class Monitor:
-    """Mixin placed before transformers' TrainerCallback: checks every step of a run.
+    """Mixin that precedes transformers' TrainerCallback in the bases: checks every step of a run.
 
     Alarms and the best step are written to run.json, the best adapter to `best/`.
     """

@@ -74,7 +74,7 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
     unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
     if unread:
-        raise UserError(f"--grpo {unread[0]} has no effect: the kit's own sampler does not read it; leave it out")
+        raise UserError(f"--grpo {unread[0]} has no effect: the built-in sampler does not read it; leave it out")
     weights = {reward.name: reward.weight for reward in rewards}
     log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)

@@ -72,7 +72,7 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
     assert config.train.micro_batch_size > 1
     told = start_lines(asked(model))
     assert told[0].startswith(f"micro-batch {config.train.micro_batch_size} completions; at most ")
-    assert told[1].startswith("sampling    64 completions in parallel by the kit's own sampler")
+    assert told[1].startswith("sampling    64 completions in parallel, with the built-in sampler")
     assert told[2].endswith("; 7.51 GiB are free on Card 0")
     assert record["derived"] == ["train.micro_batch_size"]
     assert record["gpu"] == "Card 0"

@@ -125,10 +125,10 @@ FILTER = {"data": {"filter_by_difficulty": True}}
         ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are correct", "harder problems"),
         ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, "can learn", "3 of 8 problems are always solved and 3 never", "filter"),
         ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, "can learn", None, None),
-        ([NEVER] * 7 + [MIXED], {}, "can hardly learn", "0 of 8 problems are always solved and 7 never", "filter"),
-        ([NEVER] * 4 + [MIXED], {}, "can hardly learn", "0 of 5 problems are always solved and 4 never", "filter"),
+        ([NEVER] * 7 + [MIXED], {}, "can barely learn", "0 of 8 problems are always solved and 7 never", "filter"),
+        ([NEVER] * 4 + [MIXED], {}, "can barely learn", "0 of 5 problems are always solved and 4 never", "filter"),
         ([NEVER] * 7 + [MIXED], FILTER, "can learn", None, None),
-        ([NEVER] * 8, FILTER, "can hardly learn", "none of 32", "easier problems"),
+        ([NEVER] * 8, FILTER, "can barely learn", "none of 32", "easier problems"),
         ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "few-shot 2"),
         ([graded(*[UNREAD] * 4)] * 8, {"data": {"few_shot": 2}}, "cannot learn", "end without", "soft_xml_format"),
         (
@@ -141,7 +141,7 @@ FILTER = {"data": {"filter_by_difficulty": True}}
         (
             [graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8,
             {},
-            "can hardly learn",
+            "can barely learn",
             "100% [68, 100] of completions are truncated at 256 tokens",
             "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,",
         ),
@@ -159,7 +159,7 @@ FILTER = {"data": {"filter_by_difficulty": True}}
             "has 1.0 distinct",
             "--sampling.temperature 1,",
         ),
-        ([FORMAT_ALONE] * 8, {}, "can hardly learn", "none of 32", "--sampling.num-generations 8"),
+        ([FORMAT_ALONE] * 8, {}, "can barely learn", "none of 32", "--sampling.num-generations 8"),
         ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "within each group: mine", "a finer reward"),
         (
             [group({"mine": [n / 8] * 4}) for n in range(8)],
