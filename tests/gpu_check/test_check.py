@@ -218,7 +218,7 @@ def test_a_model_is_built_once(stand_in, monkeypatch, tmp_path):
 
 
 INTERRUPTED = f"""
-import sys
+import signal, sys
 from pathlib import Path
 from lora_grpo.cli import run_command
 from lora_grpo.gpu_check import check, random_model
@@ -228,6 +228,7 @@ random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 Row.missing_packages = []
 rows = [Row("tiny", {TINY}, engine, "transformers") for engine in ("peft", "unsloth")]
 settings = CheckSettings(Path(sys.argv[1]), Path(sys.argv[2]), 60.0, {LIMITS})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
 sys.exit(run_command(lambda: print(check.run_rows(rows, settings, {MACHINE}))))
 """
 
