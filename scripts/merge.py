@@ -3,8 +3,8 @@
     python scripts/merge.py outputs/gsm8k_lora                      # to outputs/gsm8k_lora/merged
     python scripts/merge.py my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --output merged --dtype bf16
 
-Small updates vanish in bfloat16: the report shows how much of the update survives, and `--dtype auto` uses the
-smallest precision that keeps 99% of it. If the merge is interrupted, run the same command to continue.
+Small updates can be lost in bfloat16. The report shows how much of the update survives, and `--dtype auto` uses the
+lowest precision that keeps 99% of it. If the merge is interrupted, run the same command to continue.
 """
 
 import sys

@@ -87,7 +87,7 @@ class EvaluateOptions:
         return self.what or str(self.samples)
 
     def check(self, *, samples_only: bool) -> None:
-        """Check that values are in range, and that files of samples are evaluated without flags for models."""
+        """Check that values are in range, and that no model flags are set when grading a file of samples."""
         check_fields(self)
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in _FOR_MODELS if samples_only else ():

@@ -85,7 +85,7 @@ def add_hyperparameters(writer: Any, config: Any) -> None:
 
 
 def rope_factors(config: Any) -> Any:
-    """Return the divisors of Llama 3's rotary frequencies, which llama.cpp reads from a tensor; otherwise None."""
+    """Return the divisors of Llama 3's rotary frequencies, which llama.cpp reads from a tensor; None without them."""
     if config.rope_parameters.get("rope_type") != "llama3":
         return None
     import torch

@@ -168,7 +168,7 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
 
 
 def _check_intact(folder: Path, kind: str) -> None:
-    """Check that the weights are complete and as training or merging wrote them."""
+    """Check that the weights are complete and unchanged since training or merging wrote them."""
     if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
         raise UserError(
             f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"

@@ -31,7 +31,7 @@ class MergeOptions:
     output: Path | None = None
     """Folder of the merged model; default: `merged` in the run, or `<adapter>-merged` next to an adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the merged weights; `auto` uses the smallest that keeps 99% of the update."""
+    """Precision of the merged weights; `auto` uses the lowest that keeps 99% of the update."""
     onto: Onto = "full"
     """Merge into the base's own weights (`full`) or into the NF4 values that 4-bit training used (`dequantized`)."""
     base: str | None = None

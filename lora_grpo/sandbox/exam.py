@@ -65,7 +65,7 @@ def prepare(program: Program) -> bytes:
 
 
 def _asserts(node: ast.AST) -> bool:
-    """Return whether code can fail a test: an assert, a raise, or a method such as unittest's assertEqual."""
+    """Return whether a node can make a test fail: an assert, a raise, or a method such as unittest's assertEqual."""
     return isinstance(node, (ast.Assert, ast.Raise)) or (isinstance(node, ast.Attribute) and node.attr[:6] == "assert")
 
 

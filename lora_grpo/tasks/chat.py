@@ -56,7 +56,7 @@ def add_prompts(
 def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     """Return the text that the model continues.
 
-    Base models have a tokenizer without a chat template. Their prompt is plain text: the system prompt, then
+    If the tokenizer has no chat template, as with many base models, the prompt is plain text: the system prompt, then
     `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
     """
     if getattr(tokenizer, "chat_template", None):

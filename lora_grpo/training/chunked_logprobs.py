@@ -10,7 +10,7 @@ _TOLERANCE, _TOLERANCE_16_BIT = 1e-3, 0.2
 
 
 class ChunkedLogProbs:
-    """Mixin that precedes TRL's GRPOTrainer in the bases: computes logits in tiles of 2048 x 8192 entries.
+    """Mixin that computes logits in tiles of 2048 x 8192. List it before TRL's GRPOTrainer in the bases.
 
     TRL 1.14 implements this in plain PyTorch (`_chunked_logps`), but enables it with `use_liger_kernel`, which requires
     the Liger package even though this method does not use it. Unsloth uses its own method.

@@ -19,7 +19,7 @@ from lora_grpo.training.validation import Validation
 
 
 class Monitor:
-    """Mixin that precedes transformers' TrainerCallback in the bases: checks every step of a run.
+    """Mixin that checks every step of a run. List it before transformers' TrainerCallback in the bases.
 
     Alarms and the best step are written to run.json, the best adapter to `best/`.
     """
@@ -78,7 +78,7 @@ class Monitor:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the adapter if it is the best and not saved yet. Its checkpoint is complete."""
+        """Save the adapter if it is the best so far and not yet saved. Called when its checkpoint is complete."""
         if self._unsaved:
             if distributed.is_main():
                 save_adapter(self.trainer.model, self.trainer.processing_class, self.run.best)

@@ -12,7 +12,7 @@ LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
 
 
 class StepMetrics:
-    """Mixin that precedes a GRPOTrainer in the bases: adds metrics to each step.
+    """Mixin that adds metrics to each step. List it before the GRPOTrainer class in the bases.
 
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process.
