@@ -96,6 +96,8 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
             "assistant": (between.removeprefix(generation), after_answer),
         }
         turns = Turns(bare.removesuffix(before_user), roles)
+        if '"""' in turns.to_go():  # this would end the TEMPLATE
+            return None
         for length in range(1, 8):
             contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
             system = length % 2 == 0

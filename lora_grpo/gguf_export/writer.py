@@ -94,7 +94,10 @@ def _generation_config(folder: Path, config: Any) -> Any:
 
     path = folder / "generation_config.json"
     if path.is_file():
-        return GenerationConfig.from_dict(json_files.read_object(path))
+        try:
+            return GenerationConfig.from_dict(json_files.read_object(path))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} has an invalid value: {first_line(error)}; correct it") from None
     return GenerationConfig.from_model_config(config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,15 +89,29 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
         name, source = merge.base.name, merge.base.model_dump()
     revision, fingerprint = source.get("revision"), source.get("fingerprint")
     trusted = bool(policy.get("trust_remote_code"))
-    if not name:
+    if not isinstance(revision, str) or not re.fullmatch("[0-9a-f]{40}", revision):  # a branch or a tag
+        revision = None
+    if not isinstance(name, str) or not name:
         return Base(None)
     if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
         return Base(STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
-    if base_model.is_folder_name(name) or (fingerprint and not revision):
+    if base_model.is_folder_name(name) or (fingerprint and not revision) or not _is_hub_id(name):
         path = Path(name).expanduser()
-        return Base(path.name, fingerprint=fingerprint, license=_license(path), trust_remote_code=trusted)
+        shown = Path(name.replace("\\", "/")).name  # the name may be a Windows path
+        return Base(shown, fingerprint=fingerprint, license=_license(path), trust_remote_code=trusted)
     return Base(name, name, revision, license=_cached_license(name, revision), trust_remote_code=trusted)
+
+
+def _is_hub_id(name: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.isascii() and name.isprintable()
 
 
 def _cached_license(hub_id: str, revision: str | None) -> dict[str, Any]:
@@ -119,7 +134,9 @@ def _license(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     keys = ("license", "license_name", "license_link")
-    return {key: value for key in keys if isinstance(value := data.get(key), str)}
+    found = {key: value for key in keys if isinstance(value := data.get(key), str)}
+    # The Hub rejects other license ids, such as "Apache 2.0".
+    return found if re.fullmatch(r"[a-z0-9.+-]+", found.get("license", "")) else {}
 
 
 def _vllm_rank(adapter: Path) -> int | None:
@@ -133,7 +150,7 @@ def _vllm_rank(adapter: Path) -> int | None:
 def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) -> Iterator[Evaluation]:
     """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from."""
     adapter = adapter_sha256(run / "adapter")
-    is_from_adapter = merge is not None and merge.identity["adapter_sha256"] == adapter
+    is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
         try:
             report = read_report(path)

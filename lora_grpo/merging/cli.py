@@ -11,7 +11,7 @@ import tyro
 
 from lora_grpo import __version__
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, lock
+from lora_grpo.files import atomic, json_files, lock
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import Onto, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
@@ -132,6 +132,9 @@ def _finished_report(job: _Merge) -> MergeReport | None:
 
 def _merge(job: _Merge) -> MergeReport:
     options, folder = job.options, Path(job.target.base.name)
+    for name in base_model.TOKENIZER_FILES:
+        if name.endswith(".json") and (job.target.tokenizer / name).is_file():
+            json_files.read_object(job.target.tokenizer / name)  # a damaged file must not be copied
     base_model.silence_libraries()
     model = empty_model(folder, trust_remote_code=job.target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
@@ -147,6 +150,8 @@ def _merge(job: _Merge) -> MergeReport:
         _copy_other_files(job.target, staging)
         if adapter_sha256(job.adapter) != job.identity["adapter_sha256"]:
             raise UserError(f"{job.adapter} changed during the merge; run the command again")
+        if base_model.weights_fingerprint(folder) != job.identity["base_sha256"]:
+            raise UserError(f"{folder} changed during the merge; run the command again")
         report = MergeReport(
             identity=job.identity,
             requested_dtype=options.dtype,

@@ -116,6 +116,11 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
         if not outputs[head].changed:
             outputs[head] = replace(outputs[head], tokens=outputs[embedding].tokens)
     size = outputs[embedding].shape[0]
+    if head in outputs and outputs[head].shape[0] != size:
+        raise UserError(
+            f"the adapter in {folder} leaves {size} rows in {embedding} and {outputs[head].shape[0]} in {head}, "
+            "expected the same number; save both with PEFT's save_embedding_layers=True"
+        )
     return Plan(outputs, tie, size if size != base[embedding].shape[0] else None)
 
 
@@ -152,8 +157,15 @@ class _Adapter(BaseModel):
 
 def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     """Return the value of the first pattern that matches a module's name, as in PEFT."""
-    items = (patterns or {}).items()
-    return next((value for key, value in items if re.match(rf"(.*\.)?({key})$", module)), default)
+    for key, value in (patterns or {}).items():
+        try:
+            if re.match(rf"(.*\.)?({key})$", module):
+                return value
+        except re.error as error:
+            raise UserError(
+                f"adapter_config.json has an invalid pattern {key!r} ({error}); expected a regular expression"
+            ) from None
+    return default
 
 
 def _read_adapter(folder: Path) -> _Adapter:
@@ -210,6 +222,8 @@ def _add_update(
         raise adapter.misfit(module, shape, update)
     if magnitude and transposed:
         raise UserError(f"{adapter.folder} trains {module} with DoRA; only linear layers with DoRA can be merged here")
+    if magnitude and math.prod(magnitude.shape) != update[0]:
+        raise adapter.misfit(magnitude.name, update[:1], magnitude.shape)
     low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
     outputs[weight] = replace(outputs[weight], low_rank=low_rank)
     return {tensor.name for tensor in (a, b, magnitude) if tensor}

@@ -108,7 +108,7 @@ def check_current(folder: Path) -> None:
     report, adapter = read_report(folder), folder.parent / "adapter"
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
-    if report.identity["adapter_sha256"] != adapter_sha256(adapter):
+    if report.identity.get("adapter_sha256") != adapter_sha256(adapter):
         raise UserError(
             f"{folder} was merged from an older {adapter}; delete it and run scripts/merge.py {folder.parent} again"
         )

@@ -137,7 +137,7 @@ def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
         raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
     config = json_files.read_object(folder / "adapter_config.json")
     name = overrides.base or config.get("base_model_name_or_path")
-    if not name:
+    if not isinstance(name, str) or not name:
         raise UserError(f"{folder}/adapter_config.json does not specify a base model; pass it with --base")
     base, commit = _find(name, config.get("revision"))
     return _spec("adapter", name, base, commit, overrides, folder)

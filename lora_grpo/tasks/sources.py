@@ -15,7 +15,7 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
 
-_FILE_SUFFIXES = (".jsonl", ".json", ".gz")
+_FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet", ".txt", ".gz")
 _HUB_SPLITS = {"train": "train", "eval": "test"}
 
 
@@ -36,7 +36,7 @@ def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
 def is_on_hub(source: str) -> bool:
     """Return whether a source is a Hub dataset id. A source that looks like a path is never looked up on the Hub."""
     path = Path(source).expanduser()
-    looks_like_path = source.startswith((".", "~", "/")) or path.suffix in _FILE_SUFFIXES
+    looks_like_path = source.startswith((".", "~", "/")) or path.suffix.lower() in _FILE_SUFFIXES
     return not looks_like_path and not path.exists()
 
 

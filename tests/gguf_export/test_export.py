@@ -283,6 +283,11 @@ UP = "model.layers.1.mlp.up_proj.weight"
         (lambda f: (f / "config.json").unlink(), "f16", "holds no config.json"),
         (lambda f: (f / "README.md").write_text("---\nlicense: [a\n---\n"), "f16", r"README\.md cannot be read"),
         (lambda f: (f / "generation_config.json").write_text("{bad"), "f16", r"generation_config\.json cannot be read"),
+        (
+            lambda f: (f / "generation_config.json").write_text('{"max_new_tokens": -5}'),
+            "f16",
+            r"generation_config\.json has an invalid value",
+        ),
     ],
 )
 def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoiled, kind, message):

@@ -37,6 +37,7 @@ LATEST = "{% for message in messages[-4:] %}" + CHATML.split("%}", 1)[1]
 NUMBERED = CHATML.replace("'<|im_start|>' +", "'<|im_start|>' + loop.index | string +")
 DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+QUOTED = CHATML.replace("<|im_end|>", '<|im_end|>"""')
 
 
 def vocabulary(tokenizer):
@@ -145,7 +146,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
         assert first + as_ollama(template, messages) == render(tokenizer, messages)
 
 
-@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM])
+@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM, QUOTED])
 def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
     notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None)

@@ -16,6 +16,7 @@ from lora_grpo.files import atomic
 from lora_grpo.hub.card import escape
 from lora_grpo.hub.files import CARD, CARD_MARK
 from lora_grpo.hub.push import prepare
+from lora_grpo.merging import check_current
 
 LEFT_OUT = "measured other weights; the card leaves it out"
 
@@ -132,6 +133,7 @@ def test_a_model_trained_on_programs_is_asked_for_one(tmp_path):
             },
         ),
         ("license: [mit]", {}),
+        ("license: Apache 2.0", {}),
     ],
 )
 def test_the_license_is_that_of_the_bases_card(run, tmp_path, monkeypatch, front, expected):
@@ -155,6 +157,29 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path):
         assert "base_model" not in data and (name == "mine") == ("license" not in data)
         assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == name
         assert shown in text and f"`{'f' * 64}`" in text and "vllm serve" not in text and str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a b) c", "a model from a local folder named a b) c"),
+        ("C:\\models\\qwen", "a model from a local folder named qwen"),
+        (5, "an unknown base model"),
+    ],
+)
+def test_a_base_name_that_the_hub_does_not_allow(tmp_path, name, shown):
+    run = make_run(tmp_path / "run", record__policy__base_model=name)
+    if name == 5:
+        run = make_run(tmp_path / "other", record__policy={})
+        settings = json.loads((run / "adapter" / "adapter_config.json").read_text())
+        write_adapter(run, "adapter_config.json", json.dumps(settings | {"base_model_name_or_path": name}).encode())
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert "base_model" not in data and shown in text
+
+
+def test_a_branch_is_not_called_a_commit(tmp_path):
+    run = make_run(tmp_path / "run", record__policy__revision="main")
+    assert "at commit" not in card_of(run / "adapter", "adapter")[1]
 
 
 # Unknown facts are omitted
@@ -268,6 +293,14 @@ def test_a_merged_model_that_changed_since_merging_is_refused(run, content, mess
         prepare(merged, "merged", "me/trained")
 
 
+def test_a_merge_without_an_identity_is_an_older_one(run):
+    path = make_merged(run) / "merge_report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"identity": {}}))
+    assert "model-index" not in card_of(path.parent, "merged")[0]
+    with pytest.raises(UserError, match="was merged from an older"):
+        check_current(path.parent)
+
+
 def test_a_shard_of_the_index_that_is_missing_is_refused(run):
     merged = make_merged(run)
     (merged / "model.safetensors").rename(merged / "model-00001-of-00002.safetensors")
@@ -299,9 +332,10 @@ def test_a_token_in_the_card_is_refused(tmp_path):
     assert SECRET not in str(caught.value)
 
 
-def test_a_word_that_only_resembles_a_token_is_not_refused(run):
+def test_a_word_that_only_resembles_a_token_is_not_refused(run, monkeypatch):
     words = b'{"hf_transfer": 1, "tf_hf_model_of_a_name": 2, "shf_AbCdEfGhIjAbCdEfGhIj": 3}'
     write_adapter(run, "tokenizer.json", words)
+    monkeypatch.setenv("HF_TOKEN", "x")  # a placeholder
     prepare(run / "adapter", "adapter", "me/trained")
 
 

@@ -208,6 +208,8 @@ def test_files_that_cannot_be_read_end_in_one_line(run, tmp_path):
     for text in ("{bad", "[]"):
         (base / "config.json").write_text(text)
         refused(f"the model in {base} cannot be built", options)
+    (adapter / "tokenizer.json").write_text("{bad")
+    refused("tokenizer.json cannot be read", MergeOptions(str(adapter), base="starter"))
     refused("is a file; pass the folder", MergeOptions(str(run / "run.json")))
     assert not (tmp_path / "mine-merged").exists() and not staging_folder(tmp_path / "mine-merged").exists()
 
@@ -299,6 +301,20 @@ def test_an_adapter_that_changes_meanwhile_is_noticed(no_divergence, run, monkey
 
     monkeypatch.setattr(cli, "_copy_other_files", and_train_on)
     refused("changed during the merge; run the command again", MergeOptions(str(run)))
+    assert not (run / "merged").exists()
+
+
+def test_a_base_that_changes_meanwhile_is_noticed(no_divergence, run, tmp_path, monkeypatch):
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    copy = cli._copy_other_files
+
+    def and_change_base(target, staging):
+        copy(target, staging)
+        (weights,) = base.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+
+    monkeypatch.setattr(cli, "_copy_other_files", and_change_base)
+    refused(f"{base} changed during the merge; run the command again", MergeOptions(str(run), base=str(base)))
     assert not (run / "merged").exists()
 
 

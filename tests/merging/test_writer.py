@@ -171,6 +171,12 @@ def test_of_a_single_file_and_an_index_the_single_file_is_read(tmp_path):
     assert {stored.path.name for stored in model_tensors(base).values()} == {"model.safetensors"}
 
 
+def test_an_index_of_numbers_is_refused(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
+    with pytest.raises(UserError, match="has no weight_map from tensor names to file names"):
+        model_tensors(tmp_path)
+
+
 def test_what_the_base_keeps_in_float32_stays_in_it(bases, tmp_path):
     base = shutil.copytree(bases[False, "bfloat16"], tmp_path / "base")
     weights = load_file(base / "model.safetensors")
@@ -320,6 +326,23 @@ def test_dora_of_an_embedding_is_refused(bases, tmp_path):
         merged(base, adapter, tmp_path / "merged")
 
 
+def test_dora_norms_of_another_size_are_refused(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", use_dora=True)
+    change(adapter, lambda weights: weights.update({f"{KEY}lora_magnitude_vector": torch.ones(1)}))
+    with pytest.raises(UserError, match=r"lora_magnitude_vector has the shape \[1\], expected \[32\]"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(("tied", "left_out"), [(True, "lm_head"), (False, "lm_head"), (False, "model.embed_tokens")])
+def test_an_embedding_or_head_that_is_resized_alone_is_refused(tied, left_out, bases, tmp_path):
+    base = bases[tied, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", resize=70)
+    change(adapter, lambda weights: weights.pop(f"base_model.model.{left_out}.weight"))
+    with pytest.raises(UserError, match="expected the same number; save both with PEFT's save_embedding_layers=True"):
+        merged(base, adapter, tmp_path / "merged")
+
+
 def test_half_of_an_update_is_refused(bases, tmp_path):
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter")
@@ -349,6 +372,7 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
         ({"r": "4"}, "adapter_config.json: r: Input should be a valid integer, got '4'"),
         ({"lora_alpha": float("nan")}, "adapter_config.json: lora_alpha: Input should be a finite number, got nan"),
         ({"alpha_pattern": {"q_proj": "8"}}, "adapter_config.json: alpha_pattern.q_proj: Input should be a valid"),
+        ({"rank_pattern": {"[": 8}}, "adapter_config.json has an invalid pattern '[' ("),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(changes, message, bases, tmp_path):

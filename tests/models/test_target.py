@@ -50,9 +50,10 @@ def test_an_adapter_or_checkpoint_resolves_to_its_run(name, tmp_path):
 def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
     adapter = make_adapter(tmp_path / "adapter", base=str(model))
     assert resolve(str(adapter), Overrides()).base.name == str(model)
-    nameless = make_adapter(tmp_path / "nameless")
-    with pytest.raises(UserError, match="does not specify a base model; pass it with --base"):
-        resolve(str(nameless), Overrides())
+    for name in (None, 5):
+        nameless = make_adapter(tmp_path / f"nameless-{name}", base=name)
+        with pytest.raises(UserError, match="does not specify a base model; pass it with --base"):
+            resolve(str(nameless), Overrides())
     assert resolve(str(nameless), Overrides(base="starter")).base_name == "starter"
 
 

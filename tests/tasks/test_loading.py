@@ -8,6 +8,7 @@ from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, Sampling
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
 from lora_grpo.tasks.loading import fingerprint, fit_to_context, load_data, prompt_order, start_sandbox
+from lora_grpo.tasks.sources import is_on_hub
 
 
 class Words:
@@ -91,6 +92,11 @@ def test_too_few_rows_for_one_step(configure, train, validation, few_shot, left)
     with pytest.raises(UserError) as error:
         load_data(config)
     assert f"{left} training rows are left, fewer than --train.prompts-per-step 2" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.parquet", "me/a.ndjson", "me/a.JSONL"])
+def test_a_missing_file_is_not_looked_up_on_the_hub(name):
+    assert not is_on_hub(name) and is_on_hub(name.partition(".")[0])
 
 
 def test_the_record_says_which_rows(configure):
