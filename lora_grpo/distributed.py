@@ -31,7 +31,10 @@ _group: list[Any] = []  # the gloo process group for waiting, once `join` was ca
 
 
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size < 1:
+        raise UserError(f"the environment has WORLD_SIZE={size}; expected 1 or more; unset WORLD_SIZE")
+    return size
 
 
 def rank() -> int:

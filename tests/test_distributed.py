@@ -178,6 +178,8 @@ def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_p
             {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
             ["DeepSpeed ZeRO-3 shards the model"],
         ),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, ["PARALLELISM_CONFIG shards the model"]),
+        ({"ACCELERATE_USE_MEGATRON_LM": "1"}, ["MEGATRON_LM shards the model"]),
     ],
 )
 def test_a_model_spread_over_processes_is_refused(monkeypatch, variables, parts):
@@ -195,7 +197,7 @@ def test_whole_models_are_not_refused(monkeypatch):
     check(RunConfig())
 
 
-@pytest.mark.parametrize("field", ["fsdp=full_shard", "deepspeed=zero3.json"])
+@pytest.mark.parametrize("field", ["fsdp=full_shard", "deepspeed=zero3.json", "parallelism_config=tp"])
 def test_a_model_spread_by_a_field_of_the_trainer_is_refused(field):
     from lora_grpo.config import replace
 
@@ -223,3 +225,9 @@ def test_a_world_size_without_ranks_is_refused(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UserError, match=r"WORLD_SIZE=2 and no RANK; start several processes with torchrun"):
         distributed.join()
+
+
+def test_a_world_size_of_0_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "0")
+    with pytest.raises(UserError, match="WORLD_SIZE=0; expected 1 or more; unset WORLD_SIZE"):
+        check(RunConfig())

@@ -105,9 +105,10 @@ def _check_processes(config: RunConfig) -> None:
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
             "pass --model.engine peft, or start one process"
         )
-    sharded = sorted({"fsdp", "deepspeed"} & parse_grpo_overrides(config.grpo).keys())
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        sharded.append("FSDP")
+    sharded = sorted({"fsdp", "deepspeed", "parallelism_config"} & parse_grpo_overrides(config.grpo).keys())
+    on = ("1", "true", "yes")
+    kinds = ("FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
+    sharded += [kind for kind in kinds if os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() in on]
     if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         sharded.append("DeepSpeed ZeRO-3")
     if sharded:

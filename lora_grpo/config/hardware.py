@@ -44,7 +44,7 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
         values = line.split(", ")
         if len(values) == 5 and values[3].isdigit():  # nvidia-smi also prints warnings
             index, uuid, name, total, free = values
-            listed.append((index, uuid, Gpu(name, int(total) / 1024, int(free) / 1024)))
+            listed.append((index, uuid, Gpu(name, int(total) / 1024, int(free if free.isdigit() else total) / 1024)))
     if not listed:
         return [], failure or "nvidia-smi lists no GPU"
     if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs

@@ -61,4 +61,8 @@ def start(folder: Path, name: str, request: Request, environment: Mapping[str, A
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    return json_files.read_object(folder / STATE) if (folder / STATE).exists() else {}
+    state = json_files.read_object(folder / STATE) if (folder / STATE).exists() else {}
+    for entry in state.values():
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(k), dict) for k in ("request", "environment")):
+            raise UserError(f"{folder / STATE} is damaged; pass another --output-dir")
+    return state

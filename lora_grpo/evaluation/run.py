@@ -186,7 +186,15 @@ def _shares(path: Path) -> list[Path]:
 
 def _found(path: Path) -> dict[tuple[str, _Draw], Result]:
     found = [sample for file in (path, *_shares(path)) for sample in json_files.read_finished_lines(file)]
-    return {(sample.get("task_id"), sample.get("draw")): sample for sample in found}
+    types = {"task_id": (str,), "draw": (str, int), "passed": (bool,), "status": (str,)}
+    for sample in found:
+        if not isinstance(sample, dict) or not all(isinstance(sample.get(key), kind) for key, kind in types.items()):
+            raise _damaged(path)
+    return {(sample["task_id"], sample["draw"]): sample for sample in found}
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged or holds results of other rows; delete it and run the command again")
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
@@ -194,7 +202,7 @@ def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     shares = _shares(path)
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
-        raise UserError(f"{path} is damaged or holds results of other rows; delete it and run the command again")
+        raise _damaged(path)
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     text = json_files.dump_lines(kept)
     if shares or (path.exists() and path.read_text(encoding="utf-8", errors="replace") != text):

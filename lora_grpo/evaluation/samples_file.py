@@ -60,9 +60,8 @@ class SampleFile:
         """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk."""
         path, task = folder / name, self.protocol.task
         results: list[Result] = json_files.read_finished_lines(path)
-        for (line, _), result in zip(self.samples, results, strict=False):
-            if any(result.get(key) != line[key] for key in ("task_id", "completion")):
-                raise UserError(f"{path} does not fit the samples; delete it and run the command again")
+        if len(results) > len(self.samples) or not all(map(_fits, self.samples, results)):
+            raise UserError(f"{path} does not fit the samples; delete it and run the command again")
         environment = evaluation_folder.environment(folder, name)
         if environment is None or len(results) < len(self.samples):
             environment = {"isolation": sandbox.start(self.limits) if task in CODE_TASKS else None}
@@ -128,6 +127,14 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
             )
         samples.append((line, by_id[name]))
     return samples
+
+
+def _fits(sample: Sample, result: Any) -> bool:
+    """Return whether a line of a results file is the result of this sample."""
+    line, _ = sample
+    if not isinstance(result, dict) or not isinstance(result.get("passed"), bool) or "status" not in result:
+        return False
+    return all(result.get(key) == line[key] for key in ("task_id", "completion"))
 
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:

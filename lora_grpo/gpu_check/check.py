@@ -87,7 +87,11 @@ def _measure_gpu(log: Path) -> dict[str, Any]:
     done = measured_command.run([sys.executable, "-c", _MEASURE], log, _MEASURE_SECONDS)
     if done.exit_code != 0:
         raise UserError(f"torch cannot use the GPU within {_MEASURE_SECONDS} s: {done.message}; check the driver")
-    measured: dict[str, Any] = json.loads(done.message)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()  # the log also contains warnings
+    try:
+        measured: dict[str, Any] = json.loads([line for line in lines if line.startswith("{")][-1])
+    except (IndexError, ValueError):
+        raise RunError(f"the GPU measurement printed no result: {done.message}; {log} has all of it") from None
     if measured["device"] == "cpu":
         raise UserError(
             f"nvidia-smi lists a GPU, but torch {versions()['torch']} sees none; install torch's CUDA build or a newer "

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import Report
-from lora_grpo.report.plots import reward_names
+from lora_grpo.report.plots import is_number, reward_names
 from lora_grpo.runs import RunFiles, flat
 
 _SECTIONS = ("policy", "data", "machine", "logprob_check", "plan", "memory", "filter")
@@ -72,7 +72,9 @@ def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str
 def reward_changes(run: RunFiles) -> list[tuple[str, str, str]]:
     """Return the name, first value, and last value of the total reward and of each reward."""
     metrics = {"reward": "reward", **{name: f"rewards/{name}/mean" for name in reward_names(run.metrics)}}
-    values = {name: [line[metric] for line in run.metrics if metric in line] for name, metric in metrics.items()}
+    values = {
+        name: [line[metric] for line in run.metrics if is_number(line.get(metric))] for name, metric in metrics.items()
+    }
     return [(name, f"{found[0]:.3f}", f"{found[-1]:.3f}") for name, found in values.items() if found]
 
 

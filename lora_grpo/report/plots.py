@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lora_grpo.evaluation import Report
 from lora_grpo.runs import Line, RunFiles
@@ -158,6 +159,11 @@ def reward_names(lines: Sequence[Line]) -> list[str]:
     return [name.removeprefix("rewards/").removesuffix("/mean") for name in names if name.endswith("/mean")]
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a line's value can be plotted. It is None if a reward graded no row of the step."""
+    return isinstance(value, int | float)
+
+
 def _reward_plots(lines: Sequence[Line]) -> Iterator[Plot]:
     for number, name in enumerate(reward_names(lines), start=1):
         key = f"reward-{number}-" + re.sub("[^A-Za-z0-9]+", "-", name)[:40].strip("-")
@@ -177,13 +183,13 @@ def _pass_at_k(evaluation: Report) -> Plot:
 
 def _curve(lines: Sequence[Line], metric: str, name: str, every: int) -> Curve | None:
     """Return the curve of a metric over the lines that have it. A reward has a band of one standard deviation."""
-    having = [line for line in lines if line.get(metric) is not None]
+    having = [line for line in lines if is_number(line.get(metric))]
     if not having:
         return None
     parts = [having[start : start + every] for start in range(0, len(having), every)]
     x, y = ([_mean(part, key) for part in parts] for key in ("step", metric))
     spread = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
-    if any(line.get(spread) is None for line in having):
+    if not all(is_number(line.get(spread)) for line in having):
         return Curve(name, x, y)
     widths = [_mean(part, spread) for part in parts]
     low = [value - width for value, width in zip(y, widths, strict=True)]

@@ -90,6 +90,8 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
 
 
 def _parse(item: str) -> RewardSpec:
+    if item.startswith("trl:") and "(" in item:
+        raise UserError(f"reward {item!r} takes no arguments; define it in a file and pass FILE.py:FUNCTION")
     name, equals, text = item.rpartition("=")
     name = name or item
     try:

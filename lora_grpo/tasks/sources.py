@@ -15,7 +15,7 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
 
-_FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".json-lines", ".csv", ".parquet", ".txt", ".gz")
+_FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 _HUB_SPLITS = {"train": "train", "eval": "test"}
 
 
@@ -58,6 +58,8 @@ def read(source: str, split: str, hub_config: str | None = None) -> list[tuple[s
             f"cannot load split {split!r} of {source!r} from the Hub ({first_line(error)}); "
             "pass a local JSON Lines file with --data.train or --data.eval"
         ) from error
+    if not len(records):
+        raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local JSON Lines file")
     return [(f"{source} ({split}) row {i}", record) for i, record in enumerate(records)]
 
 

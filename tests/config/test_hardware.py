@@ -132,5 +132,10 @@ def test_an_unknown_preset_lists_those_there_are():
     assert refusal("9gb") == "unknown preset '9gb'; expected auto, starter, 8gb, 12gb, 16gb, 24gb"
 
 
+def test_unknown_free_memory_counts_as_free(machine):
+    machine(script="echo '0, GPU-1, Card, 16376, [N/A]'")
+    assert nvidia_gpus()[0][0].free_gib == 16376 / 1024
+
+
 def test_the_size_is_in_the_name():
     assert [preset_gigabytes(name) for name in PRESETS] == [None, 8, 12, 16, 24]

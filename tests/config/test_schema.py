@@ -60,7 +60,13 @@ def test_the_number_of_processes_is_the_launchers(monkeypatch):
 @pytest.mark.parametrize(
     ("group", "prompts", "micro", "processes", "parts"),
     [
-        (8, 8, 7, 1, ["8 prompts x 8 generations = 64", "micro-batches of 7 ", "--train.micro-batch-size 8"]),
+        (
+            8,
+            8,
+            7,
+            1,
+            ["8 prompts x 8 generations = 64", "micro-batches of 7 ", "completions; pass --train.micro-batch-size 8"],
+        ),
         (8, 8, 200, 1, ["pass --train.micro-batch-size 64"]),
         (8, 8, 64, 2, ["= 64 completions", "on 2 processes", "--train.micro-batch-size 32"]),
         (2, 1, 1, 3, ["3 processes cannot share", "change --train.prompts-per-step"]),

@@ -147,10 +147,13 @@ def test_samples_of_other_rows_are_refused(parts):
         evaluate(run, sampler, rows[1:], "whole")
 
 
-def test_a_damaged_line_of_results_is_a_one_line_error(parts):
+@pytest.mark.parametrize("line", ['{"task": "starter/1"}', "3", '{"task_id": "starter/1", "draw": [0]}', "passed"])
+def test_a_damaged_line_of_results_is_a_one_line_error(line, parts):
     run, sampler, rows = parts
     path = run.evaluation / "damaged.samples.jsonl"
-    path.write_text('{"task": "starter/1"}\n')
+    if line == "passed":  # the result of a row, without its verdict
+        line = json.dumps({"task_id": rows[0]["id"], "draw": "greedy"})
+    path.write_text(line + "\n")
     with pytest.raises(UserError, match=r"damaged\.samples\.jsonl is damaged") as error:
         evaluate(run, sampler, rows, "damaged")
     assert "\n" not in str(error.value)

@@ -274,18 +274,37 @@ def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
     assert (asked.output_dir / name).read_text() == content
 
 
-def test_results_that_lost_lines_are_noticed(asked):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: lines[1:],
+        lambda lines: [*lines, lines[0]],
+        lambda lines: [3, *lines[1:]],
+        lambda lines: [[], *lines[1:]],
+        lambda lines: [{key: lines[0][key] for key in ("task_id", "completion")}, *lines[1:]],
+    ],
+)
+def test_damaged_results_are_noticed(damage, asked):
     evaluate_and_report(asked)
-    write(asked.output_dir / "results.jsonl", read(asked.output_dir / "results.jsonl")[1:])
+    write(asked.output_dir / "results.jsonl", damage(read(asked.output_dir / "results.jsonl")))
     (asked.output_dir / "report.json").unlink()
     with pytest.raises(UserError, match="does not fit the samples; delete it"):
         evaluate_and_report(asked)
 
 
-def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(asked):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"results.jsonl": ', "cannot be read: Expecting value"),
+        ('{"results.jsonl": 3}', "is damaged; pass another --output-dir"),
+        ('{"results.jsonl": {}}', "is damaged; pass another --output-dir"),
+        ('{"results.jsonl": {"request": 3, "environment": {}}}', "is damaged; pass another --output-dir"),
+    ],
+)
+def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(text, message, asked):
     asked.output_dir.mkdir()
-    (asked.output_dir / "evaluation.json").write_text('{"results.jsonl": ')
-    with pytest.raises(UserError, match=r"evaluation\.json cannot be read: Expecting value") as error:
+    (asked.output_dir / "evaluation.json").write_text(text)
+    with pytest.raises(UserError, match=rf"evaluation\.json {message}") as error:
         evaluate_and_report(asked)
     assert "\n" not in str(error.value)
 

@@ -322,6 +322,16 @@ def test_impossible_flags(card, tmp_path, options, message):
         check_gpu(Options(output=tmp_path / "out", **options), RECIPE)
 
 
+_WARNS = "print('warning: late', file=sys.stderr)"
+_WARNED = f"import json, sys; {_WARNS}; sys.stderr.flush(); "
+
+
+def test_a_measurement_without_a_result_is_a_one_line_error(card, tmp_path, monkeypatch):
+    monkeypatch.setattr("lora_grpo.gpu_check.check._MEASURE", _WARNED + "1")
+    with pytest.raises(RunError, match=r"the GPU measurement printed no result: warning: late; .*measure\.log has all"):
+        check_gpu(Options(output=tmp_path / "out"), RECIPE)
+
+
 def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, monkeypatch, capsys):
     measured = {
         "copy_gb_per_second": 900.0,
@@ -331,7 +341,7 @@ def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, 
         "capability": "8.9",
         "cuda": "13.0",
     }
-    monkeypatch.setattr("lora_grpo.gpu_check.check._MEASURE", f"import json; print(json.dumps({measured}))")
+    monkeypatch.setattr("lora_grpo.gpu_check.check._MEASURE", f"{_WARNED}print(json.dumps({measured})); {_WARNS}")
     monkeypatch.setattr("lora_grpo.gpu_check.check.all_rows", lambda: [row()])
     check_gpu(Options(output=tmp_path / "out"), stand_in(finishes()).recipe)
     table = capsys.readouterr().out

@@ -12,6 +12,7 @@ from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConf
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import lock
+from lora_grpo.report.facts import reward_changes
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
@@ -74,6 +75,20 @@ def test_validation_results_are_plotted_at_the_steps_that_have_them(tmp_path):
     assert by_key["validation-reward"].curves[0].y == [1.0, 1.5]
     page = page_of(run)
     assert "kl from the base from nan at 4 to nan at 4" in page and "NaN" not in page
+
+
+@pytest.mark.parametrize("value", [None, "x"])
+def test_a_step_without_a_number_is_left_out(value, tmp_path):
+    run = write_run(tmp_path / "run", steps=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for name in [name for name in lines[0] if name.startswith("rewards/")] + ["loss"]:
+        for line in lines:
+            line[name] = 0.5
+        lines[2][name] = value
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert page_of(run)
+    assert {plot.key: plot for plot in plots(run)}["loss"].curves[0].x == [1, 2]
+    assert {name: last for name, _, last in reward_changes(read_run(run))}["correct_answer"] == "0.500"
 
 
 def test_validation_completions_are_on_the_page_from_step_0_on(tmp_path):

@@ -332,6 +332,20 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.parquet", "a.ndjson", "a.JSONL"])
+def test_a_missing_file_is_not_looked_up_on_the_hub(name):
+    with pytest.raises(UserError, match=f"{name} cannot be read: No such file"):
+        gsm8k.load("eval", f"mine/{name}", None, 0)
+
+
+def test_an_empty_dataset_is_a_one_line_error(monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: [])
+    with pytest.raises(UserError, match="'mine/data' has no rows in split 'test'; pass another"):
+        gsm8k.load("eval", "mine/data", None, 0)
+
+
 def test_a_file_that_cannot_be_used(tmp_path):
     with pytest.raises(UserError, match="Is a directory"):
         gsm8k.load("eval", str(tmp_path), None, 0)
