@@ -86,6 +86,8 @@ class VllmEngine:
         import vllm
         from vllm.sampling_params import RequestOutputKind
 
+        if self._engine.has_unfinished_requests():
+            raise RuntimeError("another stream of this sampler is running; finish or close it first")
         call = next(self._calls)
         pending = {f"{call}-{index}": index for index in range(len(prompts))}
         try:
