@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Test workers: one more than cores, because some tests wait; at most 4, because each needs memory.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 # The gpu extra if there is an NVIDIA GPU; otherwise no package that needs CUDA.
 EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 
@@ -15,10 +13,10 @@ demo: $(VENV)/installed
 
 # Tests of one file share fixtures, so workers get whole files, in the order of tests/conftest.py.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/installed engines
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
