@@ -7,6 +7,7 @@ and `{"train": {"max_steps": ...}}` in a file.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -209,8 +210,8 @@ class RunConfig:
         return Path(self.output_dir)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain values that `--config` accepts as JSON or YAML."""
-        return dataclasses.asdict(self)
+        """Return the configuration as plain values, as in run.json; `--config` accepts them as JSON or YAML."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # lists instead of tuples
 
 
 @dataclass(frozen=True)

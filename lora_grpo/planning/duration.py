@@ -135,7 +135,7 @@ def _measured_steps(config: RunConfig) -> list[float]:
     """Return the step times in the output folder, without the first; [] if the settings differ or steps are missing."""
     try:
         record = json.loads((config.folder / "run.json").read_text(encoding="utf-8"))
-        if _speed_settings(record["config"]) != _speed_settings(json.loads(json.dumps(config.to_dict()))):
+        if _speed_settings(record["config"]) != _speed_settings(config.to_dict()):
             return []
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from lora_grpo.config import RunConfig, batch_shape
@@ -72,7 +71,7 @@ def dry_run(config: RunConfig, data: Data) -> None:
     """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
     import yaml
 
-    settings = json.loads(json.dumps(config.to_dict()))  # YAML needs lists instead of tuples
+    settings = config.to_dict()
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     tokenizer = base_model.load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")

@@ -85,7 +85,7 @@ def settings(run: RunFiles) -> dict[str, str]:
 
 def changed_settings(run: RunFiles) -> list[tuple[str, str, str]]:
     """Return name, value and default of each setting that differs from this version's default."""
-    defaults = {name: shown(value) for name, value in flat(json.loads(json.dumps(RunConfig().to_dict()))).items()}
+    defaults = {name: shown(value) for name, value in flat(RunConfig().to_dict()).items()}
     rows = [(name, value, defaults.get(name, "no such setting")) for name, value in settings(run).items()]
     return [row for row in rows if row[1] != row[2]]
 

@@ -223,7 +223,7 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
             f"--train.max-steps {max_steps} cannot follow {before_steps}: the {config.train.lr_scheduler} schedule "
             "spans the whole run; pass another --output-dir"
         )
-    before, after = flat(record["config"]), flat(json.loads(json.dumps(config.to_dict())))
+    before, after = flat(record["config"]), flat(config.to_dict())
     for name in sorted(before.keys() | after.keys()):
         if name not in _MAY_CHANGE and before.get(name) != after.get(name):
             raise UserError(
