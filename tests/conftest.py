@@ -1,5 +1,6 @@
 """What tests share: one thread for each worker, the folder of real data, and how commands are started."""
 
+import functools
 import gc
 import os
 import sys
@@ -57,13 +58,18 @@ def no_run_is_open(monkeypatch):
     monkeypatch.setattr(run, "_opened", [])
 
 
+@functools.cache
+def freeze_imports() -> None:
+    """Exclude everything imported so far from garbage collection, which trainers and tests run in full, once."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def imports_are_not_collected():
-    """Take the imported packages from the garbage collector, which trainers and tests run in full."""
     yield
-    if "trl" in sys.modules and not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    if "trl" in sys.modules:  # `gc.get_freeze_count` would tell as well, but it takes 0.1 s to count
+        freeze_imports()
 
 
 @pytest.fixture(scope="session")
