@@ -65,6 +65,8 @@ class SampleFile:
         environment = evaluation_folder.environment(folder, name)
         if environment is None or len(results) < len(self.samples):
             environment = {"isolation": sandbox.start(self.limits) if task in CODE_TASKS else None}
+            if task in CODE_TASKS:
+                code_grading.run_references(list({row["id"]: row for _, row in self.samples}.values()))
             evaluation_folder.start(folder, name, self.request, environment)
             atomic.write_text(path, json_files.dump_lines(results))
             chunks = range(len(results), len(self.samples), _CHUNK)

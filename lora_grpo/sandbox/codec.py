@@ -188,7 +188,7 @@ class Decoder:
 
 def _builtin_type(name: Any) -> type:
     kind = vars(builtins)[name]
-    if not isinstance(kind, type):
+    if not isinstance(kind, type) or kind.__module__ != "builtins":  # `__loader__` is a class too
         raise ValueError(f"{name!r} is not a builtin type")
     return kind
 

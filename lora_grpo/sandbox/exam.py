@@ -20,14 +20,15 @@ _BUILTINS = frozenset(dir(builtins))
 @functools.lru_cache(maxsize=1024)
 def _compiled(
     prelude: str, test: str, functions: tuple[str, ...], count_tests: bool
-) -> tuple[CodeType, CodeType, set[str], int]:
-    """Return the code of the prelude and the test, the undefined names, and the number of counted asserts."""
+) -> tuple[CodeType, CodeType, CodeType, set[str], int]:
+    """Return the code of the prelude, the test's imports, and the test; undefined names; number of counted asserts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example "assertion is always true"
         counted = _Counted()
         tree: Any = ast.parse(test)
         if count_tests:
             tree = ast.fix_missing_locations(counted.visit(tree))
+        imports = ast.Module([node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))], [])
         if not any(map(_asserts, (*ast.walk(tree), *ast.walk(ast.parse(prelude))))):
             raise ValueError("they assert nothing")
         used, defined = _names(test)
@@ -36,6 +37,7 @@ def _compiled(
             unknown = set()  # checked at run time
         return (
             compile(prelude, "<prelude>", "exec", dont_inherit=True),
+            compile(imports, "<test>", "exec", dont_inherit=True),
             compile(tree, "<test>", "exec", dont_inherit=True),
             unknown,
             counted.number,
@@ -50,7 +52,7 @@ def prepare(program: Program) -> bytes:
             such as `np` if the import for `np.allclose(result, expected)` is missing.
     """
     try:
-        prelude, test, unknown, number = _compiled(
+        prelude, imports, test, unknown, number = _compiled(
             program.prelude, program.test, program.functions, program.count_tests
         )
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -61,7 +63,7 @@ def prepare(program: Program) -> bytes:
             f"the candidate defines {', '.join(program.functions) or 'nothing'}"
         )
     # marshal is fast. It requires the same interpreter, which the zygotes use.
-    return marshal.dumps((prelude, test, list(program.functions), program.test, number))
+    return marshal.dumps((prelude, imports, test, list(program.functions), program.test, number))
 
 
 def _asserts(node: ast.AST) -> bool:

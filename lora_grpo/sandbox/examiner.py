@@ -12,16 +12,21 @@ HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
 """Names of the functions that counted asserts call. `exam` inserts the calls."""
 
 Report = dict[str, Any]
-"""`status`, `message`, `passed_tests`, and `num_tests`. The status `broken` means that the tests are at fault."""
+"""`status`, `message`, `passed_tests`, and `num_tests`.
+
+Two more statuses blame the tests. `broken`: they failed before the candidate had any influence. `suspect`: they failed
+afterwards in a way that a correct candidate does not cause, so this counts only if the candidate is the reference.
+"""
 
 
 def examine(exam: bytes, descriptor: int) -> Report:
     """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket."""
-    prelude, code, functions, test, num_tests = marshal.loads(exam)
+    prelude, imports, code, functions, test, num_tests = marshal.loads(exam)
     link, count = Link(descriptor), _Count(num_tests)
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     try:
         exec(prelude, namespace)
+        exec(imports, namespace)
     except Exception as error:  # noqa: BLE001 - reported
         return _report("broken", f"{type(error).__name__}: {error}", count)
     namespace.update({name: Remote(link, name) for name in functions}, **{HELD: count.held, FAILED: count.failed})
@@ -34,7 +39,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
         if count.first:
             raise count.first
         if not link.used:
-            status, message = "broken", "they never use the candidate"
+            status, message = "suspect", "they never use the candidate"
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported
@@ -52,7 +57,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
     if theirs:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
     if isinstance(error, (NotPlain, ModuleNotFoundError)) or not link.used:
-        return "broken", text
+        return "suspect", text
     line, trace = 0, error.__traceback__
     while trace:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "<test>" else line

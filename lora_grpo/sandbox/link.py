@@ -20,6 +20,13 @@ _REPLIES: dict[str, list[list[type]]] = {
     "raised": [[list, list, str, list]],
 }
 """The types of the parts of each reply."""
+_ATTRIBUTES = {
+    OSError: ("errno", "strerror"),
+    ImportError: ("msg",),
+    SyntaxError: ("msg",),
+    StopIteration: ("value",),
+}
+"""Attributes that the constructors of exceptions set from their first arguments."""
 
 
 class Gone(BaseException):
@@ -106,6 +113,7 @@ class Link:
         _, _, kinds, text, encoded = reply
         known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
         nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
+        nearest = [kind for kind in nearest if not issubclass(kind, BaseExceptionGroup)]
         # Only `next` may end an iteration. `all(map(...))` in a test would treat StopIteration as the end of the cases.
         if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
             raise self._lose("failed", text)
@@ -113,13 +121,7 @@ class Link:
             args = decoder.decode(encoded)
         except Malformed as cause:
             raise self._lose("failed", f"{_INVALID}: {cause}") from None
-        error: BaseException = Exception(text)
-        for kind in nearest:
-            try:
-                error = kind(*args)
-                break
-            except (TypeError, ValueError):  # the class requires other arguments
-                continue
+        error = _exception(nearest[0], args)
         error.add_note(FROM_CANDIDATE + text)
         raise error
 
@@ -141,6 +143,17 @@ class Link:
     def _lose(self, status: str, message: str) -> Gone:
         self.gone = Gone(status, message)
         return self.gone
+
+
+def _exception(kind: type[Exception], args: Any) -> Exception:
+    """Return an exception with these arguments without its constructor, which could raise or crash because of them."""
+    error = kind.__new__(kind)
+    error.args = args if isinstance(args, tuple) else (args,)
+    for base, names in _ATTRIBUTES.items():
+        if isinstance(error, base) and len(error.args) >= len(names):
+            for name, value in zip(names, error.args, strict=False):
+                setattr(error, name, value)
+    return error
 
 
 class Remote:

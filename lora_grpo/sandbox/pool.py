@@ -145,7 +145,7 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
     """Run programs with their tests and return their verdicts in order.
 
     Raises:
-        BrokenTest: a program's tests fail to run with every candidate.
+        BrokenTest: a program's tests cannot run, which no candidate can cause.
         RunError: the sandbox's processes fail to start, or keep dying.
     """
     with _lock:

@@ -40,6 +40,9 @@ class Program:
     """Trusted Python that runs before `test`, such as a prompt's helper functions."""
     count_tests: bool = False
     """Continue after a failed assert and count the asserts that pass. The verdict passes only if all asserts pass."""
+    reference: bool = False
+    """The source is the dataset's own, so `BrokenTest` is raised if the tests cannot run with it. Whatever the program
+    of a model does, the tests are not to blame."""
     name: str = "a program"
     """Id of the dataset row, for error messages."""
 
@@ -66,4 +69,4 @@ class Verdict:
 
 
 class BrokenTest(RunError):
-    """A row's tests cannot run with any candidate. This is an error in the dataset and is never scored as 0."""
+    """A row's tests cannot run. This is an error in the dataset. No candidate can cause it; see `Program.reference`."""

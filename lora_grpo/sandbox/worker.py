@@ -164,8 +164,10 @@ def _decide(
         return Verdict("crashed", f"the process of its tests was killed by {_signal(wait_status)}", seconds)
     report = json.loads(output)
     status, message = report["status"], report["message"]
-    if status == "broken":
+    if status == "broken" or (status == "suspect" and program.reference):
         raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
+    if status == "suspect":
+        status = "failed"
     if status == "crashed":
         status, message = _how_it_ended(*ends["candidate"])
     return Verdict(status, message, seconds, report["passed_tests"], report["num_tests"])

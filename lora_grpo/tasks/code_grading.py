@@ -53,14 +53,19 @@ def run_tests(
 
 
 def run_sources(
-    sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
+    sources: Sequence[str | None],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    count_tests: bool = False,
+    reference: bool = False,
 ) -> list[Outcome]:
     """Run B programs against the tests of their B rows. Each distinct program runs once; None is skipped.
 
-    With `count_tests`, a program continues after a failed assert, and the asserts that pass are counted.
+    With `count_tests`, a program continues after a failed assert, and the asserts that pass are counted. The programs
+    are the rows' own if `reference` is set.
     """
     programs = [
-        None if source is None else _program(source, row, count_tests)
+        None if source is None else _program(source, row, count_tests, reference)
         for source, row in zip(sources, rows, strict=True)
     ]
     distinct = list(dict.fromkeys(program for program in programs if program is not None))
@@ -77,16 +82,23 @@ def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
             raise UserError(f"{error}; fix the row or remove it") from None
 
 
+def run_references(rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """Run the rows' reference programs. Raise UserError if the tests of a row cannot run with its own program."""
+    try:
+        return run_sources([row["answer"] for row in rows], rows, reference=True)
+    except sandbox.BrokenTest as error:
+        raise UserError(f"{error}; fix the row or remove it") from None
+
+
 def solvable(rows: Sequence[Row]) -> list[Row]:
     """Drop rows with a reference program that fails the tests, and print their ids.
 
     Rows that only time out are kept, because the time depends on the machine.
     """
     check_tests(rows)
-    outcomes = run_sources([row["answer"] for row in rows], rows)
     failed = {
         row["id"]: verdict.message
-        for row, (_, verdict) in zip(rows, outcomes, strict=True)
+        for row, (_, verdict) in zip(rows, run_references(rows), strict=True)
         if verdict and verdict.status not in ("passed", "timeout")
     }
     if failed:
@@ -117,12 +129,15 @@ def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
     return f"{prefix}\n{_FUTURE_IMPORT.sub('', program)}"
 
 
-def _program(source: str, row: Mapping[str, Any], count_tests: bool = False) -> sandbox.Program:
+def _program(
+    source: str, row: Mapping[str, Any], count_tests: bool = False, reference: bool = False
+) -> sandbox.Program:
     return sandbox.Program(
         source,
         row["test"],
         functions=tuple(row.get("functions") or [row["entry_point"]]),
         prelude=row.get("prelude") or "",
         count_tests=count_tests,
+        reference=reference,
         name=str(row.get("id", "a program")),
     )

@@ -211,12 +211,8 @@ def test_a_candidate_does_not_see_the_tests_or_the_prelude():
     [
         ("assert f( == 3", ""),
         ("import no_such_module\nassert f(2) == 3", ""),
-        ("def check(c):\n import no_such_module\n assert c(2) == 3\ncheck(f)", ""),
-        ("assert 1 == 2", ""),
         ("import math\nassert g(2) == 3", ""),
-        ("assert f(lambda x: x) == 3", ""),
         ("f(2) == 3", ""),
-        ("def check(c):\n assert c(2) == 3", ""),
         ("assert math.isclose(f(2), 3)", ""),
         ("assert f(2) == 3", "1 / 0"),
         ("assert f(2) == 3", "def"),
@@ -226,6 +222,23 @@ def test_tests_that_cannot_run_are_an_error_that_names_the_row(test, prelude):
     with pytest.raises(BrokenTest, match="row 7"):
         verdict("def f(x): return x + 1", test, prelude=prelude, name="row 7")
     assert verdict("def f(x): return x + 1", "assert f(2) == 3").passed
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def check(c):\n import no_such_module\n assert c(2) == 3\ncheck(f)",
+        "assert 1 == 2",
+        "assert f(lambda x: x) == 3",
+        "def check(c):\n assert c(2) == 3",
+        "f.__wrapped__\nassert f(2) == 3",
+    ],
+)
+def test_only_the_reference_program_shows_that_tests_cannot_run(test):
+    source = "def f(x): return x + 1"
+    assert verdict(source, test).status == "failed"
+    with pytest.raises(BrokenTest, match="row 7"):
+        verdict(source, test, name="row 7", reference=True)
 
 
 COUNTED = "assert f(1) == 1\nassert f(2) == 4\nfor x in (3, 4):\n    assert f(x) == x * x\nassert True"

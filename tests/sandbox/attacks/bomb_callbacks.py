@@ -1,7 +1,7 @@
 """Calls the function that the tests hand it for ever, and recursively."""
 
 
-# status: broken
+# status: failed
 # test: assert total([1, 2, 3], lambda value: value) == 6
 def total(numbers, key):
     while True:

@@ -1,7 +1,7 @@
 """Calls back into the tests, which call it again: the stacks of both sides grow together."""
 
 
-# status: broken
+# status: failed
 # test: def again(numbers):
 # test:     return total(numbers, again)
 # test: assert total([1, 2, 3], again) == 6

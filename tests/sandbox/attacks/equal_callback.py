@@ -1,5 +1,5 @@
 """Calls the functions it is given with objects that equal everything, from where the tests run."""
-# status: broken
+# status: failed
 # fools: exec, exit-code, marker, pytest
 # test: seen = []
 # test: total([1, 2, 3], seen.append)

@@ -1,5 +1,5 @@
 """Climbs from a function it is given to that function's globals, and changes the tests. Fools graders in the same process."""
-# status: broken
+# status: failed
 # fools: exec, exit-code, marker
 # test: expected = 6
 # test: def identity(value):

@@ -1,6 +1,6 @@
 """Looks at the frames from inside a function that it passes out, or gets, while the tests wait. Fools same process."""
 
-# status: broken
+# status: failed
 # fools: exec, exit-code, marker
 # test: assert total([1, 2, 3], lambda value: value) == 6
 import sys
