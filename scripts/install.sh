@@ -7,11 +7,12 @@ set -euo pipefail
     exit 2
 }
 "$PYTHON" -m venv "$VENV"
+# Python compiles the modules that a run imports. To compile all modules now would take half of the installation time.
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
 torch=$(sed -n 's/^ *"torch==\([^"]*\)",/\1/p' pyproject.toml)
-if [ -z "$EXTRA" ] && ! "${pip[@]}" install "torch==$torch+cpu" 2>/dev/null; then
+if [ -z "$EXTRA" ] && ! "${pip[@]}" install --no-compile "torch==$torch+cpu" 2>/dev/null; then
     echo "no CPU build of torch $torch in pip's sources; taking the plain one, which brings CUDA libraries along" >&2
     echo "(to avoid them, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, see pytorch.org, and run this again)" >&2
 fi
-"${pip[@]}" install -e ".[dev$EXTRA]"
+"${pip[@]}" install --no-compile -e ".[dev$EXTRA]"
 touch "$VENV/installed"
