@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.files import atomic, json_files, model_tensors
+from lora_grpo.files import atomic, model_tensors
 from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export import types as gguf_types
 from lora_grpo.gguf_export.architecture import Tensor
@@ -63,8 +63,9 @@ def write_gguf(
     network = architecture.read_model(folder)
     config = network.config
     tensors = architecture.named_tensors(network, model_tensors(folder), folder)
-    tokenizer = base_model.load_tokenizer(ModelConfig(name=str(folder.absolute())))
-    eos_token_ids = base_model.eos_token_ids(_generation_config(folder, config), tokenizer, str(folder))
+    settings = ModelConfig(name=str(folder.absolute()))
+    tokenizer = base_model.load_tokenizer(settings)
+    eos_token_ids = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, str(folder))
     vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids, config.bos_token_id)
     notes = list(vocabulary.notes)
     if (length := architecture.context_length(config)) < config.max_position_embeddings:
@@ -87,18 +88,6 @@ def write_gguf(
     if modelfile:
         notes += write_modelfile(output, tokenizer, vocabulary, system_prompt)
     return notes
-
-
-def _generation_config(folder: Path, config: Any) -> Any:
-    from transformers import GenerationConfig
-
-    path = folder / "generation_config.json"
-    if path.is_file():
-        try:
-            return GenerationConfig.from_dict(json_files.read_object(path))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} has an invalid value: {first_line(error)}; correct it") from None
-    return GenerationConfig.from_model_config(config)
 
 
 def _write(output: Path, kind: str, model: _Model) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +31,12 @@ def weight_name(model: Any, module: Any) -> str:
     return next(f"{name}.weight" for name, each in model.named_modules() if each is module)
 
 
+@dataclass(frozen=True)
 class Nf4Tensor(StoredTensor):
     """A linear weight as used in 4-bit training: rounded to NF4, in float32."""
+
+    transposed: bool
+    """Whether it is stored as (in, out), as in GPT-2's Conv1D. It is rounded in blocks along the inputs."""
 
     def rows(self, start: int, stop: int) -> Any:
         return _rounded_to_nf4(self)[start:stop].clone()
@@ -41,8 +46,11 @@ class Nf4Tensor(StoredTensor):
 def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    packed, state = quantize_4bit(tensor.read().float(), quant_type="nf4", compress_statistics=True)
-    return dequantize_4bit(packed, state)
+    weight = tensor.read().float()
+    weight = weight.T.contiguous() if tensor.transposed else weight
+    packed, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    rounded = dequantize_4bit(packed, state)
+    return rounded.T if tensor.transposed else rounded
 
 
 def base_tensors(folder: Path, onto: Onto, model: Any) -> dict[str, StoredTensor]:
@@ -54,6 +62,10 @@ def base_tensors(folder: Path, onto: Onto, model: Any) -> dict[str, StoredTensor
         UserError: a tensor cannot be read, or the base is quantized.
     """
     tensors = model_tensors(folder)
+    # A checkpoint of GPT-2 without its head has names without the prefix `transformer`, and transformers loads it.
+    expected, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
+    if not expected & tensors.keys():
+        tensors = {prefix + name: tensor for name, tensor in tensors.items()}
     for tensor in tensors.values():
         if tensor.dtype not in DTYPES:
             raise UserError(
@@ -61,21 +73,22 @@ def base_tensors(folder: Path, onto: Onto, model: Any) -> dict[str, StoredTensor
                 "model it was made from with --base and --force-base"
             )
     if onto == "dequantized":
-        for name in _quantized_names(model) & tensors.keys():
-            stored = tensors[name]
-            tensors[name] = Nf4Tensor(stored.name, stored.dtype, stored.shape, stored.path)
+        for name, transposed in _quantized_weights(model).items():
+            if stored := tensors.get(name):
+                tensors[name] = Nf4Tensor(stored.name, stored.dtype, stored.shape, stored.path, transposed)
     return tensors
 
 
-def _quantized_names(model: Any) -> set[str]:
-    """Return the names of the weights that transformers quantizes when it loads a model in 4 bits."""
+def _quantized_weights(model: Any) -> dict[str, bool]:
+    """Return the weights that transformers quantizes when it loads a model in 4 bits, and if they are transposed."""
     import torch
+    from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     skipped = get_keys_to_not_convert(model)
     return {
-        f"{name}.weight"
+        f"{name}.weight": isinstance(module, Conv1D)
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and should_convert_module(name, skipped)
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and should_convert_module(name, skipped)
     }

@@ -3,14 +3,16 @@
 policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
 spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder or a Hub id
 
-target.py       resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-base_model.py   finds, checks and loads the base model and its tokenizer; sets up torch
-policy.py       loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
-shape.py        the dimensions of a transformer, read from its config.json
-memory.py       estimates the memory of each part of a GRPO step from the shape
+architectures.py  which models can be trained, decided from config.json
+target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
+base_model.py     finds, checks and loads the base model and its tokenizer; sets up torch
+policy.py         loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
+shape.py          the dimensions of a transformer, read from its config.json
+memory.py         estimates the memory of each part of a GRPO step from the shape
 """
 
 from lora_grpo.models import base_model, memory
+from lora_grpo.models.architectures import check_architecture, check_sampling
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
 from lora_grpo.models.shape import Shape, UnknownFamily
@@ -26,7 +28,9 @@ __all__ = [
     "UnknownFamily",
     "adapter_sha256",
     "base_model",
+    "check_architecture",
     "check_model",
+    "check_sampling",
     "load_adapter",
     "load_policy",
     "memory",

@@ -182,6 +182,27 @@ def load_tokenizer(settings: ModelConfig) -> Any:
     return tokenizer
 
 
+def generation_config(settings: ModelConfig) -> Any:
+    """Return the generation config of a model in a folder, or the one that its config.json implies.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    path = Path(settings.name) / "generation_config.json"
+    try:
+        if path.is_file():
+            return GenerationConfig.from_dict(json_files.read_object(path))
+        path = path.with_name("config.json")
+        config = AutoConfig.from_pretrained(settings.name, trust_remote_code=settings.trust_remote_code)
+        return GenerationConfig.from_model_config(config)
+    except UserError:
+        raise
+    except Exception as error:  # wrong values raise many types
+        raise UserError(f"{path} has an invalid value: {first_line(error)}; correct it") from error
+
+
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
     """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none."""
     if tokenizer.pad_token_id is None:

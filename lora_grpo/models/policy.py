@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lora_grpo.config import RunConfig, choose_engine, hardware, use_one_gpu, us
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
+from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.optional import require
 
 
@@ -69,6 +71,12 @@ def load_policy(config: RunConfig) -> Policy:
             "install torch's CUDA build or a newer driver, or pass --preset starter"
         )
     model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config)
+    if not tokenizer.chat_template:
+        print(
+            f"note: {config.model.name} has no chat template, so prompts are plain text (`Question: ...`, `Answer:`); "
+            "for chat prompts, pass an instruct model",
+            file=sys.stderr,
+        )
     base_model.keep_frozen(model)
     base = model.get_base_model()
     eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
@@ -115,10 +123,30 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     from peft import LoraConfig, get_peft_model
 
     base = base_model.load_base(config.model)
-    targets = config.lora.targets[0] if config.lora.targets == ("all-linear",) else list(config.lora.targets)
+    for module in base.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # else the trainer's logprobs would differ from the sampler's
+    if base.config.model_type in COUNTS_POSITIONS:
+        base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)
+    targets: str | list[str] = list(config.lora.targets)
+    if targets == ["all-linear"]:
+        targets = list(ATTENTION) if base.config.model_type in HAVE_EXPERTS else "all-linear"
     adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **_lora_options(config))
     torch.manual_seed(config.seed)
-    return get_peft_model(base, adapter), base_model.load_tokenizer(config.model)
+    try:
+        model = get_peft_model(base, adapter)
+    except ValueError as error:
+        raise UserError(f"--lora.targets {' '.join(targets)}: {first_line(error)}") from None
+    if model.peft_config["default"].target_parameters:
+        raise UserError(f"--lora.targets {' '.join(targets)}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
+    return model, base_model.load_tokenizer(config.model)
+
+
+def _count_positions(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Number the tokens of each row from its first one. By default, GPT-2 also counts the padding on the left."""
+    if options.get("position_ids") is None and options.get("attention_mask") is not None:
+        options["position_ids"] = (options["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+    return arguments, options
 
 
 def _lora_options(config: RunConfig) -> dict[str, Any]:

@@ -9,8 +9,16 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_FAMILIES = (
+    *("gemma2", "gemma3_text", "granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    "smollm3",
+)
 """Supported values of `model_type`."""
+_HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}
+"""Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
+_HEAD_NORMS = ("gemma3_text", "qwen3", "qwen3_moe")
+_TIED = ("gemma2", "gemma3_text", "smollm3")
+"""Families that tie the output head to the embedding by default."""
 
 
 class UnknownFamily(UserError):
@@ -30,6 +38,7 @@ class Shape:
     head: int
     """Width of one head."""
     inner: int
+    """Width of the feed-forward block; in a mixture of experts, of all experts that one token uses."""
     vocabulary: int
     tied: bool
     """Whether the output head shares the weights of the embedding."""
@@ -37,6 +46,13 @@ class Shape:
     """Names of the linear layers that have a bias."""
     head_norms: bool = False
     """Whether query and key heads have norms."""
+    norms: int = 2
+    """Norms of the hidden size in each layer."""
+    fused: bool = False
+    """Whether queries, keys and values are one linear layer, and gate and up projection another."""
+    experts: int = 0
+    """Experts in each layer; 0 for a dense model. bitsandbytes does not quantize them, and they get no adapter."""
+    experts_per_token: int = 1
     context: int | None = None
     """The declared maximum length of a sequence, in tokens."""
 
@@ -53,40 +69,55 @@ class Shape:
             raise UnknownFamily(
                 f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
+        if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
+            raise UnknownFamily(f"the memory of a {family} model with layers without experts cannot be planned")
         hidden, heads = _positive_int(values, "hidden_size"), _positive_int(values, "num_attention_heads")
-        width = _optional_int(values, "head_dim") or (128 if family == "qwen3" else max(1, hidden // heads))
+        width = _optional_int(values, "head_dim") or _HEAD_WIDTHS.get(family, max(1, hidden // heads))
         biases: list[str] = []
         if family == "qwen2":
             biases += ["q_proj", "k_proj", "v_proj"]
         elif family != "mistral" and values.get("attention_bias", False):
             biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
-        if family == "llama" and values.get("mlp_bias", False):
+        if family in ("granite", "llama", "smollm3") and values.get("mlp_bias", False):
             biases += ["gate_proj", "up_proj", "down_proj"]
+        inner, experts, experts_per_token = "intermediate_size", 0, 1
+        if family in ("mixtral", "qwen3_moe"):
+            experts = _positive_int(values, "num_local_experts" if family == "mixtral" else "num_experts")
+            experts_per_token = _positive_int(values, "num_experts_per_tok")
+            inner = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
         return cls(
             hidden=hidden,
             layers=_positive_int(values, "num_hidden_layers"),
             queries=heads * width,
             keys=(_optional_int(values, "num_key_value_heads") or heads) * width,
             head=width,
-            inner=_positive_int(values, "intermediate_size"),
+            inner=experts_per_token * _positive_int(values, inner),
             vocabulary=_positive_int(values, "vocab_size"),
-            tied=bool(values.get("tie_word_embeddings", False)),
+            tied=bool(values.get("tie_word_embeddings", family in _TIED)),
             biases=tuple(biases),
-            head_norms=family == "qwen3",
+            head_norms=family in _HEAD_NORMS,
+            norms=4 if family in ("gemma2", "gemma3_text") else 2,
+            fused=family == "phi3",
+            experts=experts,
+            experts_per_token=experts_per_token,
             context=_optional_int(values, "max_position_embeddings"),
         )
 
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return (inputs, outputs) of each linear layer of one transformer layer."""
-        return {
-            "self_attn.q_proj": (self.hidden, self.queries),
-            "self_attn.k_proj": (self.hidden, self.keys),
-            "self_attn.v_proj": (self.hidden, self.keys),
-            "self_attn.o_proj": (self.queries, self.hidden),
-            "mlp.gate_proj": (self.hidden, self.inner),
-            "mlp.up_proj": (self.hidden, self.inner),
-            "mlp.down_proj": (self.inner, self.hidden),
-        }
+        """Return (inputs, outputs) of each linear layer of one transformer layer. Experts are not linear layers."""
+        if self.fused:
+            attention = {"self_attn.qkv_proj": (self.hidden, self.queries + 2 * self.keys)}
+            feed_forward = {"mlp.gate_up_proj": (self.hidden, 2 * self.inner)}
+        else:
+            attention = {
+                "self_attn.q_proj": (self.hidden, self.queries),
+                "self_attn.k_proj": (self.hidden, self.keys),
+                "self_attn.v_proj": (self.hidden, self.keys),
+            }
+            feed_forward = {"mlp.gate_proj": (self.hidden, self.inner), "mlp.up_proj": (self.hidden, self.inner)}
+        attention["self_attn.o_proj"] = self.queries, self.hidden
+        feed_forward["mlp.down_proj"] = self.inner, self.hidden
+        return attention if self.experts else attention | feed_forward
 
     @property
     def linear_parameters(self) -> int:
@@ -94,12 +125,19 @@ class Shape:
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears().values())
 
     @property
+    def active_parameters(self) -> int:
+        """Number of weights that each token is multiplied by: linear layers, routers, and its experts."""
+        experts = 3 * self.hidden * self.inner + self.experts * self.hidden if self.experts else 0
+        return self.linear_parameters + self.layers * experts
+
+    @property
     def other_parameters(self) -> int:
-        """Number of parameters that are not quantized: embedding, untied head, norms and biases."""
+        """Number of parameters that are not quantized: embedding, untied head, norms, biases, experts and routers."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
-        norms = 2 * self.head if self.head_norms else 0
-        return embeddings + self.layers * (2 * self.hidden + norms + biases) + self.hidden
+        norms = self.norms * self.hidden + (2 * self.head if self.head_norms else 0)
+        experts = self.experts * (3 * self.hidden * self.inner // self.experts_per_token + self.hidden)
+        return embeddings + self.layers * (norms + biases + experts) + self.hidden
 
     @property
     def parameters(self) -> int:

@@ -20,7 +20,7 @@ from lora_grpo.config import (
     with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
-from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, memory
+from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, check_architecture, memory
 from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
@@ -65,7 +65,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     With `invocation.plan`, the GPU need not be present. With `invocation.resume`, finished steps are subtracted.
 
     Raises:
-        UserError: the run does not fit, or the model's configuration cannot be read.
+        UserError: the model cannot be trained, the run does not fit, or the model's configuration cannot be read.
     """
     device, is_present = _find_device(config, planning=invocation.plan)
     if not is_present:
@@ -107,15 +107,20 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
 
 
 def _read_shape(config: RunConfig, device: Device, derived: Sequence[str]) -> tuple[Shape | None, str | None]:
-    """Return the model's shape, or why its memory cannot be planned. Raise UserError if `derived` settings need it."""
-    if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
-        return None, "vLLM's memory on a CPU is unknown"
+    """Return the model's shape, or why its memory cannot be planned.
+
+    Raises:
+        UserError: the model cannot be trained, or its shape is unknown and `derived` settings need it.
+    """
     try:
         model = base_model.read_config(config.model)
     except UserError as error:
         if derived:
             raise
         return None, str(error)
+    check_architecture(model, config.model)
+    if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
+        return None, "vLLM's memory on a CPU is unknown"
     try:
         return Shape.of(model), None
     except UnknownFamily as error:

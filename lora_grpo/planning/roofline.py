@@ -123,7 +123,7 @@ class StepWork:
         shape, context = self.shape, self.prompt_tokens + self.completion_tokens / 2
         read: float = memory.weight_bytes(shape, self.bits) + 2 * self._adapter
         read += self.completions * context * memory.kv_bytes_per_token(shape.layers, shape.keys)
-        products = 2 * (shape.linear_parameters + self._head + self._adapter)
+        products = 2 * (shape.active_parameters + self._head + self._adapter)
         attention = 4 * context * shape.queries * shape.layers
         seconds = max(
             read / (limits.copy_gb_per_second * 1e9),
@@ -138,7 +138,7 @@ class StepWork:
         """
         shape, length = self.shape, self.prompt_tokens + self.completion_tokens
         passes = 2 + self.recomputes
-        base = 2 * passes * shape.linear_parameters * length
+        base = 2 * passes * shape.active_parameters * length
         adapter = 2 * (passes + 1) * self._adapter * length
         attention = (passes + 1) * 2 * length**2 * shape.queries * shape.layers
         head = 4 * self._head * self.completion_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models import ModelSpec, Policy, base_model
+from lora_grpo.models import ModelSpec, Policy, base_model, check_sampling
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
@@ -86,7 +86,8 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
     """
     base_model.prepare_torch(seed)
-    eos_token_ids = base_model.eos_token_ids(_generation_config(target), tokenizer, target.base_name)
+    generation_config = base_model.generation_config(target.base)
+    eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, target.base_name)
     if backend == "vllm":
         engine = start_engine(
             target.base,
@@ -98,6 +99,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)
     import torch
 
+    check_sampling(base_model.read_config(target.base), target.base_name)
     try:
         base = base_model.load_base(target.base)
     except torch.OutOfMemoryError as error:
@@ -129,19 +131,6 @@ def load_tokenizer(target: ModelSpec) -> Any:
     """Load the tokenizer of a model spec."""
     settings = ModelConfig(name=str(target.tokenizer), trust_remote_code=target.base.trust_remote_code)
     return base_model.load_tokenizer(settings)
-
-
-def _generation_config(target: ModelSpec) -> Any:
-    from transformers import AutoConfig, GenerationConfig
-
-    folder = Path(target.base.name)
-    try:
-        if (folder / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(folder)
-        trusted = target.base.trust_remote_code
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
-    except Exception as error:  # damaged files raise many types
-        raise UserError(f"the configuration of {target.base_name} cannot be read: {first_line(error)}") from error
 
 
 def _with_adapter(base: Any, adapter: Path) -> Any:

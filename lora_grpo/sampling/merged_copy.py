@@ -18,11 +18,11 @@ class MergedCopySampler(Sampler):
 
     def __init__(self, policy_model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         super().__init__(plain_copy(policy_model), tokenizer, eos_token_ids)
-        self._layers = [
-            (self.model.get_submodule(name).weight, self.model.get_submodule(name).weight.detach().clone(), layer)
-            for name, layer in policy_model.get_base_model().named_modules()
-            if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None)
-        ]
+        self._layers = []
+        for name, layer in policy_model.get_base_model().named_modules():
+            if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None):
+                weight = _as_linear(self.model.get_submodule(name), transpose=not layer.fan_in_fan_out)
+                self._layers.append((weight, weight.clone(), layer))
 
     def wake_up(self, *, adapter: bool) -> None:
         """Update the copy to the current policy or to its base model."""
@@ -40,31 +40,37 @@ def can_merge(policy_model: Any) -> bool:
     config = policy_model.peft_config["default"]
     more = (config.use_dora, config.lora_bias, config.modules_to_save, config.trainable_token_indices)
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
-    return not any(more) and config.bias == "none" and not embeds
+    return not any(more) and not config.target_parameters and config.bias == "none" and not embeds
 
 
 def plain_copy(model: Any) -> Any:
     """Return a copy of a model, or of the base of a PEFT model, unquantized and in float32."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from bitsandbytes.functional import dequantize_4bit
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain = type(base)._from_config(config, dtype=torch.float32)
     plain.generation_config = copy.deepcopy(base.generation_config)
     targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
     with torch.no_grad():
         for name, tensor in (*base.named_parameters(remove_duplicate=False), *base.named_buffers()):
-            if ".lora_" not in name:
-                targets[name.replace(".base_layer.", ".")].copy_(_dequantized(tensor))
+            if ".lora_" in name:
+                continue
+            name = name.replace(".base_layer.", ".")
+            if getattr(tensor, "quant_state", None) is None:
+                targets[name].copy_(tensor)
+            else:
+                weight = _as_linear(plain.get_submodule(name.removesuffix(".weight")), transpose=True)
+                weight.copy_(dequantize_4bit(tensor.data, tensor.quant_state))
     return plain.eval().requires_grad_(False)
 
 
-def _dequantized(tensor: Any) -> Any:
-    if getattr(tensor, "quant_state", None) is None:
-        return tensor
-    from bitsandbytes.functional import dequantize_4bit
+def _as_linear(module: Any, *, transpose: bool) -> Any:
+    """Return a module's weight. With `transpose`, a Conv1D's (in, out) is returned as (out, in), as in 4-bit layers."""
+    from transformers.pytorch_utils import Conv1D
 
-    return dequantize_4bit(tensor.data, tensor.quant_state)
+    weight = module.weight.detach()
+    return weight.T if transpose and isinstance(module, Conv1D) else weight

@@ -25,6 +25,8 @@ class ChunkedLogProbs:
 
         if "unsloth" in sys.modules:  # Unsloth replaces parts of both methods
             return
+        if scaling := getattr(self.model.config, "logits_scaling", None):  # Granite's, under the name that TRL reads
+            self.model.config.logit_scale = 1 / scaling
         if reason := self._why_whole():
             print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
             return

@@ -6,15 +6,19 @@ import shutil
 import pytest
 import torch
 from helpers.adapters import LINEAR, live, load, logits_of, make_adapter, make_base
+from helpers.tiny_models import CONFIGS, make_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files.tensors import model_tensors
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.mapping import make_plan
+from lora_grpo.models import base_model
+from lora_grpo.sampling.merged_copy import plain_copy
 
 
 def merged(base, adapter, output, dtype="fp32", onto="full"):
@@ -191,15 +195,28 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, n_inner=32))
     model.save_pretrained(tmp_path / "base")
+    model.transformer.save_pretrained(tmp_path / "headless")  # names without `transformer.`, as on the Hub
     # c_proj is square, so its shape does not show whether it is transposed.
-    for targets in (["c_attn", "c_proj"], ["c_proj", "lm_head"]):
+    for base, targets in (("headless", ["c_attn", "c_proj"]), ("base", ["c_proj", "lm_head"])):
         # With lm_head, a Linear layer that is created last, PEFT saves fan_in_fan_out=false for all layers.
         options = {"target_modules": targets, "fan_in_fan_out": True}
         name = targets[-1]
-        adapter = make_adapter(tmp_path / "base", tmp_path / f"adapter-{name}", **options)
-        output = merged(tmp_path / "base", adapter, tmp_path / f"merged-{name}")
-        expected = logits_of(live(tmp_path / "base", adapter))
+        adapter = make_adapter(tmp_path / base, tmp_path / f"adapter-{name}", **options)
+        output = merged(tmp_path / base, adapter, tmp_path / f"merged-{name}")
+        expected = logits_of(live(tmp_path / base, adapter))
         assert (logits_of(load(output)) - expected).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3 moe"])
+def test_nf4_values_are_those_that_transformers_loads(name, tmp_path):
+    """Transformers turns Conv1D into 4-bit layers of the transposed weight, and leaves experts as they are."""
+    base = make_model(tmp_path / "base", CONFIGS[name])
+    loaded = plain_copy(base_model.load_base(ModelConfig(name=str(base), bits=4))).state_dict()
+    tensors = base_tensors(base, "dequantized", empty_model(base))
+    shared = loaded.keys() & tensors.keys()
+    assert len(shared) > 10
+    for name in shared:
+        assert torch.equal(tensors[name].rows(0, len(loaded[name])), loaded[name]), name
 
 
 def test_fan_in_fan_out_says_nothing_of_a_square_linear_layer(bases, tmp_path):
@@ -213,9 +230,6 @@ def test_fan_in_fan_out_says_nothing_of_a_square_linear_layer(bases, tmp_path):
 
 def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
     """The logits match those of the adapter on the base as loaded by bitsandbytes."""
-    from lora_grpo.config.schema import ModelConfig
-    from lora_grpo.models import base_model
-
     base = bases[True, "bfloat16"]
     adapter = make_adapter(base, tmp_path / "adapter")
     packed = base_model.load_base(ModelConfig(name=str(base), bits=4))

@@ -322,7 +322,11 @@ def test_each_setting_grows_its_own_parts():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "gemma3"}, "the memory of a gemma3 model cannot be planned; expected one of llama, mistral"),
+        ({"model_type": "gpt2"}, "the memory of a gpt2 model cannot be planned; expected one of gemma2, gemma3_text"),
+        (
+            {**QWEN25_HALF, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
+            "qwen3_moe model with layers without experts",
+        ),
         ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a qwen2_moe model"),
         ({"model_type": "llama"}, "config.json lacks hidden_size"),
         ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json has"),

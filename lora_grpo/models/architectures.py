@@ -1,0 +1,87 @@
+"""Which models can be trained, decided from config.json alone: no weights, no torch.
+
+docs/models.md lists the results for each architecture, and tests/models/test_architectures.py measures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import UserError
+
+TRAINABLE = (
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "granite",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+)
+"""Values of `model_type` that passed the tests."""
+
+COUNTS_POSITIONS = ("gpt2",)
+"""Those with a learned embedding of each position, which must be the same with and without padding on the left."""
+
+HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
+"""Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
+for `all-linear`), so only attention is adapted."""
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+RECURRENT = (
+    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2"),
+    *("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"),
+    *("zamba", "zamba2"),
+)
+"""State-space models, linear attention, and hybrids with them."""
+
+
+def check_sampling(config: Mapping[str, Any], name: str) -> None:
+    """Check that the built-in sampler can decode a model, from its config.json, or raise a UserError."""
+    family = config.get("model_type")
+    if family in RECURRENT:
+        raise UserError(
+            f"{name} is a {family} model with a recurrent state, and the built-in sampler needs keys and values; pass "
+            "--backend vllm"
+        )
+
+
+def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None:
+    """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
+
+    A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
+    """
+    family = config.get("model_type")
+    reason = _why_not(config, settings)
+    if reason:
+        raise UserError(f"{settings.name} is a {family} model, which cannot be trained: {reason}")
+
+
+def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
+    """Return why a model cannot be trained, and what to do about it; "" if it can be."""
+    family = config.get("model_type")
+    stored = config.get("quantization_config")
+    if stored and stored.get("quant_method") != "bitsandbytes":
+        return f"its weights are stored in {stored.get('quant_method')}; pass the 16-bit model it was made from"
+    if family in TRAINABLE:
+        return ""
+    if config.get("auto_map"):
+        needed = "it needs Python code from its repository; read the code, then pass --model.trust-remote-code"
+        return "" if settings.trust_remote_code else needed
+    if config.get("is_encoder_decoder"):
+        reason = "it is an encoder-decoder, and completions continue the prompt in a decoder"
+    elif "text_config" in config or "vision_config" in config or "audio_config" in config:
+        reason = "it also reads images or audio, and only text models are trained"
+    elif family in RECURRENT:
+        reason = "it keeps a recurrent state, and the built-in sampler needs keys and values"
+    else:
+        reason = "it has not been tested"
+    return f"{reason}; pass a model of type {', '.join(TRAINABLE)}"

@@ -1,0 +1,134 @@
+"""Each architecture trains, is merged, and is exported or refused in one line; the rest is refused before it is loaded.
+
+docs/models.md has the results.
+"""
+
+import json
+import math
+
+import pytest
+import torch
+from helpers.fresh_imports import RECIPES, run_recipe
+from helpers.tiny_models import CONFIGS, make_model
+from helpers.tiny_runs import run_tiny
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import UserError
+from lora_grpo.gguf_export.writer import write_gguf
+from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.models.architectures import TRAINABLE, check_architecture
+from lora_grpo.models.shape import Shape
+
+[GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
+EXPORTED = {"qwen2", "qwen3", "llama", "mistral", "mistral with a sliding window"}
+FAST = {("gpt2", 4), ("gemma2", 16), ("phi3", 4), ("qwen3 moe", 4)}
+"""Those that differ most from Qwen2, which other tests train: the default suite has no more than these."""
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        pytest.param(name, bits, marks=[] if (name, bits) in FAST else pytest.mark.slow)
+        for name in CONFIGS
+        for bits in (4, 16)
+    ],
+)
+def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
+    base = make_model(tmp_path / "base", CONFIGS[name])
+    run, policy = run_tiny(
+        tmp_path / "run",
+        model={"engine": "peft", "name": str(base), "bits": bits, "max_sequence_tokens": 256},
+        sampling={"num_generations": 4, "max_completion_tokens": 24, "backend": "transformers"},
+        train={"max_steps": 2, "prompts_per_step": 2, "micro_batch_size": 4, "learning_rate": 1e-2},
+    )
+    # The sampler's logprobs are those of the trainer, with a perturbed adapter and in both steps.
+    assert run.record["logprob_check"]["difference"] < 1e-5
+    steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert len(steps) == 2
+    for step in steps:
+        assert math.isfinite(step["loss"]) and math.isfinite(step["grad_norm"])
+        assert step["sampling/sampling_logp_difference/mean"] < 1e-5
+    adapter = load_file(run.adapter / "adapter_model.safetensors")
+    moved = [name for name, tensor in adapter.items() if "lora_B" in name and tensor.abs().max() > 0]
+    assert len(moved) == len(adapter) // 2
+
+    merged = merge(MergeOptions(str(run.folder), dtype="fp32"))
+    live = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.adapter).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]])
+    with torch.no_grad():
+        after, expected = AutoModelForCausalLM.from_pretrained(merged).eval()(ids).logits, live(ids).logits
+        with live.disable_adapter():
+            before = live(ids).logits
+    assert (after - expected).abs().max() < 1e-5 < 1e-3 * (before - expected).abs().max()
+
+    if name in EXPORTED:
+        write_gguf(merged, tmp_path / "model.gguf", "f16")
+        return
+    with pytest.raises(UserError, match=rf"is a {type(policy.model.get_base_model()).__name__}; supported are \w+"):
+        write_gguf(merged, tmp_path / "model.gguf", "f16")
+
+
+def test_every_family_that_is_accepted_is_tested():
+    assert {config["model_type"] for config in CONFIGS.values()} == set(TRAINABLE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_plan_counts_every_parameter(name):
+    config = CONFIGS[name]
+    if name == "gpt2":
+        with pytest.raises(UserError, match="the memory of a gpt2 model cannot be planned"):
+            Shape.of(config)
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    shape = Shape.of(config)
+    assert shape.parameters == model.num_parameters()
+    linear = [m for n, m in model.named_modules() if type(m) is torch.nn.Linear and n != "lm_head"]
+    assert shape.linear_parameters == sum(module.weight.numel() for module in linear)
+    assert {n.split(".", 3)[3] for n, m in model.named_modules() if m in linear} == shape.linears().keys()
+
+
+REFUSED = {
+    "mamba": ({"model_type": "mamba"}, "it keeps a recurrent state"),
+    "t5": ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder"),
+    "gemma3 with images": (
+        {"model_type": "gemma3", "text_config": {}, "vision_config": {}},
+        "it also reads images or audio",
+    ),
+    "custom": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "pass --model.trust-remote-code"),
+    "unheard": ({"model_type": "unheard"}, "it has not been tested; pass a model of type gemma2, gemma3_text,"),
+    "none": ({}, "is a None model, which cannot be trained"),
+    "gptq": ({**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq"}}, "its weights are stored in gptq"),
+}
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders with the configuration of a model and nothing else."""
+    configs = CONFIGS | {name: config for name, (config, _) in REFUSED.items()}
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_plan_needs_the_configuration_alone_and_refuses_what_cannot_be_trained(folders):
+    out = folders / "out"
+    lines = [["--model.name", str(folders / name), "--output-dir", str(out), "--plan"] for name in (*CONFIGS, *REFUSED)]
+    result = run_recipe(GSM8K, *lines)
+    ended = [line for line in result.stdout.splitlines() if line.startswith("loaded")]
+    assert ended == ["loaded [] code 0"] * len(CONFIGS) + ["loaded [] code 2"] * len(REFUSED)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == len(REFUSED)
+    for error, (name, (_, reason)) in zip(errors, REFUSED.items(), strict=True):
+        assert str(folders / name) in error and reason in error
+    assert not out.exists()
+
+
+def test_trusted_code_and_4_bit_weights_are_accepted():
+    custom, _ = REFUSED["custom"]
+    check_architecture(custom, ModelConfig(trust_remote_code=True))
+    check_architecture({**CONFIGS["llama"], "quantization_config": {"quant_method": "bitsandbytes"}}, ModelConfig())
