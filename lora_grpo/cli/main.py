@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError, UserError
+from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
 
 
@@ -21,6 +24,7 @@ def run_command(main: Callable[[], None]) -> int:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
     _on_sigterm(_terminate)
+    _prepare_output()
     try:
         with distributed.silence_other_processes():
             try:
@@ -43,15 +47,22 @@ def run_command(main: Callable[[], None]) -> int:
 def _end(error: BaseException) -> int | None:
     """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
     run = begun_run()
-    if isinstance(error, BrokenPipeError) and run is None:  # `... --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError) and _drop_unwritable_output():  # `... | head`
+        close_run("interrupted")
+        _report(run)
         return 128 + signal.SIGPIPE
+    error = disk.disk_full(error) or error
     if isinstance(error, (UserError, RunError)):
-        close_run("failed", str(error))
+        command = close_run("failed", str(error))
         distributed.report_error(str(error))
         distributed.wait_for_main_error()
-        _report(run)
-        print(f"error: {error}", file=sys.stderr)
+        _drop_unwritable_output()
+        fix = ""
+        if isinstance(error, disk.DiskFullError):
+            fix = f"; free some space, then {f'resume with: {command}' if command else 'run the command again'}"
+        else:
+            _report(run)
+        print(f"error: {error}{fix}", file=sys.stderr)
         return error.exit_code
     first_failure = distributed.reported_error()  # if set, this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
@@ -65,6 +76,40 @@ def _end(error: BaseException) -> int | None:
         distributed.report_error(repr(error))
     _report(run)
     return RunError.exit_code if first_failure else None
+
+
+def _prepare_output() -> None:
+    """Let every text be printed, whatever the encoding of the terminal, and discard the output of closed streams."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed by `>&-`; otherwise the next file would get its number, and the output of libraries
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_unwritable_output() -> bool:
+    """Redirect output streams that fail to /dev/null, and return whether there were any."""
+    failed = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+            readers = select.poll()
+            readers.register(stream.fileno(), 0)
+            is_open = not readers.poll(0)  # a pipe without a reader has an error
+        except io.UnsupportedOperation:  # not a file, in a test
+            continue
+        except OSError:
+            is_open = False
+        if not is_open:
+            failed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            stream.flush()
+    return failed
 
 
 def _report(run: Run | None) -> None:

@@ -29,9 +29,9 @@ def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], tota
     if kept:
         print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
     progress = Progress(total, title)
-    with contextlib.closing(progress), path.open("a", encoding="utf-8") as file:
+    with contextlib.closing(progress):
         for batch in new:
-            json_files.append_lines(file, batch)
+            json_files.append_lines(path, batch)
             results += batch
             passed += sum(result["passed"] for result in batch)
             progress.show(len(results), f"{passed / len(results):.1%} pass")

@@ -7,13 +7,14 @@ with lock.holding(output_dir):                          # exit code 2 if another
     for name, tensor in model_tensors(base).items():    # names, dtypes and shapes; no data
         tensor.rows(0, 1024)                            # reads only these rows
 
-atomic.py       files and folders that are complete or absent, checksum manifests, and errors for a full disk
+atomic.py       files and folders that are complete or absent, and checksum manifests
+disk.py         too small and full disks as one-line errors
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
-from lora_grpo.files import atomic, json_files, lock
+from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.files.tensors import (
     DTYPES,
     INDEX,
@@ -35,6 +36,7 @@ __all__ = [
     "StoredTensor",
     "TensorWriter",
     "atomic",
+    "disk",
     "file_tensors",
     "json_files",
     "lock",

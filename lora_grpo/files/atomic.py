@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
+from lora_grpo.files import disk
 
 MANIFEST = "manifest.json"
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file; see `new_file`."""
-    with new_file(path) as temporary:
+    with new_file(path, len(text)) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -30,16 +30,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; the file written there is flushed and renamed to `path` when the block ends."""
+def new_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
+    """Yield a temporary path; the file written there is flushed and renamed to `path` when the block ends.
+
+    `num_bytes` is the size of the file, if known, for the error of a full disk.
+    """
     temporary = path.with_name(f".{path.name}.partial")
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk.writing(path, num_bytes):
+        try:
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -50,12 +54,13 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     staging = path.with_name(f".{path.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        yield staging
-        publish(staging, path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with disk.writing(path):
+        try:
+            staging.mkdir(parents=True)
+            yield staging
+            publish(staging, path)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def publish(staging: Path, path: Path) -> None:
@@ -101,23 +106,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_free_space(folder: Path, num_bytes: int) -> None:
-    """Raise a UserError if the disk has fewer than `num_bytes` free. The folder may not exist yet."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
-    if free < num_bytes:
-        raise UserError(
-            f"{existing} has {free / 1e9:.2f} GB free and needs {num_bytes / 1e9:.2f} GB; free some space, or pass "
-            "an --output on another disk"
-        )
-
-
 @contextlib.contextmanager
 def write_errors(folder: Path) -> Iterator[None]:
-    """Convert an OSError raised while writing to `folder` into a UserError."""
+    """Convert an OSError raised while writing to `folder` into a UserError, or into a DiskFullError."""
     try:
-        yield
+        with disk.writing(folder):
+            yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"the disk of {folder} is full; free some space and run the same command again") from None
         raise UserError(f"{error.filename or folder}: {error.strerror}; pass another --output") from error

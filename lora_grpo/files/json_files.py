@@ -12,9 +12,10 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import disk
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -68,11 +69,18 @@ def dump_lines(values: Iterable[Any]) -> str:
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
-def append_lines(file: IO[str], values: Iterable[Any]) -> None:
-    """Append values to an open file and flush them to disk."""
-    file.write(dump_lines(values))
-    file.flush()
-    os.fsync(file.fileno())
+def append_lines(path: Path, values: Iterable[Any]) -> None:
+    """Append values to a file and flush them to disk. If the disk is full, the file remains as it was."""
+    data = dump_lines(values).encode()
+    with disk.writing(path, len(data)), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def stem(path: Path) -> str:

@@ -6,6 +6,7 @@ Source: https://github.com/huggingface/safetensors#format.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -120,7 +121,9 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 class TensorWriter:
-    """Write one safetensors file incrementally. The file has a temporary name until it is complete.
+    """Write one safetensors file incrementally, in a `with` block.
+
+    The file has a temporary name until `finish` is called. If the block raises, it is deleted.
 
     Args:
         path: the finished file.
@@ -141,6 +144,15 @@ class TensorWriter:
         self._digest = hashlib.sha256()
         self._file = self._temporary.open("wb")
         self.write(len(text).to_bytes(8, "little") + text)
+
+    def __enter__(self) -> TensorWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(OSError):  # the disk is still full
+                self._file.close()
+            self._temporary.unlink(missing_ok=True)
 
     def write(self, data: Any) -> None:
         """Append bytes, or the elements of a tensor."""

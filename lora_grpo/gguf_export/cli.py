@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import lock
+from lora_grpo.files import atomic, lock
 from lora_grpo.gguf_export.modelfile import modelfile_path
 from lora_grpo.gguf_export.types import TypeName
 from lora_grpo.gguf_export.writer import write_gguf
@@ -55,7 +55,8 @@ def export(options: ExportOptions) -> None:
         notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=system_prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
-        shutil.copyfile(report, copy)
+        with atomic.new_file(copy) as temporary:
+            shutil.copyfile(report, temporary)
     for note in notes:
         print(f"note: {note}")
     print(f"{output}  {output.stat().st_size / 1e6:.1f} MB")

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.files import atomic, model_tensors
+from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export import types as gguf_types
 from lora_grpo.gguf_export.architecture import Tensor
@@ -100,7 +100,7 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
     shapes = {tensor.name: tensor.source.shape for tensor in tensors}
     types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
     sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
-    atomic.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
+    disk.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
 
     writer = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
@@ -119,7 +119,7 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
         writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
     progress = Progress(len(tensors), "GGUF")
     try:
-        with atomic.write_errors(output.parent), atomic.new_file(output) as temporary:
+        with atomic.write_errors(output.parent), atomic.new_file(output, sum(sizes.values())) as temporary:
             writer.write_header_to_file(temporary)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
@@ -165,7 +165,7 @@ class _Stream:
 
 
 def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
-    atomic.check_free_space(output.parent, source.stat().st_size // 2)
+    disk.check_free_space(output.parent, source.stat().st_size // 2)
     with atomic.new_file(output) as temporary:
         done = subprocess.run([program, source, temporary, kind.upper()], capture_output=True, text=True, check=False)
         if done.returncode:

@@ -11,7 +11,7 @@ import tyro
 
 from lora_grpo import __version__
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, json_files, lock
+from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import Onto, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
@@ -61,7 +61,7 @@ def merge(options: MergeOptions) -> Path:
 
     Raises:
         UserError: the adapter cannot be merged; nothing is written.
-        RunError: a merged weight is NaN or infinite.
+        RunError: a merged weight is NaN or infinite, or the disk is full.
     """
     base_model.wait_without_spinning()
     job = _resolve(options)
@@ -143,7 +143,7 @@ def _merge(job: _Merge) -> MergeReport:
     shards = writer.lay_out(plan, choice.dtype)
     staging = writer.staging_folder(job.output)
     writer.check_disk(staging, shards)
-    with lock.holding(staging, "--output"):
+    with lock.holding(staging, "--output"), disk.writing(job.output):
         files = writer.write_shards(staging, shards, {**job.identity, "dtype": choice.dtype})
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorWriter, atomic, json_files, row_blocks
+from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorWriter, atomic, disk, json_files, row_blocks
 from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
@@ -65,15 +65,14 @@ def staging_folder(output: Path) -> Path:
 def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
     """Raise a UserError if the disk does not have enough space for the shards that do not exist yet."""
     existing = sum((staging / shard.name).stat().st_size for shard in shards if (staging / shard.name).is_file())
-    atomic.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
+    disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
 
 
 def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> list[ShardFile]:
     """Write the shards that are not finished yet. Files of merges with another `identity` are deleted.
 
     Raises:
-        UserError: the disk is full.
-        RunError: a merged weight is NaN or infinite.
+        RunError: a merged weight is NaN or infinite, or the disk is full.
     """
     finished = _finished(staging, identity)
     progress = Progress(len(shards), "merge")
@@ -82,7 +81,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
             path, known = staging / shard.name, finished.get(shard.name)
             if not known or not path.is_file() or atomic.sha256(path) != known["sha256"]:
                 progress.show(done, f"writing {shard.name}")
-                with atomic.write_errors(staging):
+                with atomic.write_errors(staging), disk.writing(path, shard.num_bytes):
                     digest = _write(path, shard)
                 finished[shard.name] = {"bytes": path.stat().st_size, "sha256": digest}
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})
@@ -105,23 +104,24 @@ def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
 def _write(path: Path, shard: Shard) -> str:
     import torch
 
-    writer = TensorWriter(path, [(output.name, dtype, output.shape) for output, dtype in shard.tensors])
-    for output, dtype in shard.tensors:
-        if not output.shape:
-            writer.write(output.origin.read())
-            continue
-        # Changed tensors are computed in float32 and rounded once.
-        source = output if output.changed else output.origin
-        for start, stop in row_blocks(output.shape):
-            rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
-            low, high = rows.aminmax()
-            if not (low.isfinite() and high.isfinite()):  # faster than testing each element
-                raise RunError(
-                    f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for "
-                    "this dtype"
-                )
-            writer.write(rows)
-    return writer.finish()
+    entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
+    with TensorWriter(path, entries) as writer:
+        for output, dtype in shard.tensors:
+            if not output.shape:
+                writer.write(output.origin.read())
+                continue
+            # Changed tensors are computed in float32 and rounded once.
+            source = output if output.changed else output.origin
+            for start, stop in row_blocks(output.shape):
+                rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
+                low, high = rows.aminmax()
+                if not (low.isfinite() and high.isfinite()):  # faster than testing each element
+                    raise RunError(
+                        f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for "
+                        "this dtype"
+                    )
+                writer.write(rows)
+        return writer.finish()
 
 
 def write_index(staging: Path, shards: Sequence[Shard]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, disk
 
 _PREFIX = "checkpoint-"
 
@@ -28,19 +28,20 @@ class AtomicCheckpoints:
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(super()._get_output_dir(trial))  # type: ignore[misc]
+        name = f"{_PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
         self._staging = folder / ".partial"
-        try:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            distributed.barrier()
-            if self.args.should_save:  # type: ignore[attr-defined]
-                name = f"{_PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
-                atomic.publish(self._staging / name, folder / name)
-                for _, old in _checkpoints(folder)[self.keep_checkpoints :]:
-                    shutil.rmtree(old)
-        finally:
-            if distributed.is_main():
-                shutil.rmtree(self._staging, ignore_errors=True)
-            self._staging = None
+        with disk.writing(folder / name, _checkpoint_bytes(folder, model)):
+            try:
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                distributed.barrier()
+                if self.args.should_save:  # type: ignore[attr-defined]
+                    atomic.publish(self._staging / name, folder / name)
+                    for _, old in _checkpoints(folder)[self.keep_checkpoints :]:
+                        shutil.rmtree(old)
+            finally:
+                if distributed.is_main():
+                    shutil.rmtree(self._staging, ignore_errors=True)
+                self._staging = None
         distributed.barrier()  # otherwise the next checkpoint might use a folder that is being removed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +62,13 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
 def newest_step(folder: Path) -> int:
     """Return the step of the newest checkpoint, based only on folder names; 0 if there is none."""
     return max((step for step, _ in _checkpoints(folder)), default=0)
+
+
+def _checkpoint_bytes(folder: Path, model: Any) -> int:
+    """Return the size of the newest checkpoint, or of an adapter with the state of AdamW if there is none."""
+    for _, newest in _checkpoints(folder)[:1]:
+        return sum(path.stat().st_size for path in newest.iterdir())
+    return 3 * sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

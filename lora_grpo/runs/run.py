@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import shlex
@@ -16,7 +15,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, json_files, lock
+from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.runs.checkpoints import newest_step
 from lora_grpo.runs.reader import Line, read_metrics
@@ -109,8 +108,7 @@ class Run:
     def append_metrics(self, line: Line) -> None:
         """Append the line of one step to metrics.jsonl."""
         if distributed.is_main():
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            json_files.append_lines(self.metrics, [line])
 
     def discard_metrics_after(self, step: int) -> None:
         """Remove the lines of later steps and an incomplete last line from metrics.jsonl."""
@@ -191,7 +189,8 @@ def close_run(status: str, error: str | None = None) -> str | None:
     run = _opened.pop()
     if run.begun:
         if run.record["status"] != "complete":
-            run.update(status=status, ended=now(), error=error)
+            with contextlib.suppress(disk.DiskFullError):  # the status remains `running`, which readers show as killed
+                run.update(status=status, ended=now(), error=error)
         ranks = str(distributed.world_size())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
         return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.files.lock import holding
-from lora_grpo.merging import cli, writer
+from lora_grpo.merging import cli
 from lora_grpo.merging.cli import MergeOptions, default_output, merge
 from lora_grpo.merging.report import Divergences, read_report
 from lora_grpo.merging.writer import staging_folder
@@ -230,20 +230,6 @@ def test_a_link_is_followed_to_where_the_model_goes(no_divergence, run, tmp_path
     assert load(tmp_path / "link")
 
 
-def test_a_full_disk_in_the_middle_is_one_line_and_goes_on(no_divergence, run, monkeypatch):
-    write = writer.TensorWriter.write
-
-    def full(self, data):
-        if self._file.tell() > 100_000:
-            raise OSError(28, "No space left on device")
-        write(self, data)
-
-    monkeypatch.setattr(writer.TensorWriter, "write", full)
-    refused("is full; free some space and run the same command again", MergeOptions(str(run)))
-    monkeypatch.setattr(writer.TensorWriter, "write", write)
-    assert load(merge(MergeOptions(str(run))))
-
-
 def test_a_base_from_the_hub_is_checked_by_its_commit(no_divergence, run, tmp_path, monkeypatch):
     def merged_report(name, revision, **options):
         target = resolve(str(run), Overrides())
@@ -277,8 +263,8 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
 
 def test_a_full_disk_is_found_out_before_anything_is_written(run, monkeypatch):
     usage = type("usage", (), {"free": 60_000_000})
-    monkeypatch.setattr("lora_grpo.files.atomic.shutil.disk_usage", lambda path: usage)
-    refused("0.06 GB free and needs 0.07 GB", MergeOptions(str(run)))
+    monkeypatch.setattr("lora_grpo.files.disk.shutil.disk_usage", lambda path: usage)
+    refused("60.00 MB free and needs 7", MergeOptions(str(run)))
     assert not (run / "merged").exists() and not staging_folder(run / "merged").exists()
 
 

@@ -1,0 +1,81 @@
+"""Disks that are too small or full, as one line: what was written, how much space it needs, how much is free."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from lora_grpo.errors import RunError, UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFullError(RunError):
+    """A file could not be written because the disk or a quota is full. Nothing incomplete is left."""
+
+
+def check_free_space(folder: Path, num_bytes: int, fix: str = "pass an --output on another disk") -> None:
+    """Raise a UserError if the disk has fewer than `num_bytes` free. The folder may not exist yet."""
+    existing, free = _free(folder)
+    if free < num_bytes:
+        raise UserError(f"{existing} has {size(free)} free and needs {size(num_bytes)}; free some space, or {fix}")
+
+
+@contextlib.contextmanager
+def writing(path: Path, num_bytes: int = 0) -> Iterator[None]:
+    """Convert errors of a full disk in the block to a DiskFullError. `num_bytes` is the size of `path`, if known.
+
+    The block removes what it has written, so that the error reports the space that the next attempt has.
+    """
+    try:
+        yield
+    except Exception as error:
+        if full := disk_full(error, path, num_bytes):
+            raise full from None
+        raise
+
+
+def disk_full(error: BaseException, path: Path | None = None, num_bytes: int = 0) -> DiskFullError | None:
+    """Return an error of a full disk as one line; None for any other error."""
+    reason: str | None = None
+    each: BaseException | None = error
+    while each and not reason:
+        if isinstance(each, DiskFullError):
+            return each
+        reason = _reason(each)
+        if path is None and isinstance(each, OSError) and each.filename:
+            path = Path(each.filename2 or each.filename)
+        each = each.__cause__ or each.__context__
+    if reason is None:
+        return None
+    if path is None:
+        return DiskFullError(f"the output cannot be written: {reason}")
+    existing, free = _free(path)
+    needs = f" and needs about {size(num_bytes)}" if num_bytes > free else ""
+    return DiskFullError(f"{path} cannot be written: {reason}; {existing} has {size(free)} free{needs}")
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes in GB, or in MB below 0.1 GB."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def _reason(error: BaseException) -> str | None:
+    number = error.errno if isinstance(error, OSError) else None
+    if found := re.search(r"\(os error (\d+)\)$", str(error)):  # Rust: safetensors, tokenizers
+        number = int(found[1])
+    if number in _FULL:
+        return os.strerror(number)
+    # torch.save does not report the reason. Its file is on a disk that it could write before.
+    return "torch.save failed, as on a full disk" if "unexpected pos" in str(error) else None
+
+
+def _free(path: Path) -> tuple[Path, int]:
+    """Return the closest folder that exists, and the bytes that are free on its disk."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    return existing, shutil.disk_usage(existing).free

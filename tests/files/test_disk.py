@@ -1,0 +1,264 @@
+"""A disk that fills up, at five places: one line, exit code 1, nothing incomplete, and nothing lost."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers.adapters import make_adapter
+from helpers.made_runs import make_run
+from helpers.report_runs import write_run
+from helpers.small_disk import fill, small_disk
+from helpers.tiny_runs import run_tiny
+
+from lora_grpo import starter
+from lora_grpo.cli import run_command
+from lora_grpo.config import Invocation
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, samples_file
+from lora_grpo.files import atomic, disk, json_files, lock
+from lora_grpo.files.disk import DiskFullError
+from lora_grpo.merging import MergeOptions, cli, merge, writer
+from lora_grpo.merging.report import Divergences
+from lora_grpo.report import write_report
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def small(tmp_path):
+    with small_disk(tmp_path / "disk", 40) as folder:
+        yield folder
+
+
+@pytest.fixture
+def ended(capsys):
+    """Run a function as a command; return its exit code and the last line on standard error."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(main):
+        capsys.readouterr()
+        code = run_command(main)
+        while lock.held:
+            lock.held.pop().release()
+        said = capsys.readouterr().err
+        assert "Traceback" not in said and "report  " not in said
+        return code, (said.splitlines() or [""])[-1]
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def files(folder):
+    return {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory):
+    """A reward that fills the disk in the step that the environment names."""
+    path = tmp_path_factory.mktemp("rewards") / "filling.py"
+    path.write_text(
+        "import os\nfrom pathlib import Path\nfrom helpers.small_disk import fill\n"
+        "def reward(completions, trainer_state, **columns):\n"
+        "    folder, step, left = os.environ.get('FILL', ' -1 0').split(' ')\n"
+        "    if trainer_state.global_step + 1 == int(step):\n"
+        "        fill(Path(folder), int(left))\n"
+        "    return [len(str(text)) / 100 for text in completions]\n"
+    )
+    return f"{path}:reward"
+
+
+def train(folder, reward, how=None):
+    steps = {"max_steps": 4, "checkpoint_steps": 2, "completions_steps": 1}
+    run_tiny(folder, how, rewards=(reward,), lora={"dropout": 0.1}, train=steps, sampling={"max_completion_tokens": 8})
+
+
+def outcome(folder):
+    """What a run and its resumption must have in common with an uninterrupted run."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: line[name] for name in ("step", "loss", "grad_norm", "reward")} for line in lines]
+    logged = sorted((folder / "completions").iterdir())
+    paths = [folder / "adapter" / "adapter_model.safetensors", *logged]
+    return metrics, {path.name: path.read_bytes() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, reward):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    train(folder, reward)
+    lock.held.pop().release()
+    return outcome(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "left", "cause"),
+    [(4, 200_000, "checkpoints/checkpoint-4 cannot"), (3, 0, "completions/step-00003.jsonl cannot")],
+)
+def test_training_ends_in_one_line_and_resumes_to_the_same_bits(
+    step, left, cause, small, reward, unbroken, ended, monkeypatch
+):
+    run = small / "run"
+    monkeypatch.setenv("FILL", f"{small} {step} {left}")
+    code, said = ended(lambda: train(run, reward))
+    assert code == 1
+    assert said.startswith(f"error: {run}/{cause} be written: No space left on device; {run}")
+    assert " has 0." in said and " MB free and needs about " in said and "--resume --output-dir" in said
+    assert not [name for name in files(run) if "partial" in name]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert atomic.damage(run / "checkpoints" / "checkpoint-2") is None
+    monkeypatch.delenv("FILL")
+    (small / ".filler").unlink()
+    assert ended(lambda: train(run, reward, Invocation(resume=True)))[0] == 0
+    assert outcome(run) == unbroken
+
+
+def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ended, monkeypatch):
+    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
+    monkeypatch.setattr(writer, "_RESERVED_BYTES", 0)
+    run = make_run(tmp_path / "run")
+    shutil.rmtree(run / "adapter")
+    make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)
+    expected = merge(MergeOptions(str(run)))
+    write, options = writer.TensorWriter.write, MergeOptions(str(run), output=small / "merged")
+
+    def write_and_fill(self, data):
+        write(self, data)
+        fill(small, left=100_000)
+
+    monkeypatch.setattr(writer.TensorWriter, "write", write_and_fill)
+    code, said = ended(lambda: merge(options))
+    assert code == 1
+    assert "model.safetensors cannot be written: No space left on device" in said and "run the command again" in said
+    assert files(small) == {".filler"}
+    monkeypatch.setattr(writer.TensorWriter, "write", write)
+    (small / ".filler").unlink()
+    assert ended(lambda: merge(options))[0] == 0
+    assert files(small / "merged") == files(expected)
+    name = "model.safetensors"
+    assert (small / "merged" / name).read_bytes() == (expected / name).read_bytes()
+
+
+def test_an_evaluation_keeps_what_it_graded(small, tmp_path, ended, monkeypatch):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"question": f"{n}?", "answer": f"#### {n}"}) + "\n" for n in range(2)))
+    samples = [{"task_id": f"gsm8k/test/{n % 2}", "completion": f"Well, it is #### {n % 3}"} for n in range(600)]
+    (tmp_path / "samples.jsonl").write_text(json_files.dump_lines(samples))
+    options = EvaluateOptions(str(tmp_path / "samples.jsonl"), task="gsm8k", data=str(data), output_dir=small / "out")
+    grade, begun = samples_file._grade_chunk, []
+
+    def grade_and_fill(task, chunk):
+        begun.append(len(chunk))
+        if len(begun) == 2:
+            fill(small)
+        return grade(task, chunk)
+
+    monkeypatch.setattr(samples_file, "_grade_chunk", grade_and_fill)
+    code, said = ended(lambda: evaluate_and_report(options))
+    assert code == 1 and "out/results.jsonl cannot be written: No space left on device" in said
+    kept = (small / "out" / "results.jsonl").read_text()
+    assert kept.count("\n") == 256 and kept.endswith("\n")
+    assert files(small / "out") == {"results.jsonl", "evaluation.json"}
+    (small / ".filler").unlink()
+    assert ended(lambda: evaluate_and_report(options))[0] == 0
+    assert begun == [256, 256, 256, 88]
+    assert (small / "out" / "results.jsonl").read_text().startswith(kept)
+
+
+def test_a_report_leaves_the_one_before(small, ended):
+    run = write_run(small / "run")
+    write_report(run)
+    before = {name: (run / name).read_bytes() for name in files(run)}
+    fill(small, left=50_000)
+    code, said = ended(lambda: print(write_report(run)))
+    assert code == 1 and said.startswith(f"error: {run}/report cannot be written: No space left on device; ")
+    assert {name: (run / name).read_bytes() for name in files(run)} == before
+
+
+# The errors of libraries
+
+
+def cause(error, context):
+    error.__context__ = context
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (FULL, "No space left on device"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        (cause(ValueError("closed"), FULL), "No space left on device"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), "torch.save failed"),
+        (OSError(errno.EACCES, "Permission denied"), None),
+        (RuntimeError("unexpected key"), None),
+        (UserError("no rows"), None),
+    ],
+)
+def test_the_error_of_a_full_disk_is_recognized(error, reason, tmp_path):
+    found = disk.disk_full(error, tmp_path / "a" / "b", 10**15)
+    assert (found is not None) == bool(reason)
+    if found:
+        assert str(found).startswith(f"{tmp_path}/a/b cannot be written: {reason}")
+        assert str(found).endswith("free and needs about 1000000.00 GB")
+
+
+@pytest.mark.parametrize("kind", ["torch.save", "safetensors", "tokenizers", "text", "lines"])
+def test_a_library_that_cannot_write_a_file_ends_in_one_line(kind, tmp_path):
+    """A limit on the size of a file needs no privileges. EFBIG is its ENOSPC."""
+    import torch
+    from safetensors.torch import save_file
+
+    path, data = tmp_path / "file", torch.zeros(100_000)
+
+    def write():
+        if kind == "torch.save":
+            torch.save(data, path)
+        elif kind == "safetensors":
+            save_file({"a": data}, path)
+        elif kind == "tokenizers":
+            from tokenizers import Tokenizer
+
+            Tokenizer.from_file(str(starter.model_path() / "tokenizer.json")).save(str(path))
+        elif kind == "text":
+            atomic.write_text(path, "x" * 100_000)
+        else:
+            json_files.append_lines(path, ["x" * 100_000])
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
+    try:
+        with pytest.raises(DiskFullError, match=f"{path} cannot be written: (File too|torch.save)"), disk.writing(path):
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_lines_that_do_not_fit_leave_the_earlier_ones(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    json_files.append_lines(path, [{"step": 1}])
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(DiskFullError):
+            json_files.append_lines(path, [{"step": 2, "text": "x" * 2000}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    json_files.append_lines(path, [{"step": 2}])
+    assert json_files.read_finished_lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_standard_output_on_a_full_disk_is_one_line():
+    code = "import sys; from lora_grpo.cli import run_command; sys.exit(run_command(lambda: print('x' * 100)))"
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=os.environ)
+    assert done.returncode == 1
+    said = "error: the output cannot be written: No space left on device; free some space, then run the command again\n"
+    assert done.stderr == said
