@@ -65,14 +65,16 @@ def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | Non
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Reward the share of the row's asserts that a program passes. Requires a code task.
 
-    The reward is 1 only if the verdict is a pass: a program that is killed after its last assert loses one assert.
+    An assert that never runs, such as one in a loop over an empty result, did not pass. The reward is 1 only if the
+    verdict is a pass: a program that is killed after its last assert loses one assert.
     """
     rewards: list[float | None] = []
     for _, verdict in _run_tests(completions, columns, count_tests=True):
-        if verdict is None or verdict.passed or not verdict.num_tests:
+        if verdict is None or not verdict.num_tests:
             rewards.append(float(verdict is not None and verdict.passed))
         else:
-            rewards.append(min(verdict.passed_tests, verdict.num_tests - 1) / verdict.num_tests)
+            most = verdict.num_tests if verdict.passed else verdict.num_tests - 1
+            rewards.append(min(verdict.passed_tests, most) / verdict.num_tests)
     return rewards
 
 

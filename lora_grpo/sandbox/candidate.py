@@ -27,6 +27,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 """Operations that tests may request on the candidate's objects. `==` and `in` would reveal expected values."""
 
 
+_ABILITIES = ("call", "iter", "next", "len", "getitem", "setitem")
+"""Operations that are special methods of the same name. A handle lists those that its object has."""
+
+
 class _Objects:
     """Objects for which the tests have handles."""
 
@@ -40,7 +44,8 @@ class _Objects:
         number = self._numbers.setdefault(id(value), len(self._kept))
         if number == len(self._kept):
             self._kept.append(value)
-        return ["handle", number, type(value).__name__]
+        methods = {name for kind in type(value).__mro__ for name in vars(kind)}
+        return ["handle", number, [name for name in _ABILITIES if f"__{name}__" in methods]]
 
     def find(self, key: int | str, *_: Any) -> Any:
         """Return the object with this number, or the candidate's global variable with this name."""

@@ -7,7 +7,7 @@ object is modified or returned.
 
 A frame is the length in four bytes (little-endian), followed by JSON. A container is encoded as `[tag, ...]`:
 
-    ["list", [...]]  ["dict", [[key, value], ...]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, "generator"]
+    ["list", [...]]  ["dict", [[key, value], ...]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, ["iter", "next"]]
 
 Mutable containers are numbered in the order in which they are encoded. `again` refers to such a number.
 """
@@ -15,19 +15,24 @@ Mutable containers are numbered in the order in which they are encoded. `again` 
 from __future__ import annotations
 
 import builtins
+import functools
 import json
 import os
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-MAX_FRAME_BYTES = 16 << 20
+MAX_FRAME_BYTES = 64 << 20
 MAX_DEPTH = 100
 MAX_ITEMS = 1_000_000
+"""Items of all containers of a message. Items that are encoded together count less; see `Encoder.contents`."""
 
 _PLAIN = (bool, float, str)
+_SAME_IN_JSON = {*_PLAIN, type(None)}
 _SMALL_INT = 1 << 62
+_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""Exceptions while decoding data that is not in this module's format."""
 _FILLED = {kind.__name__: kind for kind in (list, deque, set, Counter, OrderedDict, dict, bytearray)}
 _NUMBERED = (list, dict, set, deque, bytearray)
 
@@ -100,12 +105,14 @@ class Encoder:
             return [tag, *_SCALARS[tag](value)]
         if tag == "slice":
             return [tag, *(self.encode(part, depth + 1) for part in (value.start, value.stop, value.step))]
-        self._items += 1 + len(value)
+        self._items += 1
         if depth >= MAX_DEPTH or self._items > MAX_ITEMS:
             return self._handle(value)
         if isinstance(value, _NUMBERED):
             self._numbers[id(value)] = len(self.nodes)
             self.nodes.append(value)
+        if tag == "namedtuple":
+            return [tag, type(value).__name__, list(type(value)._fields), self.contents(value, depth)]
         return [tag, self.contents(value, depth)]
 
     def contents(self, value: Any, depth: int = 0) -> Any:
@@ -113,10 +120,17 @@ class Encoder:
         if isinstance(value, bytearray):
             return value.hex()
         if isinstance(value, dict):
+            self._items += len(value)
             pairs = dict.items(value)
             return [[self.encode(key, depth + 1), self.encode(item, depth + 1)] for key, item in pairs]
-        base = next(kind for kind in (list, tuple, set, frozenset, deque) if isinstance(value, kind))
-        return [self.encode(item, depth + 1) for item in base.__iter__(value)]
+        items = list(next(kind for kind in _ITERATED if isinstance(value, kind)).__iter__(value))
+        kinds = set(map(type, items))
+        plain = kinds <= _SAME_IN_JSON
+        if plain or (kinds <= {int, bool} and min(items) > -_SMALL_INT and max(items) < _SMALL_INT):
+            self._items += len(items) // 16
+            return items
+        self._items += len(items)
+        return [self.encode(item, depth + 1) for item in items]
 
 
 class Decoder:
@@ -130,14 +144,14 @@ class Decoder:
         """Return the decoded value. Raises Malformed if the data is not in this module's format."""
         try:
             return self._decode(data)
-        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        except _ERRORS as error:
             raise Malformed(f"invalid value: {type(error).__name__}: {error}") from None
 
     def replace(self, node: Any, data: Any) -> None:
         """Replace the contents of an existing container with those encoded in `data`."""
         try:
             self._fill(node, data, clear=True)
-        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        except _ERRORS as error:
             raise Malformed(f"invalid contents: {type(error).__name__}: {error}") from None
 
     def _decode(self, data: Any) -> Any:
@@ -151,19 +165,22 @@ class Decoder:
             self.nodes.append(node)
             self._fill(node, rest[0])
             return node
-        if tag == "tuple":
-            return tuple([self._decode(item) for item in rest[0]])
-        if tag == "frozenset":
-            return frozenset([self._decode(item) for item in rest[0]])
+        if tag in _FROM_ITEMS:
+            return _FROM_ITEMS[tag](self._decode_all(rest[0]))
+        if tag == "namedtuple":
+            return _named_tuple(rest[0], *rest[1])(*self._decode_all(rest[2]))
         if tag == "again":
             return self.nodes[_natural(rest[0])]
         if tag == "slice":
             return slice(*map(self._decode, rest))
-        if tag == "iterator":
-            return iter([self._decode(item) for item in rest[0]])
         if tag == "handle":
             return self._handle(*rest)
         return _BUILD[tag](*rest)
+
+    def _decode_all(self, data: Any) -> Any:
+        """Return the decoded items of a container. Items of JSON's scalar types are what they are."""
+        kinds = set(map(type, data))
+        return [self._decode(item) for item in data] if list in kinds or dict in kinds else data
 
     def _fill(self, node: Any, data: Any, clear: bool = False) -> None:
         if isinstance(node, bytearray):
@@ -177,7 +194,7 @@ class Decoder:
             for key, item in pairs:
                 node[key] = item
             return
-        items = [self._decode(item) for item in data]
+        items = self._decode_all(data)
         if clear:
             node.clear()
         if isinstance(node, set):
@@ -193,6 +210,12 @@ def _builtin_type(name: Any) -> type:
     return kind
 
 
+@functools.lru_cache(maxsize=64)
+def _named_tuple(name: str, *fields: str) -> type:
+    """Return a named tuple type. `namedtuple` accepts only identifiers."""
+    return namedtuple(name, fields, rename=True)
+
+
 def _natural(number: Any) -> int:
     if type(number) is not int or number < 0:
         raise ValueError(f"{number!r} is not the number of a container")
@@ -201,6 +224,8 @@ def _natural(number: Any) -> int:
 
 def _tag(value: Any) -> str | None:
     """Return the tag of the value's plain type or base type, or None if there is no tag."""
+    if isinstance(value, tuple) and type(getattr(type(value), "_fields", None)) is tuple:
+        return "namedtuple"
     name = _EXACT.get(type(value)) or _LATE.get((type(value).__module__, type(value).__qualname__))
     if name is None and isinstance(value, type):
         return "type" if getattr(builtins, value.__name__, None) is value else None
@@ -209,8 +234,10 @@ def _tag(value: Any) -> str | None:
     return name
 
 
-# In this order: a subclass comes before its base class.
-_BASES = (list, tuple, Counter, OrderedDict, dict, set, frozenset, deque, bytearray, bytes, range, complex, slice)
+_VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_ITERATED: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque, *_VIEWS)
+# A subclass comes before its base class.
+_BASES: tuple[type[Any], ...] = (Counter, OrderedDict, *_ITERATED, dict, bytearray, bytes, range, complex, slice)
 _EXACT: dict[type, str] = {kind: kind.__name__ for kind in _BASES}
 # Listed by name, so that programs that do not use these modules do not import them.
 _LATE = {
@@ -218,7 +245,11 @@ _LATE = {
     ("fractions", "Fraction"): "Fraction",
     ("datetime", "date"): "date",
     ("datetime", "datetime"): "datetime",
+    ("datetime", "time"): "time",
     ("datetime", "timedelta"): "timedelta",
+    ("pathlib", "PosixPath"): "PosixPath",
+    ("pathlib", "PurePosixPath"): "PurePosixPath",
+    ("uuid", "UUID"): "UUID",
 }
 _SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "bytes": lambda value: (bytes.hex(value),),
@@ -229,7 +260,11 @@ _SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "Fraction": lambda value: (hex(value.numerator), hex(value.denominator)),
     "date": lambda value: (value.isoformat(),),
     "datetime": lambda value: (value.isoformat(),),
+    "time": lambda value: (value.isoformat(),),
     "timedelta": lambda value: (value.days, value.seconds, value.microseconds),
+    "PosixPath": lambda value: (str(value),),
+    "PurePosixPath": lambda value: (str(value),),
+    "UUID": lambda value: (value.hex,),
 }
 _BUILD: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16),
@@ -241,5 +276,17 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "Fraction": lambda top, bottom: import_module("fractions").Fraction(int(top, 16), int(bottom, 16)),
     "date": lambda text: import_module("datetime").date.fromisoformat(text),
     "datetime": lambda text: import_module("datetime").datetime.fromisoformat(text),
+    "time": lambda text: import_module("datetime").time.fromisoformat(text),
     "timedelta": lambda *parts: import_module("datetime").timedelta(*parts),
+    "PosixPath": lambda text: import_module("pathlib").PosixPath(text),
+    "PurePosixPath": lambda text: import_module("pathlib").PurePosixPath(text),
+    "UUID": lambda text: import_module("uuid").UUID(text),
+}
+_FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "iterator": iter,
+    "dict_keys": lambda items: dict.fromkeys(items).keys(),
+    "dict_values": lambda items: dict(enumerate(items)).values(),
+    "dict_items": lambda items: dict(items).items(),
 }

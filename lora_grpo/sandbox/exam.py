@@ -111,7 +111,7 @@ class _Counted(ast.NodeTransformer):
             return node
         number, self.number = self.number, self.number + 1
         guarded = ast.parse(
-            f"try:\n pass\nexcept Exception as _error:\n {FAILED}({number}, _error)\nelse:\n {HELD}({number})"
+            f"try:\n pass\nexcept BaseException as _error:\n {FAILED}({number}, _error)\nelse:\n {HELD}({number})"
         ).body[0]
         assert isinstance(guarded, ast.Try)
         guarded.body = [node]

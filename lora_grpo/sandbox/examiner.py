@@ -6,7 +6,7 @@ import builtins
 import marshal
 from typing import Any
 
-from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, Remote
+from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, remote
 
 HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
 """Names of the functions that counted asserts call. `exam` inserts the calls."""
@@ -29,7 +29,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
         exec(imports, namespace)
     except Exception as error:  # noqa: BLE001 - reported
         return _report("broken", f"{type(error).__name__}: {error}", count)
-    namespace.update({name: Remote(link, name) for name in functions}, **{HELD: count.held, FAILED: count.failed})
+    namespace.update({name: remote(link, name) for name in functions}, **{HELD: count.held, FAILED: count.failed})
     status, message = "passed", ""
     try:
         link.open()
@@ -83,7 +83,7 @@ def _report(status: str, message: str, count: _Count) -> Report:
 
 
 class _Count:
-    """Count the asserts that run and pass every time they run."""
+    """Count the asserts that run and pass every time they run. One that the candidate's exit interrupts fails."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -98,6 +98,8 @@ class _Count:
     def held(self, number: int) -> None:
         self._held.add(number)
 
-    def failed(self, number: int, error: Exception) -> None:
+    def failed(self, number: int, error: BaseException) -> None:
         self._failed.add(number)
+        if not isinstance(error, Exception):
+            raise error
         self.first = self.first or error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterator
@@ -39,6 +40,12 @@ class Gone(BaseException):
 
 class NotPlain(Exception):
     """The tests passed the candidate a value that cannot be encoded, such as a function."""
+
+
+_PREDICATES = {name for kind in (str, bytes, set, int, float) for name in dir(kind) if name.startswith("is")}
+_PREDICATES |= {"startswith", "endswith"}
+"""Methods of plain values that compare them with their arguments, or only return a truth value. A result that is not
+plain data does not have them. Otherwise, `result.startswith("six")` would send the expected value to the candidate."""
 
 
 class Link:
@@ -129,16 +136,16 @@ class Link:
         if isinstance(value, Remote):
             return ["handle", object.__getattribute__(value, "_key")]
         if isinstance(value, Iterator):
-            return ["iterator", [encoder.encode(item, 1) for item in itertools.islice(value, MAX_ITEMS)]]
+            return ["iterator", encoder.contents(list(itertools.islice(value, MAX_ITEMS)))]
         if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
             # The value may be an earlier result of the candidate, so this is not an error in the dataset.
             raise self._lose("failed", f"a {type(value).__name__} is too deep or too large to send")
         raise NotPlain(f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
 
-    def _remote(self, key: Any, *_: Any) -> Remote:
+    def _remote(self, key: Any, abilities: Any = ()) -> Remote:
         if type(key) is not int:
             raise ValueError(f"{key!r} is not a handle")
-        return Remote(self, key)
+        return remote(self, key, frozenset(abilities).intersection(_ABILITIES))
 
     def _lose(self, status: str, message: str) -> Gone:
         self.gone = Gone(status, message)
@@ -159,7 +166,9 @@ def _exception(kind: type[Exception], args: Any) -> Exception:
 class Remote:
     """An object or global name of the candidate. It is equal only to itself.
 
-    `in` compares its items in the tests' process, so the candidate never receives an expected value.
+    Its class has `_ABILITIES` as far as the object's class has them, so `callable` and `isinstance(..., Iterator)` give
+    the same result as for the object. `in` compares its items in the tests' process, so the candidate never receives an
+    expected value.
     """
 
     __slots__ = ("_key", "_link")
@@ -169,30 +178,13 @@ class Remote:
         object.__setattr__(self, "_key", key)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        result = not isinstance(object.__getattribute__(self, "_key"), str)
+        if (name.startswith("__") and name != "__name__") or (result and name in _PREDICATES):
             raise AttributeError(name)
         return _ask(self, "getattr", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         _ask(self, "setattr", name, value)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _ask(self, "call", *args, **kwargs)
-
-    def __iter__(self) -> Any:
-        return _ask(self, "iter")
-
-    def __next__(self) -> Any:
-        return _ask(self, "next")
-
-    def __len__(self) -> int:
-        return _ask(self, "len")
-
-    def __getitem__(self, key: Any) -> Any:
-        return _ask(self, "getitem", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        _ask(self, "setitem", key, value)
 
     def __bool__(self) -> bool:
         return _ask(self, "truth")
@@ -202,6 +194,27 @@ class Remote:
 
     def __repr__(self) -> str:
         return _ask(self, "repr")
+
+
+_ABILITIES: dict[str, Any] = {
+    "call": lambda self, /, *args, **kwargs: _ask(self, "call", *args, **kwargs),
+    "iter": lambda self: _ask(self, "iter"),
+    "next": lambda self: _ask(self, "next"),
+    "len": lambda self: _ask(self, "len"),
+    "getitem": lambda self, key: _ask(self, "getitem", key),
+    "setitem": lambda self, key, value: _ask(self, "setitem", key, value),
+}
+"""Special methods by the name of their operation."""
+
+
+@functools.cache
+def _remote_class(abilities: frozenset[str]) -> type[Remote]:
+    return type("Remote", (Remote,), {"__slots__": ()} | {f"__{name}__": _ABILITIES[name] for name in abilities})
+
+
+def remote(link: Link, key: int | str, abilities: frozenset[str] = frozenset(_ABILITIES)) -> Remote:
+    """Return a proxy for an object of the candidate."""
+    return _remote_class(abilities)(link, key)
 
 
 def _ask(remote: Remote, operation: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,8 @@ from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
 _MAX_WORKERS = 16
+_ATTEMPTS = 5
+"""How many workers may die on a program before it is blamed."""
 _RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's self-test")
 
 
@@ -34,7 +36,7 @@ class Pool:
         self._closing = False
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Run the programs and return their verdicts in order. If a worker dies, its program runs once more."""
+        """Run the programs and return their verdicts in order. If a worker dies, its program runs again."""
         exams = [prepare(program) for program in programs]
         executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
         try:
@@ -62,17 +64,17 @@ class Pool:
     def _grade(self, program: Program, exam: bytes) -> Verdict:
         worker = self._idle.get()
         try:
-            for _ in range(2):
+            for _ in range(_ATTEMPTS):
                 try:
                     worker = worker or self._start()
                     return worker.grade(program, exam)
                 except WorkerDied:
                     self._bury(worker)
                     worker = None
-            # Two workers died on this program. If a new worker passes a correct program, this program is the cause.
+            # Every worker died on this program. If a new worker passes a correct program, this program is the cause.
             worker = self._start()
             if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
-                return Verdict("crashed", "two workers died while running it", 0.0)
+                return Verdict("crashed", f"{_ATTEMPTS} workers died while running it", 0.0)
             raise WorkerDied("a correct program no longer passes")
         except WorkerDied as error:
             self._bury(worker)

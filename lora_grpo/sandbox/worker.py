@@ -19,6 +19,8 @@ from lora_grpo.sandbox.zygote import ANSWER
 _ROLES = ("candidate", "examiner")
 _START_SECONDS, _KILL_SECONDS = 60.0, 10.0
 _MAX_REPORT_BYTES = 1 << 16
+_ATTEMPTS = 3
+"""How often a program may run if its process or that of its tests is killed from outside."""
 
 
 class WorkerDied(Exception):
@@ -49,20 +51,31 @@ class Worker:
             raise
 
     def grade(self, program: Program, exam: bytes) -> Verdict:
-        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used."""
+        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used.
+
+        A program that is killed from outside, such as by the kernel because other programs use all memory, runs again.
+        """
         started = time.monotonic()
+        for _ in range(_ATTEMPTS):
+            output, ends = self._run(program, exam)
+            verdict = _decide(output, ends, program, self._settings, time.monotonic() - started)
+            if not _killed_from_outside(verdict, ends):
+                break
+        return verdict
+
+    def _run(self, program: Program, exam: bytes) -> tuple[bytes | None, dict[str, tuple[bool, int]]]:
+        """Return the results of `_listen` and `_stop`."""
         report, report_end = os.pipe()
         try:
             try:
                 self._submit(program, exam, report_end)
             finally:
                 os.close(report_end)
-            output = self._listen(report, started + self._settings.timeout_seconds)
+            output = self._listen(report, time.monotonic() + self._settings.timeout_seconds)
         finally:
             os.close(report)
         # Always kill and reap both children before anything else runs.
-        ends = self._stop()
-        return _decide(output, ends, program, self._settings, time.monotonic() - started)
+        return output, self._stop()
 
     def kill(self) -> None:
         """Kill both processes and their children."""
@@ -171,6 +184,16 @@ def _decide(
     if status == "crashed":
         status, message = _how_it_ended(*ends["candidate"])
     return Verdict(status, message, seconds, report["passed_tests"], report["num_tests"])
+
+
+def _killed_from_outside(verdict: Verdict, ends: dict[str, tuple[bool, int]]) -> bool:
+    """Return whether a child died of a SIGKILL that its zygote did not send."""
+    if verdict.status not in ("memory", "crashed"):
+        return False
+    died = {role: os.WIFSIGNALED(end) and os.WTERMSIG(end) == signal.SIGKILL for role, (_, end) in ends.items()}
+    # A candidate that is being killed may have closed its socket and still count as running.
+    ours = {"candidate": ends["candidate"][0] and verdict.status == "memory", "examiner": ends["examiner"][0]}
+    return any(died[role] and not ours[role] for role in _ROLES)
 
 
 def _how_it_ended(killed: bool, status: int) -> tuple[Status, str]:

@@ -3,9 +3,11 @@
 import math
 import os
 from collections import Counter, OrderedDict, deque
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path, PurePosixPath
+from uuid import UUID
 
 import pytest
 
@@ -36,6 +38,12 @@ def through(value):
         date(2024, 2, 29),
         datetime(2024, 2, 29, 1, 2, 3, 4),
         timedelta(-1, 2, 3),
+        time(1, 2, 3, tzinfo=timezone.utc),
+        UUID(int=5),
+        Path("a/b"),
+        PurePosixPath("/"),
+        {"a": [1]}.keys(),
+        {"a": [1]}.items(),
         (1, (2, [3])),
         [[], [1.0, "x"]],
         {"a": {1: (2,)}},
@@ -142,6 +150,13 @@ def test_a_tuple_of_tuples_of_itself_does_not_unfold():
         ["again", True],
         ["range", 1, 2, 0],
         ["Fraction", "0x1", "0x0"],
+        ["UUID", 5],
+        ["PosixPath", 5],
+        ["dict_items", [1]],
+        ["namedtuple", "P", ["x"], [1, 2]],
+        ["namedtuple", "P(", ["x"], [1]],
+        ["namedtuple", "P", [["x"]], [1]],
+        ["type", "__loader__"],
         ["Decimal", "a lot"],
         ["bytes", "0"],
         ["type", "eval"],

