@@ -215,12 +215,30 @@ def test_rewards_of_unit_tests(completion, passes, share):
 
 @pytest.mark.parametrize(
     ("status", "passed_tests", "num_tests", "share"),
-    [("passed", 3, 3, 1), ("timeout", 3, 3, 2 / 3), ("failed", 1, 1, 0), ("timeout", 0, 0, 0), ("passed", 0, 0, 1)],
+    [("passed", 3, 3, 1), ("timeout", 3, 3, 2 / 3), ("failed", 1, 1, 0), ("timeout", 0, 0, 0), ("passed", 0, 0, 1), ("passed", 2, 3, 2 / 3)],
 )
 def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, monkeypatch):
     verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
     monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
     assert functions.share_of_tests_passed([program("return 2 * x")], **TESTED) == [pytest.approx(share)]
+
+
+@pytest.mark.parametrize(
+    ("body", "share"),
+    [
+        ("return [2 * x for x in xs]", 1),
+        ("return []", 1 / 3),  # the loop's assert never runs
+        ("return [2 * x for x in xs] if len(xs) < 3 else 1 / 0", 2 / 3),
+        ("__import__('os')._exit(0) if len(xs) == 3 else None\n    return [2 * x for x in xs]", 2 / 3),
+        ("__import__('os')._exit(0)", 0),
+        ("raise SystemExit", 0),
+    ],
+)
+def test_an_assert_that_never_ran_earns_nothing(body, share):
+    source = f"```python\ndef f(xs):\n    {body}\n```"
+    test = "for a, b in zip(f([1, 2]), [2, 4]):\n    assert a == b, a\nassert f([]) == []\nassert f([1, 2, 3])[1] == 4"
+    row = {"id": ["a"], "entry_point": ["f"], "test": [test]}
+    assert functions.share_of_tests_passed([source], **row) == [pytest.approx(share)]
 
 
 def test_programs_may_define_every_name_that_the_tests_use():

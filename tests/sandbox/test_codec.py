@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter, OrderedDict, deque
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
@@ -38,7 +38,7 @@ def through(value):
         date(2024, 2, 29),
         datetime(2024, 2, 29, 1, 2, 3, 4),
         timedelta(-1, 2, 3),
-        time(1, 2, 3, tzinfo=timezone.utc),
+        time(1, 2, 3, tzinfo=UTC),
         UUID(int=5),
         Path("a/b"),
         PurePosixPath("/"),

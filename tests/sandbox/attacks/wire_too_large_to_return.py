@@ -7,7 +7,7 @@ import os
 
 
 def wrap(numbers):
-    body = '["returned",[],"'.encode() + "é".encode() * 4_000_000 + b'"]'
+    body = '["returned",[],"'.encode() + "é".encode() * 12_000_000 + b'"]'
     frame = memoryview(len(body).to_bytes(4, "little") + body)
     while frame:
         frame = frame[os.write(3, frame) :]

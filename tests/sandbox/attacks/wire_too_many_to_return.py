@@ -7,7 +7,7 @@ import os
 
 
 def wrap(numbers):
-    body = b'["returned",[],["list",[' + b"0," * 1_200_000 + b"0]]]"
+    body = b'["returned",[],["list",[' + b'["list",[]],' * 1_200_000 + b"0]]]"
     frame = memoryview(len(body).to_bytes(4, "little") + body)
     while frame:
         frame = frame[os.write(3, frame) :]
