@@ -215,7 +215,14 @@ def test_rewards_of_unit_tests(completion, passes, share):
 
 @pytest.mark.parametrize(
     ("status", "passed_tests", "num_tests", "share"),
-    [("passed", 3, 3, 1), ("timeout", 3, 3, 2 / 3), ("failed", 1, 1, 0), ("timeout", 0, 0, 0), ("passed", 0, 0, 1), ("passed", 2, 3, 2 / 3)],
+    [
+        ("passed", 3, 3, 1),
+        ("timeout", 3, 3, 2 / 3),
+        ("failed", 1, 1, 0),
+        ("timeout", 0, 0, 0),
+        ("passed", 0, 0, 1),
+        ("passed", 2, 3, 2 / 3),
+    ],
 )
 def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, monkeypatch):
     verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
