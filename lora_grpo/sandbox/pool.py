@@ -18,8 +18,8 @@ from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
 _MAX_WORKERS = 16
-_ATTEMPTS = 5
-"""How many workers may die on a program before it is blamed."""
+_ATTEMPTS, _STARTS = 5, 3
+"""How many workers may die on a program before it is blamed, and how many may die while they start."""
 _RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's self-test")
 
 
@@ -65,8 +65,8 @@ class Pool:
         worker = self._idle.get()
         try:
             for _ in range(_ATTEMPTS):
+                worker = worker or self._start()
                 try:
-                    worker = worker or self._start()
                     return worker.grade(program, exam)
                 except WorkerDied:
                     self._bury(worker)
@@ -84,9 +84,15 @@ class Pool:
             self._idle.put(worker)
 
     def _start(self) -> Worker:
-        if self._closing:
-            raise WorkerDied("the pool is closed")
-        worker = Worker(self.tier, self.settings)
+        for left in reversed(range(_STARTS)):
+            if self._closing:
+                raise WorkerDied("the pool is closed")
+            try:
+                worker = Worker(self.tier, self.settings)
+                break
+            except WorkerDied:
+                if not left:
+                    raise
         self._workers.append(worker)
         if self._closing:  # the pool was closed while the worker started
             self._bury(worker)

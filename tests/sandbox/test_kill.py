@@ -150,7 +150,7 @@ def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypat
     def run(worker, program, exam):
         workers.append(worker)
         if program.name == "slow" and len(workers) <= 3:
-            threading.Timer(0.2, worker._processes[role == "examiner"].kill).start()
+            threading.Timer(0.2, os.killpg, [worker._processes[role == "examiner"].pid, signal.SIGKILL]).start()
         return start(worker, program, exam)
 
     monkeypatch.setattr(Worker, "_run", run)
