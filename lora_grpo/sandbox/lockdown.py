@@ -1,7 +1,7 @@
 """Permanently drop access to files, system calls, capabilities, and resources in a sandboxed process.
 
-No privileges are required. Landlock blocks access to the file system except for the standard library. seccomp allows
-only the system calls listed in `syscalls`. Resource limits bound memory, CPU time, and descriptors. On other systems
+No privileges are required. Landlock blocks access to the file system. seccomp allows only the system calls listed
+in `syscalls`. Resource limits bound memory, CPU time, and descriptors. On other systems
 and old kernels, the functions raise OSError before they change anything.
 
 Source: linux/landlock.h, linux/capability.h, prctl(2), seccomp(2).
@@ -14,18 +14,14 @@ import ctypes
 import os
 import resource
 import signal
-import stat
 import struct
 import sys
-from collections.abc import Iterable
 
 from lora_grpo.sandbox.syscalls import ARCHITECTURES, denials, permissions
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_LANDLOCK_VERSION, _PATH_BENEATH = 1, 1
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_LANDLOCK_CREATE, _LANDLOCK_RESTRICT, _LANDLOCK_VERSION = 444, 446, 1
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _DESCRIPTORS, _STACK_BYTES = 32, 64 << 20
@@ -56,11 +52,8 @@ def give_up_privileges() -> None:
     _check(_libc.syscall(_CAPSET[os.uname().machine], header, nothing), "capset")
 
 
-def give_up_files(readable: Iterable[str]) -> None:
-    """Restrict file system access to reading these files, and folders with all of their content.
-
-    Newer kernels also block TCP and signals to other processes.
-    """
+def give_up_files() -> None:
+    """Give up the file system. Newer kernels also block TCP and signals to other processes."""
     version = landlock_version()
     if not version:
         raise OSError("the kernel has no Landlock")
@@ -73,12 +66,6 @@ def give_up_files(readable: Iterable[str]) -> None:
     ruleset = _check(
         _libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock_create_ruleset"
     )
-    for path in readable:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rights = _READ_FILE | (_READ_DIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0)
-        rule = struct.pack("<Qi", rights, descriptor)
-        _check(_libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
-        os.close(descriptor)
     _check(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 

@@ -14,7 +14,7 @@ import time
 
 from lora_grpo.sandbox.launch import memory_file, start_process
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Status, Verdict
-from lora_grpo.sandbox.zygote import ANSWER
+from lora_grpo.sandbox.zygote import ANSWER_BYTES, how_it_ended
 
 _ROLES = ("candidate", "examiner")
 _START_SECONDS, _KILL_SECONDS = 60.0, 10.0
@@ -140,10 +140,10 @@ class Worker:
                 control.sendall(b"K")
             ends = {}
             for role, control in self._controls.items():
-                answer = control.recv(ANSWER.size, socket.MSG_WAITALL)
-                if len(answer) < ANSWER.size:
+                answer = control.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+                if len(answer) < ANSWER_BYTES:
                     raise WorkerDied(f"the {role}'s process was killed")
-                ends[role] = ANSWER.unpack(answer)
+                ends[role] = how_it_ended(answer)
             return ends
         except OSError as error:  # includes timeouts
             raise WorkerDied(f"a process of the sandbox does not respond ({error})") from None

@@ -6,7 +6,6 @@ Each attack is a file in `attacks/`. Its docstring describes the attack. The com
     # fools: exec, exit-code        naive graders that the attack fools, as checked by `test_the_attacks_are_real`
     # test: assert total([]) == 0   tests that replace TESTS, one per line
     # functions: total, Node        names that the candidate defines
-    # open: landlock                a tier under which the attack passes, as explained in its docstring
 
 An attack that succeeds in another way (reads a file, starts a process) then gives the correct answer, so that every
 escape results in a pass. Words in @...@ are replaced with the paths, ports, and processes of the canaries.
@@ -262,11 +261,8 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
         unexpected = verdict.status == "timeout" and "timeout" not in attack.words("status")
         if not unexpected and right.status != "timeout":
             break
-    if tier in attack.words("open"):
-        assert verdict.passed, "closed since: take its `open` line away"
-    else:
-        assert not verdict.passed
-        assert verdict.status in attack.words("status"), verdict
+    assert not verdict.passed
+    assert verdict.status in attack.words("status"), verdict
     assert verdict.message.isprintable() and len(verdict.message) <= 600
     assert verdict.seconds < SETTINGS.timeout_seconds + 3
     assert right.passed, right
@@ -308,12 +304,11 @@ def test_no_random_answers_pass_or_stop_the_run(tier, test, count_tests):
     assert [verdict for verdict in verdicts if "died" in verdict.message] == []
 
 
-# On x86-64: memory, time, own signals, own identity, reading, and exiting. The kernel handles 335 and 336 (uretprobe,
+# On x86-64: memory, time, own signals, own identity, and exiting. The kernel handles 335 and 336 (uretprobe,
 # uprobe) before any filter.
 ALLOWED_CALLS = {
-    *range(18), *range(19, 26), 28, *range(32, 40), 60, 63, 72, 79, *range(96, 101), 102, 104, 107, 108, 110, 131, 186,
-    201, 202, 204, 217, 219, 228, 229, 230, 231, 257, 262, 269, 270, 271, 273, 292, 293, 302, 318, 324, 332, 334, 335,
-    336, 439,
+    0, 1, 3, 7, 8, *range(10, 16), 17, 19, 20, *range(23, 26), *range(32, 40), 60, 63, 96, 97, 98, 100, 102, 104, 107,
+    108, 110, 131, 186, 201, 219, 231, 270, 271, 292, 318, 335, 336,
 }  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""Pairs of programs: one tries to leave or send a bit, and another, later or at the same time, tries to read it.
+
+Each pair is a file in `attacks/pairs/` with `write(bit, n)` and `read(n)`; `n` is a number that is used only once. The
+comments below the docstring say how the pair runs:
+
+    # live      both run at the same time, in two workers; otherwise, the reader runs later, in each of two workers
+    # noisy     the reader guesses the bit; otherwise, it returns an observation
+
+A pair carries a bit if no observation is the same for both bits, or if at least 18 of 20 guesses are right or wrong (a
+coin does that in 0.04% of the cases).
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.sandbox import Program, Settings
+from lora_grpo.sandbox.pool import Pool
+
+PAIRS = sorted((Path(__file__).parent / "attacks" / "pairs").glob("*.py"))
+SETTINGS = Settings(workers=2, timeout_seconds=3, memory_mb=256)
+BITS = (0, 1, 1, 0)
+NOISY_BITS = (0, 1, 1, 0, 1, 0, 0, 1, 0, 1) * 2
+NUMBERS = iter(range(os.getpid() % 500, 1 << 30))
+
+
+@pytest.fixture(scope="module", params=["landlock", "bubblewrap"])
+def pool(request):
+    reason = sandbox.isolation.missing(request.param)
+    if reason:
+        pytest.skip(reason)
+    pool = Pool(SETTINGS, request.param)
+    pool.run([Program("def f(): return 1", "assert f() == 1", ("f",))] * 2)  # starts both workers
+    yield pool
+    pool.close()
+
+
+def observations(pool, source, bits):
+    """Return what the readers report after each bit. The test's message holds the value that `read` returns."""
+    live = "\n# live\n" in source
+    found = []
+    for bit in bits:
+        n = next(NUMBERS)
+        writer = Program(source, f"write({bit}, {n})\nassert True", ("write",))
+        reader = Program(source, f"seen = read({n})\nassert False, seen", ("read",))
+        if live:
+            found.append(pool.run([writer, reader])[1].message)
+        else:
+            pool.run([writer])
+            # Workers take turns, so the first reader runs in the other worker and the second one in the writer's.
+            found.append(tuple(pool.run([reader])[0].message for _ in range(2)))
+    return found
+
+
+def carries(source, bits, found):
+    """Return whether the observations tell the bits apart."""
+    if "\n# noisy\n" in source:
+        guesses = [observed[0].rpartition("# ")[2] == "1" for observed in found]
+        right = sum(guess == bool(bit) for guess, bit in zip(guesses, bits, strict=True))
+        return max(right, len(bits) - right) >= 18
+    ends = range(1) if isinstance(found[0], str) else range(2)
+    for end in ends:
+        seen = [observed if isinstance(observed, str) else observed[end] for observed in found]
+        after = [{text for text, bit in zip(seen, bits, strict=True) if bit == value} for value in (0, 1)]
+        if not after[0] & after[1]:
+            return True
+    return False
+
+
+def test_there_are_enough_pairs():
+    assert len(PAIRS) >= 20
+
+
+@pytest.mark.parametrize("path", PAIRS, ids=lambda path: path.stem)
+def test_a_pair_of_programs_carries_no_bit(pool, path):
+    source = path.read_text(encoding="utf-8")
+    bits = NOISY_BITS if "\n# noisy\n" in source else BITS
+    found = observations(pool, source, bits)
+    assert not carries(source, bits, found), found
