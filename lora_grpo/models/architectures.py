@@ -12,18 +12,10 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 
 TRAINABLE = (
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "granite",
-    "llama",
-    "mistral",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
+    *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text"),
+    *("glm", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "helium", "llama", "ministral", "ministral3", "mistral"),
+    *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Values of `model_type` that passed the tests."""
 
@@ -84,4 +76,4 @@ def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
         reason = "it keeps a recurrent state, and the built-in sampler needs keys and values"
     else:
         reason = "it has not been tested"
-    return f"{reason}; pass a model of type {', '.join(TRAINABLE)}"
+    return f"{reason}; pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"

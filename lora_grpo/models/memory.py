@@ -160,6 +160,7 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
     heads = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
+    heads += 4 * h * (shape.norms - 2)
     if shape.head_norms:
         heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
     ranks = step.config.lora.rank * len(shape.linears())

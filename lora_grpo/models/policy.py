@@ -71,7 +71,7 @@ def load_policy(config: RunConfig) -> Policy:
             "install torch's CUDA build or a newer driver, or pass --preset starter"
         )
     model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config)
-    if not tokenizer.chat_template:
+    if not getattr(tokenizer, "chat_template", None):
         print(
             f"note: {config.model.name} has no chat template, so prompts are plain text (`Question: ...`, `Answer:`); "
             "for chat prompts, pass an instruct model",
@@ -123,9 +123,7 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     from peft import LoraConfig, get_peft_model
 
     base = base_model.load_base(config.model)
-    for module in base.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # else the trainer's logprobs would differ from the sampler's
+    _disable_dropout(base)
     if base.config.model_type in COUNTS_POSITIONS:
         base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)
     targets: str | list[str] = list(config.lora.targets)
@@ -140,6 +138,16 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     if model.peft_config["default"].target_parameters:
         raise UserError(f"--lora.targets {' '.join(targets)}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
     return model, base_model.load_tokenizer(config.model)
+
+
+def _disable_dropout(base: Any) -> None:
+    """Set all dropout of the frozen base to zero. It would make the trainer's logprobs differ from the sampler's."""
+    from torch.nn import Dropout
+
+    for part in (base.config, *base.modules()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and (name.endswith("dropout") or (name == "p" and isinstance(part, Dropout))):
+                setattr(part, name, 0.0)
 
 
 def _count_positions(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

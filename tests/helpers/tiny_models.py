@@ -31,6 +31,22 @@ CONFIGS = {
     "mixtral": {"model_type": "mixtral", **_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
+_OTHERS = (
+    *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "glm", "glm4", "gpt_neox"),
+    *("gpt_oss", "helium", "ministral", "ministral3", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi"),
+    *("qwen2_moe", "seed_oss", "stablelm", "starcoder2"),
+)
+_MORE = {
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 48},
+}
+_MORE |= {name: {"head_dim": 16} for name in ("ernie4_5", "gemma", "glm", "glm4", "helium", "seed_oss")}
+_MORE |= {name: {"head_dim": 16, "sliding_window": 16} for name in ("cohere2", "exaone4", "ministral", "olmo3")}
+OTHERS = {name: {"model_type": name, **_SIZES, **_MORE.get(name, {})} for name in _OTHERS}
+"""Families without a row of their own in docs/models.md."""
+
 
 def make_model(folder, config):
     """Save a model with random weights. Norms and biases too differ from the ones and zeros they start with."""
