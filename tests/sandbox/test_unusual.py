@@ -698,6 +698,12 @@ def f(x): return V(x)
 ---
 assert sorted([f(2), f(1)])[0].x == 1
 """,
+    "classes of the program": """
+class Node: pass
+def f(kind): return Node if kind else Node()
+---
+assert isinstance(f(0), f(1))
+""",
     "context managers": """
 import contextlib
 @contextlib.contextmanager
