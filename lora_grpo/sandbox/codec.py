@@ -7,7 +7,7 @@ object is modified or returned.
 
 A frame is the length in four bytes (little-endian), followed by JSON. A container is encoded as `[tag, ...]`:
 
-    ["list", [...]]  ["dict", [[key, value], ...]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, ["iter", "next"]]
+    ["list", [...]]  ["dict", [[...], [...]]]  ["int", "0x..."]  ["again", 3]  ["handle", 7, ["iter", "next"]]
 
 Mutable containers are numbered in the order in which they are encoded. `again` refers to such a number.
 """
@@ -25,8 +25,8 @@ from typing import Any
 
 MAX_FRAME_BYTES = 64 << 20
 MAX_DEPTH = 100
-MAX_ITEMS = 1_000_000
-"""Items of all containers of a message. Items that are encoded together count less; see `Encoder.contents`."""
+MAX_ITEMS = 1_500_000
+"""Items of all containers of a message. Items that are encoded together count less; see `Encoder._encode_all`."""
 
 _PLAIN = (bool, float, str)
 _SAME_IN_JSON = {*_PLAIN, type(None)}
@@ -105,7 +105,6 @@ class Encoder:
             return [tag, *_SCALARS[tag](value)]
         if tag == "slice":
             return [tag, *(self.encode(part, depth + 1) for part in (value.start, value.stop, value.step))]
-        self._items += 1
         if depth >= MAX_DEPTH or self._items > MAX_ITEMS:
             return self._handle(value)
         if isinstance(value, _NUMBERED):
@@ -120,10 +119,13 @@ class Encoder:
         if isinstance(value, bytearray):
             return value.hex()
         if isinstance(value, dict):
-            self._items += len(value)
-            pairs = dict.items(value)
-            return [[self.encode(key, depth + 1), self.encode(item, depth + 1)] for key, item in pairs]
-        items = list(next(kind for kind in _ITERATED if isinstance(value, kind)).__iter__(value))
+            return [self._encode_all(list(part(value)), depth) for part in (dict.keys, dict.values)]
+        kind = type(value)
+        base = kind if kind in _ITERATED else next(base for base in _ITERATED if issubclass(kind, base))
+        return self._encode_all(list(base.__iter__(value)), depth)
+
+    def _encode_all(self, items: list[Any], depth: int) -> list[Any]:
+        """Return the encoded items of a container. If JSON has them all as they are, this is fast, for long lists."""
         kinds = set(map(type, items))
         plain = kinds <= _SAME_IN_JSON
         if plain or (kinds <= {int, bool} and min(items) > -_SMALL_INT and max(items) < _SMALL_INT):
@@ -188,10 +190,10 @@ class Decoder:
             return
         # Decode the items before clearing the node, because a node may contain itself.
         if isinstance(node, dict):
-            pairs = [(self._decode(key), self._decode(item)) for key, item in data]
+            keys, values = map(self._decode_all, data)
             if clear:
                 node.clear()
-            for key, item in pairs:
+            for key, item in zip(keys, values, strict=True):
                 node[key] = item
             return
         items = self._decode_all(data)
@@ -224,11 +226,11 @@ def _natural(number: Any) -> int:
 
 def _tag(value: Any) -> str | None:
     """Return the tag of the value's plain type or base type, or None if there is no tag."""
-    if isinstance(value, tuple) and type(getattr(type(value), "_fields", None)) is tuple:
-        return "namedtuple"
     name = _EXACT.get(type(value)) or _LATE.get((type(value).__module__, type(value).__qualname__))
     if name is None and isinstance(value, type):
         return "type" if getattr(builtins, value.__name__, None) is value else None
+    if name is None and isinstance(value, tuple) and type(getattr(type(value), "_fields", None)) is tuple:
+        return "namedtuple"
     if name is None:
         name = next((name for kind, name in _EXACT.items() if issubclass(type(value), kind)), None)
     return name

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from lora_grpo.sandbox import codec
 from lora_grpo.sandbox.codec import MAX_FRAME_BYTES, Decoder, Encoder, Malformed, receive, send
 
 
@@ -125,7 +126,8 @@ def test_what_is_too_deep_arrives_as_a_handle_below():
     assert depth == 100 and arrived[0] == "handle"
 
 
-def test_a_tuple_of_tuples_of_itself_does_not_unfold():
+def test_a_tuple_of_tuples_of_itself_does_not_unfold(monkeypatch):
+    monkeypatch.setattr(codec, "MAX_ITEMS", 10_000)
     value = (1,)
     for _ in range(60):
         value = (value, value)
@@ -142,7 +144,8 @@ def test_a_tuple_of_tuples_of_itself_does_not_unfold():
         ["list"],
         ["list", 5],
         ["dict", [[1]]],
-        ["dict", [[["list", []], 1]]],
+        ["dict", [[["list", []]], [1]]],
+        ["dict", [[1, 2], [1]]],
         ["int", "zz"],
         ["int", 5],
         ["again", 0],

@@ -625,6 +625,16 @@ def f(n): return list(range(n))
 ---
 assert f(1_000_000) == list(range(1_000_000))
 """,
+    "a dictionary of 200,000 items as result": """
+def f(n): return {i: str(i) for i in range(n)}
+---
+assert f(200_000) == {i: str(i) for i in range(200_000)}
+""",
+    "30,000 pairs as result": """
+def f(n): return [(i, [i]) for i in range(n)]
+---
+assert f(30_000) == [(i, [i]) for i in range(30_000)]
+""",
     "a matrix of a million items": """
 def f(m): return [list(column) for column in zip(*m)]
 ---
