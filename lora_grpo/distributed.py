@@ -129,7 +129,11 @@ def silence_other_processes() -> Iterator[None]:
     if is_main():
         yield
         return
-    with Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as null,
+        contextlib.redirect_stdout(null),
+        contextlib.redirect_stderr(null),
+    ):
         yield
 
 

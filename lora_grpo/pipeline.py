@@ -5,6 +5,7 @@ parse -> plan -> data -> policy, sampler, trainer -> evaluate base -> train -> e
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -43,6 +44,7 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
             return dry_run(config, data)
         if invocation.preview:
             return preview(config, data)
+        plan.check_disk()
         run = open_run(config, invocation, recipe, data.record, plan.record())
         print("\n".join(summary(plan)), file=sys.stderr)
         train_and_evaluate(run, data)
@@ -88,13 +90,14 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
     longer = f"--train.max-steps {2 * run.config.train.max_steps}"
     more = "--monitor.early-stopping 0" if "stopped_early" in run.record else longer
+    folder = shlex.quote(str(run.folder))
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,
         "samples": f"{run.evaluation}/*.samples.jsonl" if report else None,
-        "evaluate": f"python scripts/evaluate.py {run.folder} --compare base" if report else None,
-        "merge": f"python scripts/merge.py {run.folder}",
-        "share": f"python scripts/push.py {run.folder} YOU/NAME --dry-run",
+        "evaluate": f"python scripts/evaluate.py {folder} --compare base" if report else None,
+        "merge": f"python scripts/merge.py {folder}",
+        "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
         "longer": f"the same command with --resume {more}",
     }
     print("", report_line(run.folder), sep="\n")

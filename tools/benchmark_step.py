@@ -80,7 +80,9 @@ def kit(steps: int, side: str) -> list[dict[str, float]]:
             *("--sampling.backend", "vllm" if side == "kit vllm" else "auto"),
         ]
         runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["main"]()
-        return [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
 
 
 def plain(steps: int) -> list[dict[str, float]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
+import locale
 import os
 import select
 import signal
@@ -23,8 +25,9 @@ def run_command(main: Callable[[], None]) -> int:
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
-    _on_sigterm(_terminate)
+    _use_utf8()
     _prepare_output()
+    _on_sigterm(_terminate)
     try:
         with distributed.silence_other_processes():
             try:
@@ -76,6 +79,14 @@ def _end(error: BaseException) -> int | None:
         distributed.report_error(repr(error))
     _report(run)
     return RunError.exit_code if first_failure else None
+
+
+def _use_utf8() -> None:
+    """Restart Python in UTF-8 mode if the locale has another encoding, which libraries would use for their files."""
+    is_utf8 = sys.flags.utf8_mode or codecs.lookup(locale.getencoding()).name == "utf-8"
+    if not is_utf8 and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _prepare_output() -> None:

@@ -62,7 +62,7 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 def _query(tool: str) -> tuple[str, str]:
     query = [tool, "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"nvidia-smi did not answer ({type(error).__name__})"
     if result.returncode != 0:

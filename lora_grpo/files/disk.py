@@ -21,7 +21,7 @@ class DiskFullError(RunError):
 
 def check_free_space(folder: Path, num_bytes: int, fix: str = "pass an --output on another disk") -> None:
     """Raise a UserError if the disk has fewer than `num_bytes` free. The folder may not exist yet."""
-    existing, free = _free(folder)
+    existing, free = free_space(folder)
     if free < num_bytes:
         raise UserError(f"{existing} has {size(free)} free and needs {size(num_bytes)}; free some space, or {fix}")
 
@@ -55,9 +55,15 @@ def disk_full(error: BaseException, path: Path | None = None, num_bytes: int = 0
         return None
     if path is None:
         return DiskFullError(f"the output cannot be written: {reason}")
-    existing, free = _free(path)
+    existing, free = free_space(path)
     needs = f" and needs about {size(num_bytes)}" if num_bytes > free else ""
     return DiskFullError(f"{path} cannot be written: {reason}; {existing} has {size(free)} free{needs}")
+
+
+def free_space(path: Path) -> tuple[Path, int]:
+    """Return the closest folder that exists, and the bytes that are free on its disk."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    return existing, shutil.disk_usage(existing).free
 
 
 def size(num_bytes: float) -> str:
@@ -73,9 +79,3 @@ def _reason(error: BaseException) -> str | None:
         return os.strerror(number)
     # torch.save does not report the reason. Its file is on a disk that it could write before.
     return "torch.save failed, as on a full disk" if "unexpected pos" in str(error) else None
-
-
-def _free(path: Path) -> tuple[Path, int]:
-    """Return the closest folder that exists, and the bytes that are free on its disk."""
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-    return existing, shutil.disk_usage(existing).free

@@ -167,7 +167,8 @@ class _Stream:
 def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
     disk.check_free_space(output.parent, source.stat().st_size // 2)
     with atomic.new_file(output) as temporary:
-        done = subprocess.run([program, source, temporary, kind.upper()], capture_output=True, text=True, check=False)
+        command = [program, str(source), str(temporary), kind.upper()]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
             raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")

@@ -6,6 +6,7 @@
 plan.py          builds the plan
 fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, largest settings
 suggestions.py   suggests cheaper settings for a run that does not fit
+disk_space.py    estimates what a run writes to its folder
 duration.py      computes the work of a run and estimates its duration
 roofline.py      limits of a GPU (measured or published), and the resulting bounds for a GRPO step
 text.py          prints the plan

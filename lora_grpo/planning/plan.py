@@ -21,6 +21,7 @@ from lora_grpo.config import (
 )
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, check_architecture, memory
+from lora_grpo.planning.disk_space import DiskSpace
 from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
@@ -44,8 +45,15 @@ class Plan:
     fit: Fit | None = None
     largest_micro_batch: int = 0
     longest_context: int = 0
+    disk: DiskSpace | None = None
+    """What the run writes; None if the memory is not planned, because the size of the adapter is then unknown."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with suggestions; None if they fit."""
+
+    def check_disk(self) -> None:
+        """Raise a UserError if the disk is too small."""
+        if self.disk:
+            self.disk.check()
 
     def record(self) -> dict[str, Any]:
         """Return the entries `memory` and `plan` of run.json, with memory in GiB."""
@@ -55,6 +63,7 @@ class Plan:
             "work": dataclasses.asdict(self.work),
             "time": self.duration.text(),
             "assumptions": list(self.assumptions),
+            "disk_bytes": self.disk.num_bytes if self.disk else None,
         }
         return {"memory": {"derived": list(self.derived), **memory}, "plan": plan}
 
@@ -102,6 +111,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         fit=fit,
         largest_micro_batch=largest_micro_batch,
         longest_context=longest_context,
+        disk=DiskSpace.of(config, work, fit, shape.vocabulary) if shape and fit else None,
         too_large=too_large,
     )
 

@@ -19,10 +19,11 @@ _SAMPLERS = {
 
 
 def show_plan(plan: Plan) -> None:
-    """Print a plan, or raise a UserError after it if the requested settings do not fit."""
+    """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
     print("\n".join(_lines(plan)))
     if plan.too_large:
         raise UserError(plan.too_large)
+    plan.check_disk()
 
 
 def summary(plan: Plan) -> Iterator[str]:
@@ -47,6 +48,8 @@ def _settings(plan: Plan) -> Iterator[str]:
     evaluated = f"; plus {work.evaluated:,} completions for evaluation" if work.evaluated else ""
     yield _line("work", f"{completions}, at most {_count(work.tokens)} tokens{evaluated}")
     yield _line("time", plan.duration.text())
+    if plan.disk:
+        yield _line("disk", plan.disk.text())
 
 
 def _lines(plan: Plan) -> Iterator[str]:

@@ -25,6 +25,7 @@ from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.files.disk import DiskFullError
 from lora_grpo.merging import MergeOptions, cli, merge, writer
 from lora_grpo.merging.report import Divergences
+from lora_grpo.planning import make_plan
 from lora_grpo.report import write_report
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -77,7 +78,8 @@ def reward(tmp_path_factory):
 
 def train(folder, reward, how=None):
     steps = {"max_steps": 4, "checkpoint_steps": 2, "completions_steps": 1}
-    run_tiny(folder, how, rewards=(reward,), lora={"dropout": 0.1}, train=steps, sampling={"max_completion_tokens": 8})
+    changes = {"lora": {"dropout": 0.1}, "train": steps, "sampling": {"max_completion_tokens": 8}}
+    return run_tiny(folder, how, rewards=(reward,), **changes)[0]
 
 
 def outcome(folder):
@@ -91,10 +93,9 @@ def outcome(folder):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, reward):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    train(folder, reward)
+    run = train(tmp_path_factory.mktemp("unbroken") / "run", reward)
     lock.held.pop().release()
-    return outcome(folder)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,15 @@ def test_training_ends_in_one_line_and_resumes_to_the_same_bits(
     monkeypatch.delenv("FILL")
     (small / ".filler").unlink()
     assert ended(lambda: train(run, reward, Invocation(resume=True)))[0] == 0
-    assert outcome(run) == unbroken
+    assert outcome(run) == outcome(unbroken.folder)
+
+
+def test_the_plan_bounds_what_a_run_writes(unbroken):
+    planned = make_plan(unbroken.config, Invocation())[1].disk
+    written = sum((unbroken.folder / name).stat().st_size for name in files(unbroken.folder))
+    staged = written + planned.existing // 2  # the next checkpoint, before the older one is deleted
+    assert staged < planned.num_bytes < 3 * staged
+    assert 0 < planned.existing < written
 
 
 def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ended, monkeypatch):

@@ -188,6 +188,10 @@ def fork_command(request: tuple[list[str], str, dict[str, str]], reply_end: int,
         os.dup2(file, number)
         os.close(file)
     sys.argv[:], folder, environment = request
+    if "PYTHONIOENCODING" in environment:  # read when an interpreter starts
+        encoding, _, errors = environment["PYTHONIOENCODING"].partition(":")
+        sys.stdout.reconfigure(encoding=encoding, errors=errors or "strict")
+        sys.stderr.reconfigure(encoding=encoding)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -59,7 +59,7 @@ def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     assert settled == config
     assert record["derived"] == [] and record["gpu"] == "this machine"
     told = start_lines(config)
-    assert [line.split()[0] for line in told] == ["micro-batch", "sampling", "memory", "work", "time"]
+    assert [line.split()[0] for line in told] == ["micro-batch", "sampling", "memory", "work", "time", "disk"]
     assert told[0].startswith("micro-batch 8 completions; at most ")
     assert told[3] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
     assert told[4].startswith("time        no estimate for a CPU; run 3 steps in out and repeat --plan")
@@ -303,7 +303,7 @@ def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model,
         cheaper = replace(config, {section: {key: int(value) if value.isdigit() else value or True}})
         if verdict == "enough":
             show_plan(make_plan(cheaper, Invocation(plan=True))[1])
-            assert start_lines(cheaper)[-1].startswith("time ")
+            assert start_lines(cheaper)[-1].startswith("disk ")
         else:
             refused(cheaper)
     if micro is None:  # by a run too, which would take 8

@@ -1,0 +1,154 @@
+"""Every command in unusual environments: it prints what the terminal can show, and a mistake stays one line.
+
+One environment has all at once: no UTF-8, 60 columns, no terminal, no HOME, and a working directory without write
+access.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.adapters import make_adapter
+from helpers.fresh_imports import RECIPES
+from helpers.report_runs import write_run
+from helpers.small_disk import small_disk
+from helpers.warm_process import finish
+
+from lora_grpo import starter
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+NARROW = {"PYTHONIOENCODING": "ascii", "COLUMNS": "60", "TERM": "dumb"}
+FOLDER = "übung ‖ 1"
+NOT_WRITABLE = "/proc"
+"""No file can be created here, not even by root."""
+
+
+def environment(**more):
+    return {name: value for name, value in os.environ.items() if name != "HOME"} | NARROW | more
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run with an adapter, in a folder with a space and letters beyond ASCII."""
+    folder = write_run(tmp_path_factory.mktemp("environments") / FOLDER, policy={"base_model": "starter"})
+    make_adapter(starter.model_path(), folder / "adapter", r=8, lora_alpha=16)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(starter.model_path() / name, folder / "adapter" / name)
+    return folder
+
+
+@pytest.fixture
+def samples(tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"question": "1?", "answer": "#### 1"}\n', encoding="utf-8")
+    path = tmp_path / "größe.jsonl"
+    path.write_text('{"task_id": "gsm8k/test/0", "completion": "‖ #### 1"}\n', encoding="utf-8")
+    return [SCRIPTS / "evaluate.py", path, "--task", "gsm8k", "--data", tmp_path / "data.jsonl"]
+
+
+def scripts(run, samples, output):
+    """Every script on the run, with its output in another folder. The report goes to the run itself."""
+    return [
+        [*samples, "--output-dir", output / "evaluation"],
+        [SCRIPTS / "merge.py", run, "--output", output / "merged"],
+        [SCRIPTS / "export_gguf.py", starter.model_path(), "--modelfile", "--output", output / "gguf" / "m.gguf"],
+        [SCRIPTS / "report.py", run],
+    ]
+
+
+def one_line(ended):
+    return "Traceback" not in ended.stderr and ended.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help-all", "--plan", "--dry-run"])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_prints_in_ascii(recipe, flag, warm, tmp_path):
+    command = [recipe, flag, "--preset", "starter", "--output-dir", tmp_path / FOLDER]
+    ended = finish(warm.start(*command, cwd=NOT_WRITABLE, env=environment()))
+    assert ended.stdout.isascii() and ended.stderr.isascii()
+    assert list(tmp_path.iterdir()) == []
+    if flag == "--plan":
+        assert r"\xfcbung \u2016 1; " in ended.stdout
+
+
+def test_the_scripts_print_in_ascii(run, samples, tmp_path, warm):
+    push = [SCRIPTS / "push.py", run, "me/mine", "--dry-run"]
+    started = [
+        warm.start(*command, cwd=NOT_WRITABLE, env=environment())
+        for command in [*scripts(run, samples, tmp_path / FOLDER), push]
+    ]
+    for ended in map(finish, started):
+        assert ended.stdout.isascii() and ended.stderr.isascii()
+        assert r"\xfcbung \u2016 1" in ended.stdout
+
+
+def test_a_read_only_folder_is_one_line(run, samples, tmp_path, warm):
+    with small_disk(tmp_path / "disk", 100) as folder:
+        shutil.copytree(run, folder / "run")
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        train = [RECIPES[0], "--preset", "starter", "--output-dir", folder / "new"]
+        commands = [train, *scripts(folder / "run", samples, folder)]
+        for ended in [each.end() for each in [warm.start(*command, env=environment()) for command in commands]]:
+            assert ended.returncode == 2 and one_line(ended), ended.stderr
+            assert "Read-only file system" in ended.stderr
+
+
+def test_a_disk_too_small_for_a_run_is_refused(tmp_path, warm):
+    command = [RECIPES[0], "--preset", "starter", "--output-dir", tmp_path / "disk" / "run"]
+    with small_disk(tmp_path / "disk", 4) as folder:
+        for ended in [warm.start(*command, *more).end() for more in ((), ("--plan",))]:
+            assert ended.returncode == 2 and one_line(ended)
+            assert f"error: {folder} has 4.19 MB free and needs 83.00 MB; free some space, or pass" in ended.stderr
+        assert list(folder.iterdir()) == []
+        finish(warm.start(*command, "--dry-run"))
+
+
+COMMAND = "import sys\nfrom lora_grpo.cli import run_command\ndef main():\n    {}\nsys.exit(run_command(main))"
+RUN = (
+    "from lora_grpo import config, runs; "
+    "run = runs.open_run(config.RunConfig(output_dir='run'), config.Invocation(), 'x', {}); run.begin({}); "
+)
+PRINT = "[print(f'line {i}', file=sys.stderr) for i in range(100000)]"
+
+
+@pytest.mark.parametrize("before", ["", RUN], ids=["", "in a run"])
+def test_a_closed_pipe_ends_a_command_quietly(before, tmp_path):
+    shell = '"$0" -c "$1" 2>&1 | head -n 1; exit ${PIPESTATUS[0]}'
+    command = ["bash", "-c", shell, sys.executable, COMMAND.format(before + PRINT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGPIPE, "line 0\n", "")
+    if before:
+        assert '"status": "interrupted"' in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
+
+
+def test_closed_streams_do_not_give_their_numbers_to_files(tmp_path):
+    main = "print(1); print(2, file=sys.stderr); open('file', 'w').write(str(open('file').fileno()))"
+    shell = '"$0" -c "$1" <&- >&- 2>&-'
+    subprocess.run(["bash", "-c", shell, sys.executable, COMMAND.format(main)], check=True, cwd=tmp_path)
+    assert int((tmp_path / "file").read_text()) > 2
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_files_are_utf8_in_a_locale_that_is_not(tmp_path):
+    main = "from pathlib import Path; Path('größe').write_text('‖'); print(Path('größe').read_text(), sys.argv[1])"
+    script = tmp_path / "script.py"
+    script.write_text(COMMAND.format(main), encoding="utf-8")
+    command = [sys.executable, script, "ü"]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path, env=environment(**C_LOCALE))
+    assert done.stdout.decode() == "\\u2016 \\xfc\n"
+    assert (tmp_path / "größe").read_text(encoding="utf-8") == "‖"
+
+
+@pytest.mark.slow
+def test_every_command_works_in_the_c_locale(run, samples, tmp_path, fresh):
+    """In new interpreters, whose libraries read and write files in the encoding of the locale."""
+    tiny = "--train.max-steps 1 --train.prompts-per-step 1 --sampling.num-generations 2 --data.eval-limit 2"
+    tiny += " --sampling.max-completion-tokens 8 --train.micro-batch-size 2 --eval.num-samples 0 --data.train-limit 8"
+    train = [RECIPES[0], "--preset", "starter", *tiny.split(), "--output-dir", tmp_path / FOLDER]
+    for command in [train, *scripts(run, samples, tmp_path / "out ü")]:
+        finish(fresh.start(*command, cwd=NOT_WRITABLE, env=environment(**C_LOCALE)))
