@@ -8,11 +8,13 @@
   truncated at the usual stop sequences. Other text without fences starts at its first line of code and ends where it
   is no longer Python.
 - The prompt's imports and helper functions come first, even if the model does not repeat them.
-- After the entry point, only imports, definitions, and the values they read are kept. Example calls, asserts, and
-  `if __name__ == "__main__":` are dropped.
+- Demonstrations are dropped: `if __name__ == "__main__":`, and statements that call the entry point, print, assert or
+  read input. All other code is kept, and so is a demonstration that binds or changes something the entry point uses.
+- The contents of strings are kept: special tokens, `</think>`, fences, and unusual spaces count only outside of them.
 - Code that cannot be parsed is returned unchanged, and the sandbox rejects it.
 
-The time is linear in the length of the completion, because each part is parsed a fixed number of times.
+Completions are parsed in the trainer's process. An answer of more than `MAX_CHARS` is therefore rejected, and each part
+is parsed a fixed number of times.
 
 Source: the stop sequences are from Chen et al. 2021 (arXiv:2107.03374), with `\\n@`, `\\nassert`, and the fence from
 https://github.com/bigcode-project/bigcode-evaluation-harness. Dropping examples follows EvalPlus's `sanitize`.
@@ -25,29 +27,55 @@ import textwrap
 
 from lora_grpo.tasks.program_text import assemble, context, defines, parse_start, under_signature
 
-_STOP = re.compile(r"\n(?:class|def|#|if|print|@|assert|```)")
-_SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
+MAX_CHARS = 32_768
+"""The longest answer that is parsed, in characters without the thinking section; real ones have at most a few 1,000."""
+
+_STOP = re.compile(r"\n(?:class|def|if|print|@|assert|```)")
+_LEXEMES = re.compile(
+    r"""\\. | (\"{3}|'{3}) (?:\\.|(?!\1).)*+ \1 | "(?:\\.|[^"\\\n])*+" | '(?:\\.|[^'\\\n])*+'
+    | (?P<space>[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]) | (?P<invisible>[\u200b-\u200d\u2060\ufeff])
+    | (?P<thought></think>) | (?P<token><\|[a-z_]{1,20}\|>)""",
+    re.S | re.X,
+)
+"""String literals, and what is special outside of them."""
+_OPENING_QUOTE = re.compile(r"""\\. | (\"{3}|'{3}|\#) | "(?:\\.|[^"\\])*+" | '(?:\\.|[^'\\])*+'""", re.X)
+_TRANSCRIPT = re.compile(r"^>>> (?:async )?(?:def|class)\b", re.M)
 _LANGUAGE = re.compile(r"[\w.+{}-]{0,20}")
 _OTHER_LANGUAGES = {"bash", "c", "console", "cpp", "diff", "html", "java", "javascript", "json", "markdown", "md"}
-_OTHER_LANGUAGES |= {"output", "plaintext", "pycon", "sh", "shell", "sql", "text", "txt", "xml", "yaml"}
+_OTHER_LANGUAGES |= {"output", "plaintext", "sh", "shell", "sql", "text", "txt", "xml", "yaml"}
 _CODE_LINE = re.compile(r"^(?:import [\w.]+|from [\w.]+ import\b|(?:async )?def \w+\s*\(|class \w+\s*[(:]|@\w+)", re.M)
 _RETURN = re.compile(r"(?:^|[:;])[ \t]*(?:return|yield)\b", re.M)
 
 
+class AnswerTooLong(Exception):
+    """An answer has more than `MAX_CHARS`."""
+
+
 def extract_program(completion: str, entry_point: str, prefix: str = "") -> str | None:
-    """Return the program in a completion, or None if there is no code. Never raises; the result is valid UTF-8.
+    """Return the program in a completion, or None if there is no code. The result is valid UTF-8.
 
     `prefix` is the start of the program, which ends with the signature and docstring of the entry point; may be empty.
+
+    Raises:
+        AnswerTooLong: the completion has more than `MAX_CHARS` after its thinking section.
     """
-    before, blocks = _split(_answer(completion))
+    text = _answer(completion)
+    if re.match(rf"\s++(?:(?:import|from|@).*\n\s*+)*(?:async )?def {re.escape(entry_point)}\b", text):
+        text = textwrap.dedent(text).lstrip()  # Some tokenizers start every text with a space.
+    before, blocks = _split(text)
     continued = _continue(before, entry_point, prefix)
     if continued is not None:
         return continued
-    for index, block in reversed([*enumerate(blocks)]):
-        code = parse_start(block) if entry_point in block else None
-        if code and defines(code, entry_point):
-            return assemble(code, entry_point, prefix, blocks[:index])
-    program = _unfenced(before.strip("\n").rstrip(), entry_point, prefix)
+    # A string that is never closed must not hide the fences after it.
+    hidden = _split(text, in_strings=True)[1]
+    for candidates in [blocks, hidden] if hidden != blocks else [blocks]:
+        for index, block in reversed([*enumerate(candidates)]):
+            code = parse_start(block) if entry_point in block else None
+            if code and defines(code, entry_point):
+                return assemble(code, entry_point, prefix, candidates[:index])
+    # The first fence may be part of a docstring.
+    whole = text if text.startswith(before) and _definition(before, entry_point) else before
+    program = _unfenced(before.rstrip(), whole, entry_point, prefix)
     if program is not None or not blocks:
         return program
     broken = [block for block in blocks if _definition(block, entry_point)]
@@ -66,66 +94,104 @@ def cut_at_stop(completion: str) -> str:
 
 
 def _answer(completion: str) -> str:
-    """Return the text after the thinking section, with normalized spaces and line endings."""
-    text = completion.encode("utf-8", "replace").decode("utf-8")
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
-    text = text.replace("\ufeff", "").replace("\u200b", "")
-    _, closed, answer = text.rpartition("</think>")
-    if not closed and text.lstrip().startswith("<think>"):
+    """Return the text after the thinking section, with normalized line endings, and spaces outside of strings."""
+    text = completion.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    lexemes = [match for match in _LEXEMES.finditer(text) if match.lastgroup]
+    start = next((match.end() for match in lexemes if match["thought"]), 0)
+    if not start and text.lstrip().startswith("<think>"):
         return ""
-    # Text after an end-of-turn token belongs to another turn.
-    return next((part for part in _SPECIAL_TOKEN.split(answer) if part.strip()), "")
+    parts: list[str] = []
+    for match in lexemes:
+        if match.start() < start:
+            continue
+        parts += [text[start : match.start()], " " if match["space"] else ""]
+        start = match.end()
+        # Text after an end-of-turn token belongs to another turn.
+        if match["token"] and any(map(str.strip, parts)):
+            break
+        if match["token"]:
+            parts = []
+    else:
+        parts.append(text[start:])
+    answer = "".join(parts)
+    if len(answer) > MAX_CHARS:
+        raise AnswerTooLong(f"the answer has {len(answer):,} characters; expected at most {MAX_CHARS:,}")
+    return answer
 
 
-def _split(text: str) -> tuple[str, list[str]]:
+def _split(text: str, in_strings: bool = False) -> tuple[str, list[str]]:
     """Return the text before the first fence, and the non-empty blocks that may be Python, dedented.
 
-    An unclosed block extends to the end. A fence with a language opens a new block even inside an open block.
+    An unclosed block extends to the end. A fence with a language opens a new block even inside an open block. Fences in
+    the strings of a block count only with `in_strings`.
     """
     before: list[str] = []
     blocks: list[list[str]] = []
     skipped: list[str] = []  # Blocks in other languages, and text between blocks.
-    into, is_open, depth = before, False, 0
+    into, opened, quote = before, "", ""
     for line in text.split("\n"):
-        fence = _fence(line)
-        indentation = len(line) - len(line.lstrip())
-        # A fence indented by four or more extra spaces is part of the code, for example in a docstring.
-        if fence is None or (is_open and not fence[0].strip() and indentation > depth + 3):
+        fence = None if quote else _fence(line)
+        if opened and not in_strings and (quote or fence is None):
+            quote = _open_quote(line, quote)
+        if fence is None:
             into.append(line)
             continue
-        head, inline, language = fence
+        head, mark, inline, language = fence
         if inline:
             blocks.append([inline])
-            into, is_open = skipped, False
-        elif is_open and not language:
-            into.append(head)
-            into, is_open = skipped, False
-        elif is_open and head.strip():
+            into, opened = skipped, ""
+        elif opened and (head.strip() if language else not mark.startswith(opened) or head.lstrip()[:1] == "#"):
             into.append(line)
+        elif opened and not language:
+            into.append(head)
+            into, opened = skipped, ""
         else:
-            if not is_open:
+            if not opened:
                 into.append(head)
-            into, is_open, depth = skipped, True, indentation
+            into, opened = skipped, mark
             if language.lower() not in _OTHER_LANGUAGES:
                 into = []
                 blocks.append(into)
-    texts = (textwrap.dedent("\n".join(block)).strip("\n") for block in blocks)
-    return "\n".join(before), [text for text in texts if text.strip()]
+    texts = (_from_transcript(textwrap.dedent("\n".join(block)).strip("\n")) for block in blocks)
+    return _from_transcript("\n".join(before)), [text for text in texts if text.strip()]
 
 
-def _fence(line: str) -> tuple[str, str, str] | None:
-    """Return the text before a line's fence, the text between two fences, and the language. None without a fence."""
-    mark = "```" if "```" in line else "~~~"
-    head, fence, rest = line.partition(mark)
-    rest = rest.lstrip(mark[0])
-    inline, second, tail = rest.partition(mark)
-    if not fence:
+def _open_quote(line: str, quote: str) -> str:
+    """Return the triple quote that is open after a line of code, given the one before it; empty if there is none."""
+    end = 0
+    while True:
+        if quote:
+            end = line.find(quote, end) + 3
+            if end < 3:
+                return quote
+        opening = next((match for match in _OPENING_QUOTE.finditer(line, end) if match[1]), None)
+        if opening is None or opening[1] == "#":
+            return ""
+        quote, end = opening[1], opening.end()
+
+
+def _from_transcript(text: str) -> str:
+    """Return what was typed, if text is a transcript of an interactive session."""
+    if not _TRANSCRIPT.search(text):
+        return text
+    return "\n".join(line[4:] for line in text.split("\n") if line.startswith((">>> ", "... ")))
+
+
+def _fence(line: str) -> tuple[str, str, str, str] | None:
+    """Return the text before a line's fence, the fence, the text up to a second fence, and the language.
+
+    Return None for a line without a fence.
+    """
+    found = re.search(r"`{3,}|~{3,}", line)
+    if not found:
         return None
+    head, mark, rest = line[: found.start()], found[0], line[found.end() :]
+    inline, second, tail = rest.partition(mark[:3])
     if second:  # A block on one line, or inline code in a sentence.
         inline = re.sub(r"^(?:python3?|py)\s+", "", inline).strip()
-        return None if head.strip() or tail.strip() or not inline else ("", inline, "")
+        return None if head.strip() or tail.strip() or not inline else ("", mark, inline, "")
     language = "python" if re.match(r"python3?\s", rest) else rest.strip()
-    return (head, "", language) if _LANGUAGE.fullmatch(language) else None
+    return (head, mark, "", language) if _LANGUAGE.fullmatch(language) else None
 
 
 def _continue(text: str, entry_point: str, prefix: str) -> str | None:
@@ -139,13 +205,12 @@ def _continue(text: str, entry_point: str, prefix: str) -> str | None:
     return f"{prefix.rstrip()}\n{body}"
 
 
-def _unfenced(text: str, entry_point: str, prefix: str) -> str | None:
-    if re.match(rf"[ \t]+(?:async )?def {re.escape(entry_point)}\b", text):
-        text = text.lstrip()  # Some tokenizers start every text with a space.
+def _unfenced(text: str, whole: str, entry_point: str, prefix: str) -> str | None:
+    """Return the program that starts in `text`, which `whole` continues."""
     code_line = _CODE_LINE.search(text)
     definition = _definition(text, entry_point)
     for start in sorted({0} | {match.start() for match in (code_line, definition) if match}):
-        code = parse_start(text[start:])
+        code = parse_start(whole[start:])
         if code and defines(code, entry_point):
             return assemble(code, entry_point, prefix)
     if not definition and _RETURN.search(text):

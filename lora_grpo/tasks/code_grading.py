@@ -19,14 +19,16 @@ from typing import Any
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.tasks.chat import write_completion
-from lora_grpo.tasks.code_extraction import extract_program
+from lora_grpo.tasks.code_extraction import AnswerTooLong, extract_program
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Verdict
 
-_FUTURE_IMPORT = re.compile(r"^from __future__ import .*\n", re.M)
+_FUTURE_IMPORTS = re.compile(r"(?:from __future__ import .*\n)*")
 
 
 Outcome = tuple[str | None, sandbox.Verdict | None]
-"""The program extracted from a completion and its verdict; None if the completion has no code."""
+"""The program extracted from a completion and its verdict.
+
+Both are None if the completion has no code. The program is None if the completion is too long to be read."""
 
 
 def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -48,8 +50,16 @@ def run_tests(
     completions: Sequence[str], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
 ) -> list[Outcome]:
     """Run the program of each completion against the tests of its row; see `run_sources`."""
-    programs = [_extract(completion, row) for completion, row in zip(completions, rows, strict=True)]
-    return run_sources(programs, rows, count_tests=count_tests)
+    programs: list[str | None] = []
+    too_long: dict[int, Outcome] = {}
+    for index, (completion, row) in enumerate(zip(completions, rows, strict=True)):
+        try:
+            programs.append(_extract(completion, row))
+        except AnswerTooLong as error:
+            programs.append(None)
+            too_long[index] = None, sandbox.Verdict("invalid", str(error), 0.0)
+    outcomes = run_sources(programs, rows, count_tests=count_tests)
+    return [too_long.get(index, outcome) for index, outcome in enumerate(outcomes)]
 
 
 def run_sources(
@@ -125,8 +135,8 @@ def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
     program = extract_program(completion, row["entry_point"], prefix)
     if program is None or program.startswith(prefix):
         return program
-    # Future imports are invalid after the prompt.
-    return f"{prefix}\n{_FUTURE_IMPORT.sub('', program)}"
+    # Future imports, which come first, are invalid after the prompt.
+    return f"{prefix}\n{_FUTURE_IMPORTS.sub('', program, count=1)}"
 
 
 def _program(

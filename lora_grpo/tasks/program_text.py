@@ -1,4 +1,8 @@
-"""Analyze Python source: find the names that code defines and uses, and assemble programs."""
+"""Analyze Python source: find the names that code defines and uses, and assemble programs.
+
+Model text is parsed in the trainer's process, so the callers bound its length (`code_extraction.MAX_CHARS`). Up to
+that length, the parser's time and memory are small, except for imports of long dotted names, which `_try` refuses.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,17 @@ import builtins
 import re
 import textwrap
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 _STATEMENT_LINE = re.compile(r"[^\s#)\]}]")
+_LONG_IMPORT = re.compile(r"\b(?:import|from)\b[\s\\]*(?:\w++[\s\\]*\.[\s\\]*+){100}")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-_PARSE_ATTEMPTS = 6
+_DEMONSTRATION = {"assert", "print", "input", "open", "exit", "quit", "breakpoint", "argv", "stdin", "stdout"}
+_DEMONSTRATION |= {"__name__", "doctest", "pytest", "timeit", "unittest"}
+_PARSE_ATTEMPTS = 4
 
 
 class Code(NamedTuple):
@@ -42,12 +51,12 @@ def defines(code: Code, name: str) -> bool:
 
 
 def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
-    """Assemble the program from code that defines the entry point, without the examples that follow it.
+    """Assemble the program from code that defines the entry point, without demonstrations.
 
     The imports and helper functions of the prompt, `prefix`, come first, then definitions from `earlier` sources of
     names that the code uses but does not define.
     """
-    parts = [*_borrowed(code, prefix, earlier), _without_examples(code, entry_point)]
+    parts = [*_borrowed(code, entry_point, prefix, earlier), _without_demonstrations(code, entry_point, {entry_point})]
     opening, texts = "", []
     for part in parts:
         # Future imports must come first in the program.
@@ -97,6 +106,8 @@ def _parse(text: str) -> Code | None:
 
 def _try(text: str) -> Code | int | None:
     """Parse text. Return the line number of a syntax error, or None for an error without a line number."""
+    if _LONG_IMPORT.search(text):  # CPython needs quadratic time and memory for these.
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # For example, for "\d" in a string.
@@ -115,77 +126,156 @@ def _function(code: Code, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef |
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
-    """Return the names that a definition, import or assignment binds."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    """Return the names that a statement binds in the module."""
+    if isinstance(statement, ast.ClassDef):
         return {statement.name}
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-        return {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return set()
+    bound: set[str] = set()
+    for node in _module_nodes(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+        else:  # Functions, classes, `except ... as name`, and the patterns of `match`.
+            bound.add(getattr(node, "name", None) or "")
+    return bound - {""}
 
 
-def _used(statements: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that statements read but do not bind."""
-    used: set[str] = set()
-    for statement in statements:
-        nodes = list(ast.walk(statement))
-        names = [node for node in nodes if isinstance(node, ast.Name)]
-        inside = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        inside |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        inside -= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-        used |= {node.id for node in names if isinstance(node.ctx, ast.Load)} - inside
-    return used
+def _module_nodes(statement: ast.AST) -> Iterator[ast.AST]:
+    """Iterate over the nodes that run when the statement does: all except the bodies of functions."""
+    nodes = [statement]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        if isinstance(node, _FUNCTIONS):
+            nodes += [node.args, *getattr(node, "decorator_list", [])]
+        else:
+            nodes += ast.iter_child_nodes(node)
 
 
-def _without_examples(code: Code, entry_point: str) -> Code:
-    """Drop statements after the entry point, except definitions and those that set a value that a definition reads."""
-    first = next(index for index, node in enumerate(code.body) if entry_point in bound_names(node))
-    wanted = _used(node for node in code.body if isinstance(node, _DEFINITIONS)) | {entry_point}
-    after = code.body[first + 1 :]
-    # Statements without a binding may fill a table that a definition reads: `table.append(1)`, `table[2] = 3`.
-    tables = wanted & set().union(*map(bound_names, (node for node in after if not isinstance(node, _DEFINITIONS))))
-    tables -= {entry_point}
-    filling = {node for node in after if not tables.isdisjoint(_names(node)) and entry_point not in _names(node)}
-    return _without(code, {node for node in after if _is_idle(node, wanted) and node not in filling})
+def _changed(statement: ast.stmt) -> set[str]:
+    """Return the names whose objects a statement changes: `name.x = 1`, `name[0] = 1`, `name.append(1)`."""
+    changed: set[str] = set()
+    for node in _module_nodes(statement):
+        target = node.func if isinstance(node, ast.Call) else node
+        if isinstance(target, (ast.Attribute, ast.Subscript)) and (target is not node or not _is_read(target)):
+            while isinstance(target, (ast.Attribute, ast.Subscript)):
+                target = target.value
+            changed |= {target.id} if isinstance(target, ast.Name) else set()
+    return changed
 
 
-def _names(statement: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+def _is_read(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Load)
 
 
-def _is_idle(statement: ast.stmt, wanted: set[str]) -> bool:
-    return not isinstance(statement, _DEFINITIONS) and wanted.isdisjoint(bound_names(statement))
+def _read_at_once(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement reads when it runs, except its loop variables."""
+    read: set[str] = set()
+    loop: set[str] = set()
+    for node in _module_nodes(statement):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            read.add(node.id)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            read.add(node.target.id)
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            loop |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+    return read - loop
 
 
-def _borrowed(code: Code, prefix: str, earlier: Sequence[str]) -> list[Code]:
-    """Return, in order, the definitions from earlier sources that the code uses but does not define."""
+def _read(statement: ast.stmt) -> set[str]:
+    """Return the names of the module that a statement reads, at once or in the functions that it defines."""
+    read = _read_at_once(statement)
+    for function in _module_nodes(statement):
+        if isinstance(function, _FUNCTIONS):
+            nodes = list(ast.walk(function))
+            names = [node for node in nodes if isinstance(node, ast.Name)]
+            inside = {node.arg for node in nodes if isinstance(node, ast.arg)}
+            inside |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+            inside -= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+            read |= {node.id for node in names if not isinstance(node.ctx, ast.Store)} - inside
+    return read
+
+
+def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str]) -> Code:
+    """Drop demonstrations, except those that the wanted names need.
+
+    A demonstration is a statement that uses the entry point, prints, asserts or reads input, itself or through names
+    that other demonstrations bind. A name needs the statements that bind it or change its object, and what those read.
+    Imports and definitions stay.
+    """
+    binds, reads, needs = ([*map(of, code.body)] for of in (bound_names, _read, _read))
+    imports = set().union(*(names for node, names in zip(code.body, binds, strict=True) if _is_import(node)))
+    needed_by = defaultdict[str, list[int]](list)
+    users = defaultdict[str, list[int]](list)
+    start = {*wanted}
+    for index, node in enumerate(code.body):
+        needs[index] = reads[index] - binds[index]
+        used = reads[index] | {"assert" for part in _module_nodes(node) if isinstance(part, ast.Assert)}
+        for name in used | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)} & _DEMONSTRATION:
+            users[name].append(index)
+        if isinstance(node, _DEFINITIONS):
+            start |= _read_at_once(node)
+        if not _is_main_guard(node):
+            for name in binds[index] | (_changed(node) - imports):
+                needed_by[name].append(index)
+    needed = _reachable(start, needed_by, needs)
+    dropped = _reachable({entry_point, *_DEMONSTRATION}, users, binds) - needed
+    return _without(code, {code.body[index] for index in dropped if not isinstance(code.body[index], _DEFINITIONS)})
+
+
+def _reachable(names: Iterable[str], statements: Mapping[str, list[int]], leads_to: list[set[str]]) -> set[int]:
+    """Return the statements of these names, of the names that those lead to, and so on."""
+    seen = {*names}
+    queue = [*seen]
+    found: set[int] = set()
+    while queue:
+        for index in statements.get(queue.pop(), ()):
+            if index not in found:
+                found.add(index)
+                queue += leads_to[index] - seen
+                seen |= leads_to[index]
+    return found
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in _read_at_once(ast.Expr(node.test))
+
+
+def _borrowed(code: Code, entry_point: str, prefix: str, earlier: Sequence[str]) -> list[Code]:
+    """Return, in order, the statements from earlier sources that bind names that the code uses but does not define."""
     start = _parse(prefix)
     known = set(dir(builtins)).union(*(bound_names(node) for part in (code, start) if part for node in part.body))
-    missing = _used(code.body) - known
+    missing = set().union(*map(_read, code.body)) - known
     borrowed: list[Code] = []
     for text in reversed(earlier):
         part = _parse(text) if missing else None
         if part is None or missing.isdisjoint(set().union(*map(bound_names, part.body))):
             continue
-        wanted = missing | _used(node for node in part.body if isinstance(node, _DEFINITIONS))
-        kept = _without(part, {node for node in part.body if _is_idle(node, wanted)})
+        kept = _without_demonstrations(part, entry_point, missing)
         borrowed.append(kept)
         known = known.union(*map(bound_names, kept.body))
-        missing = (missing | _used(kept.body)) - known
+        missing = (missing | set().union(*map(_read, kept.body))) - known
     return borrowed[::-1]
 
 
 def _without(code: Code, statements: Collection[ast.stmt]) -> Code:
-    """Return the code without the lines of these statements, except lines shared with other statements."""
+    """Return the code without these statements. On lines shared with other statements, `pass` takes their place."""
     if not statements:
         return code
     body = [node for node in code.body if node not in statements]
-    dropped = {line for node in statements for line in _lines(node)}
-    dropped -= {line for node in body for line in _lines(node)}
-    lines = enumerate(code.text.split("\n"), start=1)
-    return Code("\n".join(line for number, line in lines if number not in dropped), body)
+    shared = {line for node in body for line in _lines(node)}
+    lines: list[bytes | None] = [*code.text.encode().split(b"\n")]
+    for node in reversed(code.body):
+        for number in _lines(node) if node in statements else ():
+            line = lines[number - 1] or b""
+            start = node.col_offset if number == node.lineno else 0
+            end = node.end_col_offset if number == node.end_lineno else len(line)
+            lines[number - 1] = line[:start] + b"pass" + line[end:] if number in shared else None
+    return Code(b"\n".join(line for line in lines if line is not None).decode(), body)
 
 
 def _lines(statement: ast.stmt) -> range:

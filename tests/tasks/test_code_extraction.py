@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from lora_grpo.tasks.code_extraction import cut_at_stop, extract_program
+from lora_grpo.tasks.code_extraction import AnswerTooLong, cut_at_stop, extract_program
 
 PREFIX = 'import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    """Round up, then double."""\n'
 WHOLE = "def f(x):\n    return twice(math.ceil(x))"
@@ -110,6 +110,147 @@ def value(completion, argument=1.5, prefix=PREFIX):
 )
 def test_the_program_that_was_meant(completion):
     assert value(completion) == 4
+
+
+def after(code):
+    """Return an answer with a function that reads names of the module, followed by the code that sets them."""
+    return fenced(f"def f(x):\n    return helper(x)\n\n{code}")
+
+
+HELPER = "def helper(x):\n    return twice(math.ceil(x))"
+TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(math.ceil(x))"
+READS_INPUT = "n = float(input())\nprint(f(n))"
+TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        # Code after the function that the function needs
+        fenced("def f(x):\n    return f.cache.setdefault(x, twice(math.ceil(x)))\n\nf.cache = {}"),
+        fenced("def f(x):\n    return f.factor * math.ceil(x)\n\nsetattr(f, 'other', 1)\nf.factor = 2\nprint(f(1))"),
+        fenced("def f(x):\n    return memo[math.ceil(x)]\n\nmemo = {}\nfor i in range(9):\n    memo[i] = 2 * i"),
+        fenced("def f(x):\n    return T[math.ceil(x)]\n\nT = []\nfor i in range(9):\n    T.append(2 * i)\n"
+            "    print(T)"),
+        fenced("memo = {}\n\ndef f(x):\n    return memo[math.ceil(x)]\n\ni = 0\nwhile i < 9:\n"
+            "    memo[i] = 2 * i\n    i += 1"),
+        fenced("def f(x):\n    return up(x) * 2\n\ntry:\n    from math import ceil as up\nexcept ImportError:\n"
+            "    up = round"),
+        fenced("def f(x):\n    return up(x) * 2\n\ntry:\n    from nowhere import up\nexcept ImportError:\n"
+            "    up = math.ceil"),
+        after(f"if True:\n    {HELPER.replace(chr(10), chr(10) + '    ')}"),
+        after(f"if math.pi > 3:\n    {HELPER.replace(chr(10), chr(10) + '    ')}\nelse:\n    helper = print"),
+        after("from contextlib import nullcontext\nwith nullcontext(2) as k:\n    helper = lambda x: k * math.ceil(x)"),
+        after("for helper in [abs, lambda x: twice(math.ceil(x))]:\n    pass"),
+        after("class S:\n    k = 1\n\nS.k = 2\n\ndef helper(x):\n    return S.k * math.ceil(x)"),
+        after("def times(k):\n    return lambda g: lambda x: k * g(x)\n\n@times(2)\ndef helper(x):\n"
+            "    return math.ceil(x)"),
+        after("def fill():\n    global K\n    K = 2\n\nfill()\n\ndef helper(x):\n    return K * math.ceil(x)"),
+        after("K = 1\nK += 1\nhelper = lambda x: K * math.ceil(x)"),
+        after("[K] = [2]\nhelper = lambda x: K * math.ceil(x)"),
+        after("A, (B, *C) = 0, (2, 3)\nhelper = lambda x: B * math.ceil(x)"),
+        after("if (K := 2):\n    pass\nhelper = lambda x: K * math.ceil(x)"),
+        after("match 2:\n    case K:\n        pass\nhelper = lambda x: K * math.ceil(x)"),
+        after("K = {'k': 1}\nK.update(k=2)\nhelper = lambda x: K['k'] * math.ceil(x)"),
+        after("K = [0, 2]\ndel K[0]\nhelper = lambda x: K[0] * math.ceil(x)"),
+        after("_doubles = [2 * i for i in range(9)]\ndef helper(x):\n    return _doubles[math.ceil(x)]"),
+        fenced("def f(x):\n    return math.ceil(x)\n\ng = f\nf = lambda x: twice(g(x))"),
+        fenced("from functools import lru_cache\ndef f(x):\n    return twice(math.ceil(x))\n"
+            "f = lru_cache(None)(f)\nprint(f(input()))"),
+        fenced("def solve(x):\n    return twice(math.ceil(x))\n\nf = solve\n\nif __name__ == '__main__':\n"
+            "    print(f(input()))"),
+        fenced("import decimal\ndecimal.getcontext().prec = 1\ndef f(x):\n"
+            "    return int(decimal.Decimal(1234) / 1000) * 4\nassert f(1) == 4"),
+        fenced("import sys\nsys.setrecursionlimit(5000)\n\ndef f(x, n=2000):\n"
+            "    return f(x, n - 1) if n else twice(math.ceil(x))"),
+        fenced("def f(x, n=2000):\n    return f(x, n - 1) if n else twice(math.ceil(x))\n\nimport sys\n"
+            "sys.setrecursionlimit(5000)\nprint(f(1))"),
+        # Demonstrations
+        fenced(f"{WHOLE}\n\n{READS_INPUT}"),
+        fenced(f"n = float(input())\n\n{WHOLE}\n\nprint(f(n))"),
+        fenced(f"{WHOLE}\n\ndef main():\n    n = float(input())\n    print(f(n))\n\nmain()"),
+        fenced(f"{WHOLE}\n\ndef main():\n    return f(LIMIT)\n\nLIMIT = int(input())\nresult = main()\n"
+            f"result += 1\nresult = result / 0"),
+        fenced(f"import sys\n\n{WHOLE}\n\nfor line in sys.stdin:\n    print(f(float(line)))"),
+        fenced(f"import sys\n\n{WHOLE}\n\nx = float(sys.argv[1])\ny = f(x)\nassert y == 99"),
+        fenced(f"import sys\n\n{WHOLE}\n\nif f(1) != 99:\n    sys.exit(1)"),
+        fenced(f"{WHOLE}\n\nwith open('input.txt') as file:\n    for line in file:\n        print(f(float(line)))"),
+        fenced(f"import unittest\n\n{WHOLE}\n\nclass Test(unittest.TestCase):\n    def test(self):\n"
+            f"        self.assertEqual(f(1), 9)\n\nunittest.main()"),
+        fenced(f"{WHOLE}\n\nimport doctest\ndoctest.testmod()\nexit(1)"),
+        fenced(f"{WHOLE}\n\ncases = [(1, 99)]\nfor argument, expected in cases:\n"
+            f"    assert f(argument) == expected, argument"),
+        fenced(f"{WHOLE}\n\ndef test_f():\n    assert f(1) == 99\n\ntest_f()"),
+        fenced(f"{WHOLE}\n\nresult = f(1)\nresult.append(2)\ndel result"),
+        fenced(f"{WHOLE}\n\nwhile True:\n    try:\n        print(f(float(input())))\n    except ValueError:\n"
+            f"        break"),
+        fenced(f"{WHOLE}; print(f(float(input())))"),
+        fenced("K = 2; print(f(\n    input())); E = 0\n\ndef f(x):\n    return K * math.ceil(x) + E"),
+        fenced(f"{WHOLE}\n\nfor i in range(int(input())):\n    print(i)\n\nN = [i for i in range(3)]\n"),
+        # Strings
+        *(fenced(TAGS.format(text, len(text))) for text in ("<|im_end|>", "a</think>b", "<think>")),
+        fenced(TAGS.format("\u00a0", 1).replace("'\\xa0'", "'\u00a0'")),
+        fenced(TAGS.format("\u00a0", 1).replace("'\\xa0'", "'\u00a0'").replace("    ", "\u00a0" * 4)),
+        TAGS.format("<|endoftext|>", 13) + "<|endoftext|>def f(x): return 0",
+        f"<think>\nThe string '</think>' and \"</think>\".\n</think>\n{fenced(TAGS.format('</think>', 8))}",
+        f"<think>It's `</think>` that ends it, so let's.\n</think>\n{fenced(WHOLE)}",
+        fenced(f'def f(x):\n    """Return what follows </think> or <|im_end|>."""\n{BODY}'),
+        fenced("def f(x):\n    s = '''\n```python\ndef f(x): return 0\n```\n'''\n    return twice(math.ceil(x))"),
+        fenced(f'def f(x):\n    """Say \'\'\'no\'\'\'.\n\n```\nf(1)\n```\n"""\n{BODY}'),
+        f'def f(x):\n    """Round.\n\n    ```\n    f(1)\n    ```\n    """\n{BODY}',
+        fenced(f"{WHOLE}\n\nTEXT = '''\nfrom __future__ import braces\nif __name__ == '__main__':\n'''"),
+        fenced("def f(x):\n    s = '# ```'  # don't ```\n    # ```\n    return twice(math.ceil(x))"),
+        fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(WHOLE),
+        # Fences
+        "````python\ndef f(x):\n    s = '''\n```\n'''\n    return twice(math.ceil(x))\n````",
+        f"~~~\n{WHOLE}\n~~~\nIt prints:\n~~~\n4\n~~~",
+        f"- First:\n\n      ```python\n      {WHOLE.replace(chr(10), chr(10) + ' ' * 6)}\n      ```\n- Then test it.",
+        f"````markdown\n# Answer\n{fenced(WHOLE)}\n````",
+        f"Install:\n{fenced('pip install x', 'bash')}\n{fenced(WHOLE)}\nOutput:\n{fenced('4', '')}",
+        "    def f(x):\n        return twice(math.ceil(x))\n\n    print(f(2))",
+        "    import math\n\n    def f(x):\n        return twice(math.ceil(x))",
+        fenced("    def f(x):\n        return twice(math.ceil(x))"),
+        fenced(">>> def f(x):\n...     return twice(math.ceil(x))\n...\n>>> f(1)\n99\n>>> print(f(input()))"),
+        "Try it:\n\n>>> def f(x):\n...     return twice(math.ceil(x))\n...\n>>> f(2)\n4\n",
+        fenced(">>> import math\n>>> def f(x):\n...     return twice(math.ceil(x))", "pycon"),
+        fenced(f"{WHOLE}\n\n>>> f(1)\n99"),
+        # Versions and shapes
+        fenced(TWO_VERSIONS),
+        TWO_VERSIONS,
+        fenced("class Up:\n    def f(self, x):\n        return math.ceil(x)\n\ndef f(x):\n    return twice(Up().f(x))"),
+        fenced("async def g():\n    return 2\n\ndef f(x, *, k: int = 2, **more: object) -> float:\n"
+            "    return k * math.ceil(x)"),
+        fenced("def up(x):\n    return math.ceil(x)") + "\nThen:\n" + fenced("def f(x):\n"
+            "    return 0") + fenced("def f(x):\n    return twice(up(x))"),
+        fenced("K = []\nK.append(2)\nprint(input())") + "\nThen:\n" + fenced("def f(x):\n"
+            "    return K[0] * math.ceil(x)"),
+        f"{BODY}# Now an example:\nprint(f(input()))",
+        "    y = math.ceil(x)\n# Double it\n    return twice(y)\n\nprint(f(input()))",
+        "    def inner(y):\n\n        return math.ceil(y)\n\n    return twice(inner(x))\n\n"
+            "if __name__ == '__main__':\n    f(1)",
+        "    text = '''\n\n    def'''\n    return twice(math.ceil(x))",
+        # Characters
+        fenced("\tdef f(x):\r\n\t\treturn twice(math.ceil(x))\r\n"),
+        fenced(WHOLE).replace(" ", "\u3000"),
+        fenced(WHOLE).replace("return", "\u200breturn"),
+        fenced(f"\ufeff{WHOLE}"),
+        "<|im_start|>assistant\n" + fenced(WHOLE) + "<|im_end|>\n<|im_start|>user\n" + fenced("def f(x): return 0"),
+        f"Thinking first.\n{fenced('def f(x): return 0')}\n</think>{fenced(WHOLE)}",
+    ],
+)  # fmt: skip
+def test_the_program_that_a_careful_reader_would_run(completion):
+    assert value(completion) == 4
+
+
+@pytest.mark.parametrize("statement", ["n = 3", "x = [1]\nx.append(2)", "register = []\n", "SEEN.clear()"])
+def test_code_that_demonstrates_nothing_is_kept(statement):
+    assert statement in extract_program(fenced(f"SEEN = set()\n{WHOLE}\n\n{statement}\nprint(f(1))"), "f")
+
+
+def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
+    with pytest.raises(AnswerTooLong, match="the answer has 40,000 characters; expected at most 32,768"):
+        extract_program("x" * 40_000, "f")
+    assert value(f"<think>{'x ' * 40_000}</think>{fenced(WHOLE)}") == 4
 
 
 @pytest.mark.parametrize(
