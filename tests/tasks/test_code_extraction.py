@@ -1,4 +1,5 @@
 import time
+import tracemalloc
 
 import pytest
 
@@ -343,6 +344,34 @@ def test_hostile_texts_take_linear_time(unit, opening):
     started = time.process_time()
     extract_program(text, "f", PREFIX)
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import " + "a." * 15_000 + "a",
+        "from a." + "\\\na." * 7_000 + "a import f",
+        'f"""' + "{a}" * 10_000 + '"""',
+        "f = " + "-" * 30_000 + "1",
+        "f = " + "1+" * 15_000 + "1",
+        "f = " + "(" * 30_000,
+        "f = " + "(" * 190 + ")" * 190,
+        "f = " + "a if a else " * 2_500 + "a",
+        "f = " + "lambda: " * 3_000 + "1",
+        "".join(" " * depth + "if a:\n" for depth in range(200)),
+        "f.a = 1;" * 3_000,
+    ],
+)
+@pytest.mark.parametrize("opening", ["", "def f(x):\n    return 1\n\n"])
+def test_texts_that_are_hard_to_parse_take_little_time_and_memory(text, opening):
+    started = time.process_time()
+    extract_program(fenced(opening + text), "f", PREFIX)
+    assert time.process_time() - started < 3
+    tracemalloc.start()
+    extract_program(fenced(opening + text), "f", PREFIX)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
 
 
 @pytest.mark.parametrize("filling", ["T.append(7)", "T[:] = [7]", "for _ in range(1):\n    T.append(7)"])

@@ -72,6 +72,23 @@ def test_the_program_says_what_the_sandbox_needs(ran):
     )
 
 
+def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
+    verdicts = grade_many([RIGHT + "#" * 40_000, RIGHT], [ROW] * 2)
+    assert [verdict.passed for verdict in verdicts] == [False, True]
+    assert (verdicts[0].reason, verdicts[0].extracted) == ("invalid", None)
+    assert verdicts[0].detail == "the answer has 40,042 characters; expected at most 32,768"
+    ((_, verdict),) = run_tests([RIGHT + "#" * 40_000], [ROW], count_tests=True)
+    assert verdict.num_tests == 0
+
+
+def test_a_future_import_goes_but_the_text_of_a_string_stays(ran):
+    text = 'TEXT = """\nfrom __future__ import braces\n"""'
+    code = f"from __future__ import annotations\n\n{text}\n\n\ndef f(x):\n    return 2 * x"
+    row = {**ROW, "completion_prefix": 'def f(x):\n    """Double."""\n'}
+    program = grade(fenced(code), row).extracted
+    assert "annotations" not in program and text in program
+
+
 @pytest.mark.parametrize("missing", ["test", "entry_point"])
 @pytest.mark.parametrize("row", [ROW, dict.fromkeys(ROW)])
 def test_a_row_of_another_task_is_refused(ran, missing, row):
