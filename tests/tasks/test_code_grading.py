@@ -76,7 +76,7 @@ def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
     verdicts = grade_many([RIGHT + "#" * 40_000, RIGHT], [ROW] * 2)
     assert [verdict.passed for verdict in verdicts] == [False, True]
     assert (verdicts[0].reason, verdicts[0].extracted) == ("invalid", None)
-    assert verdicts[0].detail == "the answer has 40,042 characters; expected at most 32,768"
+    assert verdicts[0].detail == "the answer has 40,040 characters; expected at most 32,768"
     ((_, verdict),) = run_tests([RIGHT + "#" * 40_000], [ROW], count_tests=True)
     assert verdict.num_tests == 0
 
