@@ -4,6 +4,8 @@
 import os
 import time
 
+FOLDER = os.path.dirname(os.__file__)
+
 
 def seconds(name):
     started = time.perf_counter()
@@ -13,10 +15,10 @@ def seconds(name):
 
 def write(bit, n):
     for _ in range(3):
-        os.path.exists(f"/absent_{n}_{bit}")
+        os.path.exists(f"{FOLDER}/absent_{n}_{bit}")
 
 
 def read(n):
     for warm in range(20):
-        seconds(f"/absent_{n}_warm_{warm}")
-    return int(seconds(f"/absent_{n}_1") < seconds(f"/absent_{n}_0"))
+        seconds(f"{FOLDER}/absent_{n}_warm_{warm}")
+    return int(seconds(f"{FOLDER}/absent_{n}_1") < seconds(f"{FOLDER}/absent_{n}_0"))

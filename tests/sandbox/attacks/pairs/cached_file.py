@@ -1,4 +1,4 @@
-"""Reading a file puts it into the page cache, so that a later program reads it without access to the disk."""
+"""Reading a file puts it into the page cache, so a later program reads it without the disk. Worked under Landlock."""
 
 import os
 import resource
@@ -6,7 +6,8 @@ import resource
 
 def path(n):
     folder = os.path.join(os.path.dirname(os.__file__), "test")
-    return os.path.join(folder, sorted(name for name in os.listdir(folder) if name.endswith(".py"))[n])
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
+    return os.path.join(folder, names[n % len(names)])
 
 
 def write(bit, n):

@@ -1,8 +1,7 @@
-"""The exit code passes through the memory of the zygote, of which later programs get a copy. Worked in both tiers."""
+"""An exit code that passes through the memory of the zygote could stay there, and later programs get a copy."""
 
 import ctypes
 import os
-import struct
 
 new = ctypes.pythonapi.PyBytes_FromStringAndSize
 new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_ssize_t]
@@ -14,5 +13,6 @@ def write(bit, n):
 
 def read(n):
     # Uninitialized memory, in which freed objects of the zygote are still readable.
-    found = b"".join(new(None, size) for size in range(1, 400) for _ in range(40))
-    return struct.pack("<i", 91 << 8)[1:] in found, struct.pack("<i", 37 << 8)[1:] in found
+    found = [new(None, size) for size in range(1, 500) for _ in range(20)]
+
+    return [sum(b"\0" + bytes([code]) + b"\0\0" in part for part in found) for code in (91, 37)]

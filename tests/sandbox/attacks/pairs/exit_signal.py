@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import struct
 
 new = ctypes.pythonapi.PyBytes_FromStringAndSize
 new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_ssize_t]
@@ -17,4 +16,5 @@ def write(bit, n):
 
 
 def read(n):
-    return sorted({new(None, 5)[-4:].hex() for _ in range(300)})
+    found = [new(None, size) for size in range(1, 500) for _ in range(20)]
+    return [sum(bytes([number]) + b"\0\0\0" in part for part in found) for number in (14, 26)]

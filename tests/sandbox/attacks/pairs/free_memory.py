@@ -6,14 +6,13 @@ import time
 
 
 def write(bit, n):
-    time.sleep(0.06)
-    if bit:
-        held = b"x" * (150 << 20)
-        time.sleep(0.15)
-        return len(held)
+    time.sleep(0.05)
+    held = b"x" * (120 << 20) * bit
+    time.sleep(0.3)
+    return len(held)
 
 
 def read(n):
     before = os.sysconf("SC_AVPHYS_PAGES")
-    time.sleep(0.18)
-    return before - os.sysconf("SC_AVPHYS_PAGES") > (80 << 20) // 4096
+    time.sleep(0.25)
+    return before - os.sysconf("SC_AVPHYS_PAGES") > (60 << 20) // 4096

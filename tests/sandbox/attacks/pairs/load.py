@@ -1,7 +1,8 @@
-"""The number of processes and the load average (sysinfo), which differ at each look."""
+"""The number of processes, the load, and the free memory (sysinfo) differ at each look. Worked under Landlock and bubblewrap."""
 
 import ctypes
 import os
+import zlib
 
 
 def write(bit, n):
@@ -10,5 +11,6 @@ def write(bit, n):
 
 def read(n):
     buffer = ctypes.create_string_buffer(112)
-    ctypes.CDLL(None).sysinfo(buffer)
-    return buffer.raw, os.getloadavg()
+    if ctypes.CDLL(None).sysinfo(buffer):
+        return os.getloadavg()
+    return zlib.crc32(buffer.raw)

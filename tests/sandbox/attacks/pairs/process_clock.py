@@ -13,10 +13,12 @@ def exists(pid):
 
 
 def write(bit, n):
-    if bit:
-        time.sleep(0.15)
+    time.sleep(0.35 if bit else 0.1)
 
 
 def read(n):
+    near = [os.getpid() + step for step in range(-6, 7) if step]
     time.sleep(0.05)
-    return sum(exists(os.getpid() + step) for step in range(-4, 5) if step) > 2
+    early = sum(map(exists, near))
+    time.sleep(0.15)
+    return early > sum(map(exists, near))

@@ -1,4 +1,4 @@
-"""Whether the other program still runs: a futex with priority inheritance names it as its owner."""
+"""Whether the other program still runs: a futex with priority inheritance names it as its owner. Worked under Landlock."""
 
 # live
 import ctypes
@@ -12,14 +12,16 @@ def exists(pid):
     word = ctypes.c_int(pid)
     timeout = (ctypes.c_long * 2)(1, 0)  # long past
     libc.syscall(202, ctypes.byref(word), 6 | 128, 0, ctypes.byref(timeout))  # FUTEX_LOCK_PI_PRIVATE
-    return ctypes.get_errno() == 110
+    return ctypes.get_errno() != 3  # no such process
 
 
 def write(bit, n):
-    if bit:
-        time.sleep(0.15)
+    time.sleep(0.35 if bit else 0.1)
 
 
 def read(n):
+    near = [os.getpid() + step for step in range(-6, 7) if step]
     time.sleep(0.05)
-    return sum(exists(os.getpid() + step) for step in range(-4, 5) if step) > 2
+    early = sum(map(exists, near))
+    time.sleep(0.15)
+    return early > sum(map(exists, near))

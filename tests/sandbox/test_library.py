@@ -1,0 +1,101 @@
+"""Candidates import the standard library without a file system."""
+
+import os
+import py_compile
+from pathlib import Path
+
+import pytest
+
+from lora_grpo import sandbox
+from lora_grpo.sandbox import Program, Settings, launch
+from lora_grpo.sandbox.pool import Pool
+
+TRUE = """
+hashlib.md5(b"").hexdigest()[:4] == "d41d" and hashlib.sha256(b"").hexdigest()[:4] == "e3b0"
+decimal.Decimal("0.1") + 1 == decimal.Decimal("1.1") and fractions.Fraction(1, 2) * 2 == 1
+lzma.decompress(lzma.compress(b"a")) == bz2.decompress(bz2.compress(b"a")) == zlib.decompress(zlib.compress(b"a"))
+unicodedata.name("a") == "LATIN SMALL LETTER A" and codecs.lookup("latin2").name == "iso8859-2"
+xml.etree.ElementTree.fromstring("<a>b</a>").text == "b"
+not pathlib.Path("a/../b").exists() and not os.path.exists("/") and not os.access("/", os.R_OK)
+os.getcwd() == "/" and os.path.abspath("a") == "/a" and str(pathlib.Path("a").resolve()) == "/a"
+"ZeroDivisionError" in traceback.format_exc()
+linecache.getline(os.__file__, 1) == "" and os.__file__.endswith("os.py")
+"self" in inspect.signature(fractions.Fraction.limit_denominator).parameters
+doctest.testmod().failed == 0 and logging.warning("a") is None
+statistics.mean([1, 2]) == 1.5 and pickle.loads(pickle.dumps([1])) == [1]
+unittest.mock.Mock(return_value=1)() == 1 and len(uuid.uuid4().hex) == len(secrets.token_hex(16))
+next(csv.reader(["a,b"])) == ["a", "b"] and asyncio.iscoroutinefunction(len) is False
+time.localtime().tm_year > 2000 and platform.system() == "Linux" and locale.localeconv()
+"""
+MODULES = """
+asyncio bz2 codecs csv decimal doctest email.message fractions hashlib inspect linecache locale logging lzma
+multiprocessing os pathlib pickle platform secrets statistics subprocess tempfile time traceback unicodedata
+unittest.mock urllib.request uuid xml.etree.ElementTree zipfile zlib
+"""
+
+
+@pytest.fixture(scope="module", params=["landlock", "bubblewrap"])
+def pool(request):
+    reason = sandbox.isolation.missing(request.param)
+    if reason:
+        pytest.skip(reason)
+    pool = Pool(Settings(workers=1), request.param)
+    yield pool
+    pool.close()
+
+
+def test_the_standard_library_works_without_files(pool):
+    source = f"import {', '.join(MODULES.split())}\nlines = {TRUE.strip().splitlines()}\n"
+    source += "def wrong():\n try: 1 / 0\n except ZeroDivisionError: return [line for line in lines if not eval(line)]"
+    verdict = pool.run([Program(source, "found = wrong()\nassert found == [], found", ("wrong",))])[0]
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "error"),
+    [
+        ("open('/etc/passwd')", "blocked", "PermissionError"),
+        ("open('new', 'w')", "blocked", "PermissionError"),
+        ("os.listdir('/')", "blocked", "PermissionError"),
+        ("os.stat('/')", "failed", "FileNotFoundError"),
+        ("os.stat(os.__file__)", "failed", "FileNotFoundError"),
+        ("os.readlink('/proc/self')", "failed", "FileNotFoundError"),
+        ("inspect.getsource(os.path.join)", "failed", "OSError"),
+        ("__import__('numpy')", "failed", "ModuleNotFoundError"),
+        ("__import__('sqlite3')", "failed", "ModuleNotFoundError"),
+    ],
+)
+def test_files_fail_as_on_an_empty_machine(pool, call, status, error):
+    verdict = pool.run([Program(f"import inspect, os\ndef f(): {call}", "assert f() is None", ("f",))])[0]
+    assert (verdict.status, verdict.message.partition(":")[0]) == (status, error), verdict
+
+
+def test_every_process_is_killed_before_the_training_run_if_memory_runs_out(pool):
+    assert pool.run([Program("def f(): return 1", "assert f() == 1", ("f",))])[0].passed
+    pids = [process.pid for worker in pool._workers for process in worker._processes]
+    for pid in pids:  # grows
+        pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    assert {Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in pids} == {"1000\n"}
+
+
+def test_compiled_code_is_used_only_if_it_is_current(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text("a = 1")
+    assert launch._code(module) == (True, b"a = 1")
+    py_compile.compile(str(module))
+    is_source, code = launch._code(module)
+    assert not is_source and code
+    os.utime(module, (1, 1))
+    assert launch._code(module) == (True, b"a = 1")
+
+
+def test_modules_without_compiled_code_are_compiled_in_the_sandbox(monkeypatch):
+    monkeypatch.setattr(launch, "_code", lambda path: (True, path.read_bytes()))
+    launch.standard_library.cache_clear()
+    pool = Pool(Settings(workers=1), "landlock" if not sandbox.isolation.missing("landlock") else "bubblewrap")
+    try:
+        source = "import fractions\ndef f(): return fractions.Fraction(1, 2) * 2"
+        assert pool.run([Program(source, "assert f() == 1", ("f",))])[0].passed
+    finally:
+        pool.close()
+        launch.standard_library.cache_clear()
