@@ -121,7 +121,7 @@ def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier, seed)
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_wrong_program_passes_when_anything_is_killed(tier, seed):
-    """A program that is killed runs again, so correct programs pass unless the whole run fails."""
+    """A program that is killed runs again, so correct programs pass. One may be killed three times in a row."""
     rng = random.Random(seed)
     thread, outcome = run_aside(MIXED)
     for _ in moments(thread, rng, 8):
@@ -131,8 +131,10 @@ def test_no_wrong_program_passes_when_anything_is_killed(tier, seed):
     thread.join(60)
     assert not thread.is_alive()
     if not isinstance(outcome[0], RunError):
-        for program, verdict in zip(MIXED, outcome[0], strict=True):
-            assert verdict.passed == (program is RIGHT), verdict
+        found = list(zip(MIXED, outcome[0], strict=True))
+        assert not any(verdict.passed for program, verdict in found if program is WRONG)
+        unlucky = [verdict for program, verdict in found if program is RIGHT and not verdict.passed]
+        assert len(unlucky) <= 1 and {verdict.status for verdict in unlucky} <= {"memory", "crashed"}
     assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG] * 4)] == ["passed", "failed"] * 4
 
 
