@@ -15,12 +15,16 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lora_grpo.config import ModelConfig
+from lora_grpo import starter
+from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.gguf_export.writer import write_gguf
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models.architectures import TRAINABLE, check_architecture
+from lora_grpo.models.policy import load_policy
 from lora_grpo.models.shape import Shape
+from lora_grpo.models.target import ModelSpec
+from lora_grpo.sampling.build import load_sampler, load_tokenizer
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 EXPORTED = {"qwen2", "qwen3", "llama", "mistral", "mistral with a sliding window"}
@@ -132,3 +136,27 @@ def test_trusted_code_and_4_bit_weights_are_accepted():
     custom, _ = REFUSED["custom"]
     check_architecture(custom, ModelConfig(trust_remote_code=True))
     check_architecture({**CONFIGS["llama"], "quantization_config": {"quant_method": "bitsandbytes"}}, ModelConfig())
+
+
+def test_the_built_in_sampler_refuses_a_recurrent_model_before_it_is_loaded(folders):
+    spec = ModelSpec("mamba", ModelConfig(name=str(folders / "mamba"), bits=16), "mamba", None, starter.model_path())
+    (folders / "mamba" / "generation_config.json").write_text('{"eos_token_id": 2}')
+    with pytest.raises(UserError, match=r"^mamba is a mamba model with a recurrent state.*; pass --backend vllm$"):
+        load_sampler(spec, "transformers", load_tokenizer(spec), 256, seed=0)
+
+
+def policy_of(folder, *targets):
+    settings = {"model": {"name": str(folder), "engine": "peft"}, "lora": {"targets": targets}}
+    return load_policy(replace(RunConfig(), settings))
+
+
+def test_targets_that_cannot_be_adapted_are_refused_and_a_missing_chat_template_is_noted(tmp_path, capsys):
+    folder = make_model(tmp_path / "model", CONFIGS["qwen3 moe"])
+    with pytest.raises(UserError, match=r"^--lora\.targets absent: Target modules .* not found"):
+        policy_of(folder, "absent")
+    with pytest.raises(UserError, match=r"^--lora\.targets .*: experts cannot be adapted; pass q_proj k_proj"):
+        policy_of(folder, "gate_proj", "up_proj", "down_proj")
+    (folder / "chat_template.jinja").unlink()
+    policy_of(folder, "q_proj")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: {folder} has no chat template, so prompts are plain text")
