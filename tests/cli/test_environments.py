@@ -63,8 +63,17 @@ def one_line(ended):
     return "Traceback" not in ended.stderr and ended.stderr.splitlines()[-1].startswith("error: ")
 
 
-@pytest.mark.parametrize("flag", ["--help", "--help-all", "--plan", "--dry-run"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+QUICK = [("code_lora", "--dry-run"), ("gsm8k_lora", "--plan"), ("length_lora", "--help-all")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag"),
+    [
+        pytest.param(path, flag, id=path.stem + flag, marks=() if (path.stem, flag) in QUICK else pytest.mark.slow)
+        for path in RECIPES
+        for flag in ("--help", "--help-all", "--plan", "--dry-run")
+    ],
+)
 def test_a_recipe_prints_in_ascii(recipe, flag, warm, tmp_path):
     command = [recipe, flag, "--preset", "starter", "--output-dir", tmp_path / FOLDER]
     ended = finish(warm.start(*command, cwd=NOT_WRITABLE, env=environment()))
@@ -103,7 +112,6 @@ def test_a_disk_too_small_for_a_run_is_refused(tmp_path, warm):
             assert ended.returncode == 2 and one_line(ended)
             assert f"error: {folder} has 4.19 MB free and needs 83.00 MB; free some space, or pass" in ended.stderr
         assert list(folder.iterdir()) == []
-        finish(warm.start(*command, "--dry-run"))
 
 
 COMMAND = "import sys\nfrom lora_grpo.cli import run_command\ndef main():\n    {}\nsys.exit(run_command(main))"
@@ -145,10 +153,11 @@ def test_files_are_utf8_in_a_locale_that_is_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_command_works_in_the_c_locale(run, samples, tmp_path, fresh):
+def test_training_merging_and_reporting_work_in_the_c_locale(run, samples, tmp_path, fresh):
     """In new interpreters, whose libraries read and write files in the encoding of the locale."""
     tiny = "--train.max-steps 1 --train.prompts-per-step 1 --sampling.num-generations 2 --data.eval-limit 2"
     tiny += " --sampling.max-completion-tokens 8 --train.micro-batch-size 2 --eval.num-samples 0 --data.train-limit 8"
     train = [RECIPES[0], "--preset", "starter", *tiny.split(), "--output-dir", tmp_path / FOLDER]
-    for command in [train, *scripts(run, samples, tmp_path / "out ü")]:
+    _, merge, _, report = scripts(run, samples, tmp_path / "out ü")
+    for command in (train, merge, report):
         finish(fresh.start(*command, cwd=NOT_WRITABLE, env=environment(**C_LOCALE)))

@@ -98,24 +98,21 @@ def unbroken(tmp_path_factory, reward):
     return run
 
 
-@pytest.mark.parametrize(
-    ("step", "left", "cause"),
-    [(4, 200_000, "checkpoints/checkpoint-4 cannot"), (3, 0, "completions/step-00003.jsonl cannot")],
-)
-def test_training_ends_in_one_line_and_resumes_to_the_same_bits(
-    step, left, cause, small, reward, unbroken, ended, monkeypatch
-):
+def test_training_ends_in_one_line_and_resumes_to_the_same_bits(small, reward, unbroken, ended, monkeypatch):
+    """The disk is full when step 3 logs its completions and, after that is resumed, at the checkpoint of step 4."""
     run = small / "run"
-    monkeypatch.setenv("FILL", f"{small} {step} {left}")
-    code, said = ended(lambda: train(run, reward))
-    assert code == 1
-    assert said.startswith(f"error: {run}/{cause} be written: No space left on device; {run}")
-    assert " has 0." in said and " MB free and needs about " in said and "--resume --output-dir" in said
-    assert not [name for name in files(run) if "partial" in name]
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["checkpoint-2"]
-    assert atomic.damage(run / "checkpoints" / "checkpoint-2") is None
+    for step, left, file in ((3, 0, "completions/step-00003.jsonl"), (4, 200_000, "checkpoints/checkpoint-4")):
+        monkeypatch.setenv("FILL", f"{small} {step} {left}")
+        code, said = ended(lambda: train(run, reward, Invocation(resume=run.exists())))
+        assert code == 1
+        assert said.startswith(f"error: {run}/{file} cannot be written: No space left on device; {run}")
+        assert " has 0." in said and " MB free and needs about " in said
+        assert f"free some space, then resume with: {sys.executable}" in said and f"--output-dir {run}" in said
+        assert not [name for name in files(run) if "partial" in name]
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["checkpoint-2"]
+        assert atomic.damage(run / "checkpoints" / "checkpoint-2") is None
+        (small / ".filler").unlink()
     monkeypatch.delenv("FILL")
-    (small / ".filler").unlink()
     assert ended(lambda: train(run, reward, Invocation(resume=True)))[0] == 0
     assert outcome(run) == outcome(unbroken.folder)
 
