@@ -248,6 +248,12 @@ def test_an_assert_that_never_ran_earns_nothing(body, share):
     assert functions.share_of_tests_passed([source], **row) == [pytest.approx(share)]
 
 
+def test_a_pass_in_which_no_assert_ran_earns_nothing():
+    row = {"id": ["a"], "entry_point": ["f"], "test": ["for a, b in zip(f(1), [1]):\n    assert a == b"]}
+    assert functions.passes_tests([program("return []")], **row) == [1]  # as in the official harness
+    assert functions.share_of_tests_passed([program("return []")], **row) == [0]
+
+
 def test_programs_may_define_every_name_that_the_tests_use():
     row = {"id": ["a"], "entry_point": ["f"], "functions": [["f", "Box"]], "test": ["assert f(Box(3)) == 3"]}
     source = "class Box:\n    def __init__(self, x): self.x = x\ndef f(box): return box.x"
