@@ -164,9 +164,11 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     if shape.head_norms:
         heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
     ranks = step.config.lora.rank * len(shape.linears())
+    # Experts have no adapter that needs the product of gate and up projection. Their outputs are saved to be weighted.
+    inner = 6 * i + 2 * h * shape.experts_per_token if shape.experts else 8 * i
     if step.on_cpu:
-        return 16 * (h + q + i) + 4 * ranks + heads
-    return 18 * h + 10 * q + 8 * i + 2 * ranks + heads
+        return 16 * (h + q) + 2 * inner + 4 * ranks + heads
+    return 18 * h + 10 * q + inner + 2 * ranks + heads
 
 
 def _kept_by_fused_layer(shape: Shape) -> int:
@@ -196,6 +198,9 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
+    elif shape.experts:  # gradients of a token's experts, and their copies in the order of the experts
+        chosen = h * shape.experts_per_token
+        added = width * (3 * h + 3 * chosen if checkpointing else max(8 * h, 3 * chosen))
     elif step.on_cpu:
         added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
     else:
