@@ -34,7 +34,7 @@ _STOP = re.compile(r"\n(?:class|def|if|print|@|assert|```)")
 _LEXEMES = re.compile(
     r"""\\. | (\"{3}|'{3}) (?:\\.|(?!\1).)*+ \1 | "(?:\\.|[^"\\\n])*+" | '(?:\\.|[^'\\\n])*+'
     | (?P<space>[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]) | (?P<invisible>[\u200b-\u200d\u2060\ufeff])
-    | (?P<thought></think>) | (?P<token><\|[a-z_]{1,20}\|>)""",
+    | (?P<tag></?answer>) | (?P<thought></think>) | (?P<token><\|[a-z_]{1,20}\|>)""",
     re.S | re.X,
 )
 """String literals, and what is special outside of them."""
@@ -60,7 +60,7 @@ def extract_program(completion: str, entry_point: str, prefix: str = "") -> str 
         AnswerTooLong: the completion has more than `MAX_CHARS` after its thinking section.
     """
     text = _answer(completion)
-    if re.match(rf"\s++(?:(?:import|from|@).*\n\s*+)*(?:async )?def {re.escape(entry_point)}\b", text):
+    if re.match(rf"\n*+[ \t]++(?:(?:import|from|@).*\n\s*+)*(?:async )?def {re.escape(entry_point)}\b", text):
         text = textwrap.dedent(text).lstrip()  # Some tokenizers start every text with a space.
     before, blocks = _split(text)
     continued = _continue(before, entry_point, prefix)
@@ -104,7 +104,7 @@ def _answer(completion: str) -> str:
     for match in lexemes:
         if match.start() < start:
             continue
-        parts += [text[start : match.start()], " " if match["space"] else ""]
+        parts += [text[start : match.start()], " " if match["space"] else "\n" if match["tag"] else ""]
         start = match.end()
         # Text after an end-of-turn token belongs to another turn.
         if match["token"] and any(map(str.strip, parts)):
@@ -152,8 +152,10 @@ def _split(text: str, in_strings: bool = False) -> tuple[str, list[str]]:
             if language.lower() not in _OTHER_LANGUAGES:
                 into = []
                 blocks.append(into)
-    texts = (_from_transcript(textwrap.dedent("\n".join(block)).strip("\n")) for block in blocks)
-    return _from_transcript("\n".join(before)), [text for text in texts if text.strip()]
+    texts = ("\n".join(block).strip("\n") for block in blocks)
+    # `dedent` would also empty the blank lines of strings.
+    texts = (textwrap.dedent(text) if text[:1] in " \t" else text for text in texts)
+    return _from_transcript("\n".join(before)), [_from_transcript(text) for text in texts if text.strip()]
 
 
 def _open_quote(line: str, quote: str) -> str:
@@ -212,7 +214,8 @@ def _unfenced(text: str, whole: str, entry_point: str, prefix: str) -> str | Non
     for start in sorted({0} | {match.start() for match in (code_line, definition) if match}):
         code = parse_start(whole[start:])
         if code and defines(code, entry_point):
-            return assemble(code, entry_point, prefix)
+            earlier = [whole[code_line.start() : start]] if code_line else []
+            return assemble(code, entry_point, prefix, earlier)
     if not definition and _RETURN.search(text):
         body = under_signature(text, entry_point, prefix)
         if body is not None:

@@ -20,7 +20,7 @@ _LONG_IMPORT = re.compile(r"\b(?:import|from)\b[\s\\]*(?:\w++[\s\\]*\.[\s\\]*+){
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _DEMONSTRATION = {"assert", "print", "input", "open", "exit", "quit", "breakpoint", "argv", "stdin", "stdout"}
-_DEMONSTRATION |= {"__name__", "doctest", "pytest", "timeit", "unittest"}
+_DEMONSTRATION |= {"__name__", "undefined", "doctest", "pytest", "timeit", "unittest"}
 _PARSE_ATTEMPTS = 4
 
 
@@ -56,13 +56,15 @@ def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[s
     The imports and helper functions of the prompt, `prefix`, come first, then definitions from `earlier` sources of
     names that the code uses but does not define.
     """
-    parts = [*_borrowed(code, entry_point, prefix, earlier), _without_demonstrations(code, entry_point, {entry_point})]
+    start = _parse(prefix)
+    known = {*dir(builtins), "__file__"}.union(*(bound_names(node) for node in (start.body if start else ())))
+    parts = _borrowed(code, entry_point, known, earlier)
+    known = known.union(*(bound_names(node) for part in parts for node in part.body))
+    parts.append(_without_demonstrations(code, entry_point, {entry_point}, known))
     opening, texts = "", []
     for part in parts:
-        # Future imports must come first in the program.
-        future = {node for node in part.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"}
-        opening += "".join(f"{ast.unparse(node)}\n" for node in part.body if node in future)
-        texts.append(_without(part, future).text.strip("\n"))
+        opening += "".join(f"{ast.unparse(node)}\n" for node in part.body if _is_future(node))
+        texts.append(part.text.strip("\n"))
     return opening + context(prefix, entry_point) + "\n\n".join(texts) + "\n"
 
 
@@ -196,31 +198,40 @@ def _read(statement: ast.stmt) -> set[str]:
     return read
 
 
-def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str]) -> Code:
+def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str], known: set[str]) -> Code:
     """Drop demonstrations, except those that the wanted names need.
 
     A demonstration is a statement that uses the entry point, prints, asserts or reads input, itself or through names
-    that other demonstrations bind. A name needs the statements that bind it or change its object, and what those read.
-    Imports and definitions stay.
+    that other demonstrations bind. So is one that reads a name that nothing defines, such as the prose `Note: done`.
+    A name needs the statements that bind it or change its object, and what those read. Imports and definitions stay.
+
+    Future imports must come first in the program, so they remain only in the returned statements, not in the text.
     """
-    binds, reads, needs = ([*map(of, code.body)] for of in (bound_names, _read, _read))
+    future = {node for node in code.body if _is_future(node)}
+    if all(isinstance(node, _DEFINITIONS) for node in code.body):
+        return Code(_without(code, future).text, code.body)
+    binds, reads = [*map(bound_names, code.body)], [*map(_read, code.body)]
     imports = set().union(*(names for node, names in zip(code.body, binds, strict=True) if _is_import(node)))
-    needed_by = defaultdict[str, list[int]](list)
-    users = defaultdict[str, list[int]](list)
+    known = known.union(*binds)
+    needed_by, users = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
     start = {*wanted}
     for index, node in enumerate(code.body):
-        needs[index] = reads[index] - binds[index]
-        used = reads[index] | {"assert" for part in _module_nodes(node) if isinstance(part, ast.Assert)}
-        for name in used | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)} & _DEMONSTRATION:
-            users[name].append(index)
+        used = reads[index] | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)} & _DEMONSTRATION
+        used |= {"assert" for part in _module_nodes(node) if isinstance(part, ast.Assert)}
         if isinstance(node, _DEFINITIONS):
             start |= _read_at_once(node)
+        elif "*" not in known and not _read_at_once(node) <= known:
+            used.add("undefined")
+        for name in used:
+            users[name].append(index)
         if not _is_main_guard(node):
             for name in binds[index] | (_changed(node) - imports):
                 needed_by[name].append(index)
+    needs = [read - bound for read, bound in zip(reads, binds, strict=True)]
     needed = _reachable(start, needed_by, needs)
     dropped = _reachable({entry_point, *_DEMONSTRATION}, users, binds) - needed
-    return _without(code, {code.body[index] for index in dropped if not isinstance(code.body[index], _DEFINITIONS)})
+    gone = {code.body[index] for index in dropped if not isinstance(code.body[index], _DEFINITIONS)}
+    return Code(_without(code, gone | future).text, [node for node in code.body if node not in gone])
 
 
 def _reachable(names: Iterable[str], statements: Mapping[str, list[int]], leads_to: list[set[str]]) -> set[int]:
@@ -237,6 +248,10 @@ def _reachable(names: Iterable[str], statements: Mapping[str, list[int]], leads_
     return found
 
 
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
 def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, (ast.Import, ast.ImportFrom))
 
@@ -245,17 +260,18 @@ def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in _read_at_once(ast.Expr(node.test))
 
 
-def _borrowed(code: Code, entry_point: str, prefix: str, earlier: Sequence[str]) -> list[Code]:
+def _borrowed(code: Code, entry_point: str, known: set[str], earlier: Sequence[str]) -> list[Code]:
     """Return, in order, the statements from earlier sources that bind names that the code uses but does not define."""
-    start = _parse(prefix)
-    known = set(dir(builtins)).union(*(bound_names(node) for part in (code, start) if part for node in part.body))
+    if not earlier:
+        return []
+    known = known.union(*map(bound_names, code.body))
     missing = set().union(*map(_read, code.body)) - known
     borrowed: list[Code] = []
     for text in reversed(earlier):
-        part = _parse(text) if missing else None
+        part = parse_start(text) if missing else None
         if part is None or missing.isdisjoint(set().union(*map(bound_names, part.body))):
             continue
-        kept = _without_demonstrations(part, entry_point, missing)
+        kept = _without_demonstrations(part, entry_point, missing, known)
         borrowed.append(kept)
         known = known.union(*map(bound_names, kept.body))
         missing = (missing | set().union(*map(_read, kept.body))) - known

@@ -237,10 +237,23 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
         fenced(f"\ufeff{WHOLE}"),
         "<|im_start|>assistant\n" + fenced(WHOLE) + "<|im_end|>\n<|im_start|>user\n" + fenced("def f(x): return 0"),
         f"Thinking first.\n{fenced('def f(x): return 0')}\n</think>{fenced(WHOLE)}",
+        fenced(f"print(0)\n\n\nfrom __future__ import annotations\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
+        # Prose that looks like code
+        f"{WHOLE}\n\nDone",
+        f"{WHOLE}\n\nExplanation: rounding\nNote: it is fast.",
+        f"First a helper:\n\n{HELPER}\n\nNow the function itself:\n\ndef f(x):\n    return helper(x)\n\nThat is all.",
+        f"<answer>{WHOLE}</answer>",
+        fenced(f"{WHOLE}\n\ntree = Tree(3)\nundefined.method()"),
+        fenced("from math import *\nK = ceil(1.5)\n\ndef f(x):\n    return K * ceil(x)"),
     ],
 )  # fmt: skip
 def test_the_program_that_a_careful_reader_would_run(completion):
     assert value(completion) == 4
+
+
+def test_the_blank_lines_of_a_string_keep_their_spaces():
+    program = "def f(x):\n    return '''a\n    \n  b'''"
+    assert extract_program(fenced(program), "f", PREFIX).endswith(program + "\n")
 
 
 @pytest.mark.parametrize("statement", ["n = 3", "x = [1]\nx.append(2)", "register = []\n", "SEEN.clear()"])
