@@ -120,20 +120,22 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
     progress = Progress(len(tensors), "GGUF")
     try:
         with atomic.write_errors(output.parent), atomic.new_file(output, sum(sizes.values())) as temporary:
-            writer.write_header_to_file(temporary)
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            if factors is not None:
-                writer.write_tensor_data(factors)
-            for done, tensor in enumerate(tensors, 1):
-                stream = _Stream(tensor, types[tensor.name], sizes[tensor.name])
-                writer.write_tensor_data(stream)  # type: ignore[arg-type]
-                progress.show(done, tensor.name)
-            writer.close()
+            try:
+                writer.write_header_to_file(temporary)
+                writer.write_kv_data_to_file()
+                writer.write_ti_data_to_file()
+                if factors is not None:
+                    writer.write_tensor_data(factors)
+                for done, tensor in enumerate(tensors, 1):
+                    stream = _Stream(tensor, types[tensor.name], sizes[tensor.name])
+                    writer.write_tensor_data(stream)  # type: ignore[arg-type]
+                    progress.show(done, tensor.name)
+                writer.close()
+            finally:
+                with contextlib.suppress(OSError):  # the disk is still full, and an open file keeps its space
+                    writer.close()
     finally:
         progress.close()
-        with contextlib.suppress(OSError):  # the disk is still full
-            writer.close()
     odd = [name for name in types if kind.startswith("q") and types[name].name == "F16"]
     return (
         [f"{len(odd)} tensors are F16 because their rows are not multiples of 32: {', '.join(odd[:3])}"] if odd else []

@@ -23,6 +23,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, samples_file
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.files.disk import DiskFullError
+from lora_grpo.gguf_export import ExportOptions, export, types
 from lora_grpo.merging import MergeOptions, cli, merge, writer
 from lora_grpo.merging.report import Divergences
 from lora_grpo.planning import make_plan
@@ -149,6 +150,22 @@ def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ende
     assert files(small / "merged") == files(expected)
     name = "model.safetensors"
     assert (small / "merged" / name).read_bytes() == (expected / name).read_bytes()
+
+
+def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
+    options, encoded = ExportOptions(starter.model_path(), output=small / "m.gguf"), types.encoded
+    assert ended(lambda: export(options))[0] == 0
+    before = (small / "m.gguf").read_bytes()
+
+    def fill_and_encode(*tensor):
+        if not (small / ".filler").exists():
+            fill(small, left=300_000)
+        return encoded(*tensor)
+
+    monkeypatch.setattr(types, "encoded", fill_and_encode)
+    code, said = ended(lambda: export(options))
+    assert code == 1 and f"{small}/m.gguf cannot be written: No space left on device; {small} has 0.3" in said
+    assert files(small) == {".filler", "m.gguf"} and (small / "m.gguf").read_bytes() == before
 
 
 def test_an_evaluation_keeps_what_it_graded(small, tmp_path, ended, monkeypatch):
