@@ -198,9 +198,12 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
-    elif shape.experts:  # gradients of a token's experts, and their copies in the order of the experts
+    elif shape.experts:  # the maximum is where the experts' outputs are put back in order, or in their gates
         chosen = h * shape.experts_per_token
-        added = width * (3 * h + 3 * chosen if checkpointing else max(8 * h, 3 * chosen))
+        added = width * max(3 * chosen, 2 * i + chosen)
+        if checkpointing:
+            added = width * max(3 * chosen + 3 * h, 2 * i + chosen + 4 * h)
+        added = max(added, 8 * width * h)
     elif step.on_cpu:
         added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
     else:

@@ -67,6 +67,17 @@ MOE = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
+MIXTRAL = {
+    **LLAMA_ONE,
+    "model_type": "mixtral",
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "intermediate_size": 3584,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 TINY = {"starter": STARTER, "tiny llama": TINY_LLAMA, "tiny qwen3": TINY_QWEN3}
 MODELS = {
     **{name: (config, None) for name, config in TINY.items()},
@@ -227,7 +238,7 @@ def fake_policy(config, step, monkeypatch):
             setattr(model.get_submodule(parent), key, FakeLinear4bit(module, dtype))
     model.is_loaded_in_4bit = True
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)  # fake tensors cannot be swapped
-    targets = list(ATTENTION) if "num_experts" in config else "all-linear"
+    targets = list(ATTENTION) if "num_experts_per_tok" in config else "all-linear"
     adapter = LoraConfig(
         r=step.config.lora.rank, task_type="CAUSAL_LM", target_modules=targets, init_lora_weights=False
     )
@@ -271,6 +282,8 @@ def most_held(config, step, monkeypatch):
         (GEMMA3_ONE, False, True),
         (MOE, False, True),
         (MOE, False, False),
+        (MIXTRAL, False, True),
+        (MIXTRAL, False, False),
     ],
 )
 def test_activations_are_at_least_those_that_torch_saves(config, on_cpu, checkpointing, monkeypatch):
