@@ -188,6 +188,7 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
         fenced(f"{WHOLE}; print(f(float(input())))"),
         fenced("K = 2; print(f(\n    input())); E = 0\n\ndef f(x):\n    return K * math.ceil(x) + E"),
         fenced(f"{WHOLE}\n\nfor i in range(int(input())):\n    print(i)\n\nN = [i for i in range(3)]\n"),
+        fenced("K = 2\n\ndef f(x):\n    return K * math.ceil(x)\n\nif '__main__' == __name__:\n    K = 0"),
         # Strings
         *(fenced(TAGS.format(text, len(text))) for text in ("<|im_end|>", "a</think>b", "<think>")),
         fenced(TAGS.format("\u00a0", 1).replace("'\\xa0'", "'\u00a0'")),
