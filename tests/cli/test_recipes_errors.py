@@ -71,7 +71,7 @@ def refused(result):
     assert result.stdout == ""
     *before, last = result.stderr.splitlines()
     assert last.startswith("error: ")
-    expected = ("preset ", "dropped ", "sandbox: ", "micro-batch ", "sampling ", "memory ", "work ", "time ")
+    expected = ("preset ", "dropped ", "sandbox: ", "micro-batch ", "sampling ", "memory ", "work ", "time ", "disk ")
     assert all(line.startswith(expected) for line in before), before
     return last.removeprefix("error: ")
 

@@ -18,7 +18,7 @@ from helpers.tiny_runs import run_tiny
 
 from lora_grpo import starter
 from lora_grpo.cli import run_command
-from lora_grpo.config import Invocation
+from lora_grpo.config import Invocation, replace
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, samples_file
 from lora_grpo.files import atomic, disk, json_files, lock
@@ -119,10 +119,11 @@ def test_training_ends_in_one_line_and_resumes_to_the_same_bits(small, reward, u
 
 
 def test_the_plan_bounds_what_a_run_writes(unbroken):
-    planned = make_plan(unbroken.config, Invocation())[1].disk
+    config = replace(unbroken.config, {"monitor": {"rows": 0}})  # `run_tiny` does not validate
+    planned = make_plan(config, Invocation())[1].disk
     written = sum((unbroken.folder / name).stat().st_size for name in files(unbroken.folder))
     staged = written + planned.existing // 2  # the next checkpoint, before the older one is deleted
-    assert staged < planned.num_bytes < 3 * staged
+    assert staged < planned.num_bytes < 1.5 * staged
     assert 0 < planned.existing < written
 
 
