@@ -43,6 +43,7 @@ def escapes(run: Callable[[Sequence[Program]], list[Verdict]]) -> str | None:
         written = Path(folder, "written")
         attempts = {
             "reading a file": f"def f(): return open({str(secret)!r}).read()",
+            "looking up a file": f"import os\ndef f():\n os.stat({str(secret)!r})\n return 'open'",
             "writing a file": f"def f():\n open({str(written)!r}, 'w').write('x')\n return 'open'",
             "a socket": "import socket\ndef f():\n socket.socket()\n return 'open'",
             "a new process": "import os\ndef f():\n if not os.fork(): os._exit(0)\n return 'open'",
