@@ -140,7 +140,6 @@ def main(role: str, control_descriptor: int, isolation: str, library: tuple[Any,
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter, importer]
     sys.path.clear()
     sys.path_importer_cache.clear()
-    random.seed(0)  # a program that uses random numbers must always get the same verdict
     os.getcwd = lambda: "/"  # functions such as `os.path.abspath` only need some answer
     gc.collect()
     gc.freeze()
@@ -244,6 +243,8 @@ def _serve(
             os.dup2(descriptor, _LINK + index, inheritable=False)
         os.closerange(_LINK + len(high), 64)
         lockdown.limit_cpu(cpu_seconds)
+        # A program that uses random numbers must always get the same verdict. `random` draws a new seed after a fork.
+        random.seed(0)
         if filter_:
             filter_.put_on()
         if role == "candidate":
