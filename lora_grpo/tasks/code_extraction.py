@@ -140,7 +140,7 @@ def _split(text: str, in_strings: bool = False) -> tuple[str, list[str]]:
         if inline:
             blocks.append([inline])
             into, opened = skipped, ""
-        elif opened and (head.strip() if language else not mark.startswith(opened) or head.lstrip()[:1] == "#"):
+        elif opened and (head.strip() if language else not mark.startswith(opened) or "#" in head):
             into.append(line)
         elif opened and not language:
             into.append(head)

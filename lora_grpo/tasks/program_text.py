@@ -20,7 +20,7 @@ _LONG_IMPORT = re.compile(r"\b(?:import|from)\b[\s\\]*(?:\w++[\s\\]*\.[\s\\]*+){
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _DEMONSTRATION = {"assert", "print", "input", "open", "exit", "quit", "breakpoint", "argv", "stdin", "stdout"}
-_DEMONSTRATION |= {"__name__", "undefined", "doctest", "pytest", "timeit", "unittest"}
+_DEMONSTRATION |= {"__name__", "argparse", "undefined", "doctest", "pytest", "timeit", "unittest"}
 _PARSE_ATTEMPTS = 4
 
 
@@ -158,8 +158,9 @@ def _changed(statement: ast.stmt) -> set[str]:
     """Return the names whose objects a statement changes: `name.x = 1`, `name[0] = 1`, `name.append(1)`."""
     changed: set[str] = set()
     for node in _module_nodes(statement):
-        target = node.func if isinstance(node, ast.Call) else node
-        if isinstance(target, (ast.Attribute, ast.Subscript)) and (target is not node or not _is_read(target)):
+        call = node.value if isinstance(node, ast.Expr) else None
+        target = call.func if isinstance(call, ast.Call) else node
+        if isinstance(target, (ast.Attribute, ast.Subscript)) and (call or not _is_read(target)):
             while isinstance(target, (ast.Attribute, ast.Subscript)):
                 target = target.value
             changed |= {target.id} if isinstance(target, ast.Name) else set()

@@ -189,6 +189,8 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
         fenced("K = 2; print(f(\n    input())); E = 0\n\ndef f(x):\n    return K * math.ceil(x) + E"),
         fenced(f"{WHOLE}\n\nfor i in range(int(input())):\n    print(i)\n\nN = [i for i in range(3)]\n"),
         fenced("K = 2\n\ndef f(x):\n    return K * math.ceil(x)\n\nif '__main__' == __name__:\n    K = 0"),
+        fenced(f"import argparse\n\nparser = argparse.ArgumentParser()\n{WHOLE}\nprint(f(parser.parse_args(['-x'])))"),
+        fenced("class S:\n    k = 2\n\ns = S()\nprint(s.get(input()))\n\ndef f(x):\n    return s.k * math.ceil(x)"),
         # Strings
         *(fenced(TAGS.format(text, len(text))) for text in ("<|im_end|>", "a</think>b", "<think>")),
         fenced(TAGS.format("\u00a0", 1).replace("'\\xa0'", "'\u00a0'")),
@@ -201,7 +203,7 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
         fenced(f'def f(x):\n    """Say \'\'\'no\'\'\'.\n\n```\nf(1)\n```\n"""\n{BODY}'),
         f'def f(x):\n    """Round.\n\n    ```\n    f(1)\n    ```\n    """\n{BODY}',
         fenced(f"{WHOLE}\n\nTEXT = '''\nfrom __future__ import braces\nif __name__ == '__main__':\n'''"),
-        fenced("def f(x):\n    s = '# ```'  # don't ```\n    # ```\n    return twice(math.ceil(x))"),
+        fenced("def f(x):\n    s = '# ```'  # don't ```\n    t = 1  # ```\n    return twice(math.ceil(x))"),
         fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(WHOLE),
         # Fences
         "````python\ndef f(x):\n    s = '''\n```\n'''\n    return twice(math.ceil(x))\n````",
