@@ -1,4 +1,4 @@
-"""Looking up a name that does not exist makes the next look-up faster. Worked under Landlock and bubblewrap."""
+"""Looking up a name that does not exist makes the next look-up faster. Worked under Landlock."""
 
 # noisy
 import os

@@ -1,4 +1,4 @@
-"""Reading a file puts it into the page cache, so a later program reads it without the disk. Worked under Landlock."""
+"""Reading a file puts it into the page cache, so a later program reads it without the disk. Worked in both tiers."""
 
 import os
 import resource

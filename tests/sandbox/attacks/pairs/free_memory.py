@@ -1,4 +1,4 @@
-"""How much memory is free while another program holds a lot. Worked under Landlock and bubblewrap."""
+"""How much memory is free while another program holds a lot. Worked under Landlock."""
 
 # live
 import os

@@ -1,4 +1,4 @@
-"""Two programs meet at a futex in a page of libc, which both map. Worked under Landlock and bubblewrap."""
+"""Two programs meet at a futex in a page of libc, which both map. Worked in both tiers."""
 
 # live
 import ctypes

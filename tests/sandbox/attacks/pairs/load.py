@@ -1,4 +1,4 @@
-"""The number of processes, the load, and the free memory (sysinfo) differ at each look. Worked under Landlock and bubblewrap."""
+"""The number of processes, the load, and the free memory (sysinfo) differ at each look. Worked in both tiers."""
 
 import ctypes
 import os

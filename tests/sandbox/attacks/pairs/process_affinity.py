@@ -1,4 +1,4 @@
-"""Whether the other program still runs, by its CPU affinity. Worked under Landlock."""
+"""Whether the other program still runs, by its CPU affinity. Worked under Landlock in most trials."""
 
 # live
 import os

@@ -1,4 +1,4 @@
-"""Whether the other program still runs, by `stat` of its folder in /proc. Worked under Landlock."""
+"""Whether the other program still runs, by `stat` of its folder in /proc. Worked under Landlock in most trials."""
 
 # live
 import os
