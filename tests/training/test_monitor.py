@@ -110,7 +110,8 @@ def test_monitoring_changes_nothing_that_is_trained(unbroken, tmp_path):
     assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 3, 4])
 def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
     def kill(trainer):
         # At an even step, the checkpoint is complete and the best adapter is not saved yet.
