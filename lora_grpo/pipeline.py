@@ -82,6 +82,7 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
     report = report_run(run, before, after) if before else None
     reward = reward_change(run)
     run.finish({"table": [row.model_dump() for row in report.table] if report else [], "reward": reward})
+    line = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
     if report:
         report.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
@@ -100,7 +101,7 @@ def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] 
         "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
         "longer": f"the same command with --resume {more}",
     }
-    print("", report_line(run.folder), sep="\n")
+    print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
 
 

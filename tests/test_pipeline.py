@@ -95,6 +95,16 @@ def test_the_page_comes_first_and_shows_a_complete_run(concluded):
     assert "Complete." in page.read_text() and "37.5" in page.read_text()
 
 
+def test_the_page_is_written_even_if_nobody_reads_the_output(run, monkeypatch):
+    def fail(*args, **kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", fail)
+    with pytest.raises(BrokenPipeError):
+        finish_run(run, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
+    assert (run.folder / "report" / "report.html").is_file()
+
+
 def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
     (run.folder / "completions").mkdir()
     (run.folder / "completions" / "step-00001.jsonl").write_text("no JSON\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import io
 import locale
 import os
@@ -17,6 +18,9 @@ from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
+
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
+"""Errors of a path that the user can fix."""
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -55,6 +59,9 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         return 128 + signal.SIGPIPE
     error = disk.disk_full(error) or error
+    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
+        error = RunError(message) if run else UserError(message)
     if isinstance(error, (UserError, RunError)):
         command = close_run("failed", str(error))
         distributed.report_error(str(error))
@@ -62,7 +69,9 @@ def _end(error: BaseException) -> int | None:
         _drop_unwritable_output()
         fix = ""
         if isinstance(error, disk.DiskFullError):
-            fix = f"; free some space, then {f'resume with: {command}' if command else 'run the command again'}"
+            rest = run.remaining_bytes if run else None
+            fix = f"; the rest of the run needs about {disk.size(rest)}" if rest else ""
+            fix += f"; free some space, then {f'resume with: {command}' if command else 'run the command again'}"
         else:
             _report(run)
         print(f"error: {error}{fix}", file=sys.stderr)
@@ -95,7 +104,7 @@ def _prepare_output() -> None:
         try:
             os.fstat(number)
         except OSError:  # closed by `>&-`; otherwise the next file would get its number, and the output of libraries
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):

@@ -112,5 +112,7 @@ def write_errors(folder: Path) -> Iterator[None]:
     try:
         with disk.writing(folder):
             yield
+    except BrokenPipeError:  # of standard output, not of a file
+        raise
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; pass another --output") from error

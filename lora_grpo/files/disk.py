@@ -19,11 +19,11 @@ class DiskFullError(RunError):
     """A file could not be written because the disk or a quota is full. Nothing incomplete is left."""
 
 
-def check_free_space(folder: Path, num_bytes: int, fix: str = "pass an --output on another disk") -> None:
+def check_free_space(folder: Path, num_bytes: int, fix: str = ", or pass an --output on another disk") -> None:
     """Raise a UserError if the disk has fewer than `num_bytes` free. The folder may not exist yet."""
     existing, free = free_space(folder)
     if free < num_bytes:
-        raise UserError(f"{existing} has {size(free)} free and needs {size(num_bytes)}; free some space, or {fix}")
+        raise UserError(f"{existing} has {size(free)} free and needs {size(num_bytes)}; free some space{fix}")
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def disk_full(error: BaseException, path: Path | None = None, num_bytes: int = 0
         reason = _reason(each)
         if path is None and isinstance(each, OSError) and each.filename:
             path = Path(each.filename2 or each.filename)
-        each = each.__cause__ or each.__context__
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     if reason is None:
         return None
     if path is None:
@@ -67,8 +67,11 @@ def free_space(path: Path) -> tuple[Path, int]:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes in GB, or in MB below 0.1 GB."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+    """Return a number of bytes in GB, in MB below 0.1 GB, or in kB below 0.1 MB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if num_bytes >= unit / 10:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes / 1e3:.2f} kB"
 
 
 def _reason(error: BaseException) -> str | None:
@@ -78,4 +81,5 @@ def _reason(error: BaseException) -> str | None:
     if number in _FULL:
         return os.strerror(number)
     # torch.save does not report the reason. Its file is on a disk that it could write before.
-    return "torch.save failed, as on a full disk" if "unexpected pos" in str(error) else None
+    is_torch_save = isinstance(error, RuntimeError) and "unexpected pos" in str(error)
+    return "torch.save failed, as on a full disk" if is_torch_save else None

@@ -27,7 +27,7 @@ def claim(folder: Path, flag: str = "--output-dir") -> None:
     except Timeout:
         raise UserError(f"another process is using {folder}; wait for it or give another {flag}") from None
     except OSError as error:
-        raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from None
+        raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from error
     held.append(lock)
 
 

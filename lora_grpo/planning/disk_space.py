@@ -9,11 +9,12 @@ from lora_grpo.config import RunConfig
 from lora_grpo.files import disk
 from lora_grpo.planning.duration import Work
 from lora_grpo.planning.fit import Fit
+from lora_grpo.runs import saved_bytes
 
-_VOCABULARY_BYTES = 80
+_VOCABULARY_BYTES = 140
 """Size of the tokenizer's files per entry of the vocabulary."""
 _TOKEN_BYTES, _LINE_BYTES = 4, 500
-"""Size of a token of text, and of the other entries of a sample."""
+"""Size of a token of English text, and of the other entries of a sample."""
 _COPIES = 3
 """Samples are in their own file, on the page of the report, and on the page that replaces it."""
 
@@ -24,12 +25,13 @@ class DiskSpace:
 
     folder: Path
     num_bytes: int
-    """Upper bound of the size of the folder during the run, without `merged` and `gguf`."""
+    """Estimate of the largest size of the folder during the run, without `merged` and `gguf`."""
     existing: int
     """Bytes of it that a resumed or replaced run has already written."""
+    resumed: bool
 
     @classmethod
-    def of(cls, config: RunConfig, work: Work, fit: Fit, vocabulary: int) -> DiskSpace:
+    def of(cls, config: RunConfig, work: Work, fit: Fit, vocabulary: int, *, resumed: bool) -> DiskSpace:
         """Estimate the files of a run. A new checkpoint or adapter is complete before the old one is deleted."""
         saved = fit.parts["adapter"] + _VOCABULARY_BYTES * vocabulary
         checkpoints = (config.train.keep_checkpoints + 1) * (saved + fit.parts["optimizer"])
@@ -39,16 +41,15 @@ class DiskSpace:
             logged += (1 + work.steps // config.monitor.every_steps) * config.monitor.rows
         sample = _TOKEN_BYTES * (work.prompt_tokens + work.completion_tokens) + _LINE_BYTES
         texts = _COPIES * (logged + (work.evaluated or 0)) * sample
-        names = ("checkpoints", "adapter", "best")
-        files = [path for name in names for path in (config.folder / name).rglob("*") if path.is_file()]
-        return cls(config.folder, checkpoints + adapters + texts, sum(path.stat().st_size for path in files))
+        return cls(config.folder, checkpoints + adapters + texts, saved_bytes(config.folder), resumed)
 
     def check(self) -> None:
         """Raise a UserError if the disk is too small."""
-        disk.check_free_space(self.folder, self.num_bytes - self.existing, "pass an --output-dir on another disk")
+        fix = "" if self.resumed else ", or pass an --output-dir on another disk"
+        disk.check_free_space(self.folder, self.num_bytes - self.existing, fix)
 
     def text(self) -> str:
         """Return the estimate as one line."""
         existing = f", {disk.size(self.existing)} of it already there" if self.existing else ""
         _, free = disk.free_space(self.folder)
-        return f"at most {disk.size(self.num_bytes)} in {self.folder}{existing}; {disk.size(free)} are free"
+        return f"about {disk.size(self.num_bytes)} in {self.folder}{existing}; {disk.size(free)} are free"

@@ -111,7 +111,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         fit=fit,
         largest_micro_batch=largest_micro_batch,
         longest_context=longest_context,
-        disk=DiskSpace.of(config, work, fit, shape.vocabulary) if shape and fit else None,
+        disk=DiskSpace.of(config, work, fit, shape.vocabulary, resumed=invocation.resume) if shape and fit else None,
         too_large=too_large,
     )
 

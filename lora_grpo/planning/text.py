@@ -48,8 +48,7 @@ def _settings(plan: Plan) -> Iterator[str]:
     evaluated = f"; plus {work.evaluated:,} completions for evaluation" if work.evaluated else ""
     yield _line("work", f"{completions}, at most {_count(work.tokens)} tokens{evaluated}")
     yield _line("time", plan.duration.text())
-    if plan.disk:
-        yield _line("disk", plan.disk.text())
+    yield _line("disk", plan.disk.text() if plan.disk else "not planned, because the memory is not")
 
 
 def _lines(plan: Plan) -> Iterator[str]:

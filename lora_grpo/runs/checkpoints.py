@@ -64,6 +64,12 @@ def newest_step(folder: Path) -> int:
     return max((step for step, _ in _checkpoints(folder)), default=0)
 
 
+def saved_bytes(folder: Path) -> int:
+    """Return the size of the checkpoints and adapters of a run."""
+    files = [file for name in ("checkpoints", "adapter", "best") for file in (folder / name).rglob("*")]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def _checkpoint_bytes(folder: Path, model: Any) -> int:
     """Return the size of the newest checkpoint, or of an adapter with the state of AdamW if there is none."""
     for _, newest in _checkpoints(folder)[:1]:

@@ -17,7 +17,7 @@ from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.rewards import parse_reward_specs
-from lora_grpo.runs.checkpoints import newest_step
+from lora_grpo.runs.checkpoints import newest_step, saved_bytes
 from lora_grpo.runs.reader import Line, read_metrics
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
 
@@ -76,6 +76,12 @@ class Run:
         stopped, patience = self.record.get("stopped_early"), self.config.monitor.early_stopping
         return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
 
+    @property
+    def remaining_bytes(self) -> int | None:
+        """Estimated size of what the run has still to write; None if it is not planned."""
+        planned = self.record.get("plan", {}).get("disk_bytes")
+        return planned and max(0, planned - saved_bytes(self.folder))
+
     def begin(self, policy_record: dict[str, Any]) -> None:
         """Mark the run as running and write run.json. Call this after everything that can raise a UserError.
 
@@ -96,6 +102,7 @@ class Run:
                         f"{policy_record[name]!r}; restore it, or pass another --output-dir"
                     )
         self.begun = True
+        self.record.pop("error", None)  # of the attempt that is now resumed
         self.update(status="running", policy=policy_record, processes=distributed.world_size())
         distributed.barrier()
 
@@ -189,7 +196,8 @@ def close_run(status: str, error: str | None = None) -> str | None:
     run = _opened.pop()
     if run.begun:
         if run.record["status"] != "complete":
-            with contextlib.suppress(disk.DiskFullError):  # the status remains `running`, which readers show as killed
+            # If it cannot be written, the status remains `running`, which readers show as killed.
+            with contextlib.suppress(disk.DiskFullError, OSError):
                 run.update(status=status, ended=now(), error=error)
         ranks = str(distributed.world_size())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []

@@ -4,6 +4,7 @@ One environment has all at once: no UTF-8, 60 columns, no terminal, no HOME, and
 access.
 """
 
+import errno
 import os
 import shutil
 import signal
@@ -110,7 +111,7 @@ def test_a_disk_too_small_for_a_run_is_refused(tmp_path, warm):
     with small_disk(tmp_path / "disk", 4) as folder:
         for ended in [warm.start(*command, *more).end() for more in ((), ("--plan",))]:
             assert ended.returncode == 2 and one_line(ended)
-            assert f"error: {folder} has 4.19 MB free and needs 83.00 MB; free some space, or pass" in ended.stderr
+            assert f"error: {folder} has 4.19 MB free and needs 83.28 MB; free some space, or pass" in ended.stderr
         assert list(folder.iterdir()) == []
 
 
@@ -132,8 +133,20 @@ def test_a_closed_pipe_ends_a_command_quietly(before, tmp_path):
         assert '"status": "interrupted"' in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("before", ["", RUN], ids=["", "in a run"])
+@pytest.mark.parametrize(("number", "path"), [("ENAMETOOLONG", "a" * 300), ("EACCES", "locked")])
+def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
+    main = f"import errno, os; raise OSError(errno.{number}, os.strerror(errno.{number}), '{path}')"
+    command = [sys.executable, "-c", COMMAND.format(before + main)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == (1 if before else 2) and one_line(done)
+    reason = os.strerror(getattr(errno, number))
+    assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
+
+
 def test_closed_streams_do_not_give_their_numbers_to_files(tmp_path):
-    main = "print(1); print(2, file=sys.stderr); open('file', 'w').write(str(open('file').fileno()))"
+    main = "print(1); print(2, file=sys.stderr); open('file', 'w').write(str(open('file').fileno())); "
+    main += "import subprocess; subprocess.run(['sh', '-ec', 'cat; echo 1; echo 2 >&2'], check=True)"  # a child too
     shell = '"$0" -c "$1" <&- >&- 2>&-'
     subprocess.run(["bash", "-c", shell, sys.executable, COMMAND.format(main)], check=True, cwd=tmp_path)
     assert int((tmp_path / "file").read_text()) > 2

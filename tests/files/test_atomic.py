@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -6,7 +7,7 @@ import sys
 
 import pytest
 
-from lora_grpo.files.atomic import MANIFEST, damage, new_folder, publish, sha256, write_json, write_text
+from lora_grpo.files.atomic import MANIFEST, damage, new_folder, publish, sha256, write_errors, write_json, write_text
 
 
 def names(folder):
@@ -33,6 +34,11 @@ def test_json_is_readable_and_ends_in_a_newline(tmp_path):
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == {"name": "größe", "values": [1, None]}
     assert text.endswith("}\n")
+
+
+def test_a_closed_pipe_is_not_the_error_of_a_file(tmp_path):
+    with pytest.raises(BrokenPipeError), write_errors(tmp_path):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])

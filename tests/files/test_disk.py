@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -18,7 +19,7 @@ from helpers.tiny_runs import run_tiny
 
 from lora_grpo import starter
 from lora_grpo.cli import run_command
-from lora_grpo.config import Invocation, replace
+from lora_grpo.config import Invocation, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, samples_file
 from lora_grpo.files import atomic, disk, json_files, lock
@@ -28,6 +29,7 @@ from lora_grpo.merging import MergeOptions, cli, merge, writer
 from lora_grpo.merging.report import Divergences
 from lora_grpo.planning import make_plan
 from lora_grpo.report import write_report
+from lora_grpo.runs import open_run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -107,7 +109,7 @@ def test_training_ends_in_one_line_and_resumes_to_the_same_bits(small, reward, u
         code, said = ended(lambda: train(run, reward, Invocation(resume=run.exists())))
         assert code == 1
         assert said.startswith(f"error: {run}/{file} cannot be written: No space left on device; {run}")
-        assert " has 0." in said and " MB free and needs about " in said
+        assert re.search(r" has \d+\.\d\d [kM]B free and needs about ", said)
         assert f"free some space, then resume with: {sys.executable}" in said and f"--output-dir {run}" in said
         assert not [name for name in files(run) if "partial" in name]
         assert [path.name for path in (run / "checkpoints").iterdir()] == ["checkpoint-2"]
@@ -208,8 +210,8 @@ def test_a_report_leaves_the_one_before(small, ended):
 # The errors of libraries
 
 
-def cause(error, context):
-    error.__context__ = context
+def cause(error, context, *, suppressed=False):
+    error.__context__, error.__suppress_context__ = context, suppressed
     return error
 
 
@@ -223,6 +225,8 @@ def cause(error, context):
         (OSError(errno.EACCES, "Permission denied"), None),
         (RuntimeError("unexpected key"), None),
         (UserError("no rows"), None),
+        (cause(UserError("raised from None"), FULL, suppressed=True), None),
+        (UserError("row 3: unexpected pos in 'a'"), None),
     ],
 )
 def test_the_error_of_a_full_disk_is_recognized(error, reason, tmp_path):
@@ -231,6 +235,36 @@ def test_the_error_of_a_full_disk_is_recognized(error, reason, tmp_path):
     if found:
         assert str(found).startswith(f"{tmp_path}/a/b cannot be written: {reason}")
         assert str(found).endswith("free and needs about 1000000.00 GB")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0.00 kB"), (99_999, "100.00 kB"), (1e5, "0.10 MB"), (1e8, "0.10 GB")]
+)
+def test_a_size_has_the_unit_that_shows_it(num_bytes, text):
+    assert disk.size(num_bytes) == text
+
+
+def test_a_run_that_stops_reports_the_space_that_resuming_checks(tmp_path, ended, monkeypatch):
+    config = RunConfig(output_dir=str(tmp_path / "run"), preset="starter")
+
+    def plan(*, resume):
+        return make_plan(config, Invocation(resume=resume))[1]
+
+    def stop():
+        run = open_run(config, Invocation(), "test", {}, plan(resume=False).record())
+        run.begin({})
+        run.best.mkdir()
+        (run.best / "file").write_bytes(bytes(10**6))
+        raise FULL
+
+    said = ended(stop)[1]
+    rest = re.search(r"; the rest of the run needs about (.*); free some space, then resume with: ", said)[1]
+    monkeypatch.setattr(disk, "free_space", lambda path: (path, 0))
+    start = rf"run has 0\.00 kB free and needs {re.escape(rest)}; free some space"
+    with pytest.raises(UserError, match=start + "$"):
+        plan(resume=True).check_disk()
+    with pytest.raises(UserError, match=start + ", or pass an --output-dir on another disk$"):
+        plan(resume=False).check_disk()
 
 
 @pytest.mark.parametrize("kind", ["torch.save", "safetensors", "tokenizers", "text", "lines"])

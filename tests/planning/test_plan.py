@@ -404,7 +404,9 @@ def test_a_vllm_on_a_cpu_is_not_planned(machine, capsys):
     _, plan = recipe("--sampling.backend", "vllm")
     assert plan.fit is None
     show_plan(plan)
-    assert "memory      not planned: vLLM's memory on a CPU is unknown" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "memory      not planned: vLLM's memory on a CPU is unknown" in printed
+    assert "disk        not planned, because the memory is not\n" in printed
 
 
 # Time

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -347,6 +348,14 @@ def test_a_run_that_ends_early_says_how_and_how_to_go_on(tmp_path):
     assert (record["status"], record["error"]) == ("failed", "it broke") and record["ended"]
     assert shlex.split(command)[2:] == ["--resume", "--output-dir", str(folder)]
     assert close_run("failed") is None  # it is already closed
+    open_in(folder, RESUME).begin(BASE)
+    assert "error" not in read_record(folder)
+
+
+def test_a_run_whose_folder_was_deleted_is_closed_without_an_error(tmp_path):
+    open_in(tmp_path / "run").begin(BASE)
+    shutil.rmtree(tmp_path / "run")
+    assert close_run("failed", "it broke")
 
 
 def test_a_complete_run_stays_complete(tmp_path):
