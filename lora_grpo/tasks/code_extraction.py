@@ -1,6 +1,7 @@
 """Extract the program from a completion.
 
-- Text before `</think>` is ignored. A completion with an unclosed `<think>` has no answer.
+- Text before `</think>` is ignored. A completion with an unclosed `<think>` has no answer. Thinking is prose, where a
+  quotation mark need not start a string, so a `</think>` that ends a line or comes before a fence always counts in it.
 - The last fenced block that defines the entry point is used, so a model may correct itself. Names that the block uses
   but does not define are taken from earlier blocks.
 - A block or text with only a function body is placed under the prompt's signature.
@@ -34,10 +35,14 @@ _STOP = re.compile(r"\n(?:class|def|if|print|@|assert|```)")
 _LEXEMES = re.compile(
     r"""\\. | (\"{3}|'{3}) (?:\\.|(?!\1).)*+ \1 | "(?:\\.|[^"\\\n])*+" | '(?:\\.|[^'\\\n])*+'
     | (?P<space>[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]) | (?P<invisible>[\u200b-\u200d\u2060\ufeff])
-    | (?P<tag></?answer>) | (?P<thought></think>) | (?P<token><\|[a-z_]{1,20}\|>)""",
-    re.S | re.X,
+    | (?P<tag>^[ \t]*+</?answer> | </?answer>[ \t]*+$ | </answer>[ \t]*+
+              | <answer>(?=[ \t]*+(?:`{3}|@|(?:async|class|def|from|import)\b)))
+    | (?P<thought></think>) | (?P<token><\|[a-z_]{1,20}\|>)""",
+    re.M | re.S | re.X,
 )
-"""String literals, and what is special outside of them."""
+"""String literals, and what is special outside of them. Inside a line, `<answer>` may be a comparison."""
+_THOUGHT_ENDS = re.compile(r"</think>(?=\s*?(?:\n|`{3}|~{3}|\Z))")
+_UNQUOTED_THOUGHT = re.compile(r"(?<!['\"`])</think>")
 _OPENING_QUOTE = re.compile(r"""\\. | (\"{3}|'{3}|\#) | "(?:\\.|[^"\\])*+" | '(?:\\.|[^'\\])*+'""", re.X)
 _TRANSCRIPT = re.compile(r"^>>> (?:async )?(?:def|class)\b", re.M)
 _LANGUAGE = re.compile(r"[\w.+{}-]{0,20}")
@@ -96,13 +101,17 @@ def cut_at_stop(completion: str) -> str:
 def _answer(completion: str) -> str:
     """Return the text after the thinking section, with normalized line endings, and spaces outside of strings."""
     text = completion.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    lexemes = [match for match in _LEXEMES.finditer(text) if match.lastgroup]
-    start = next((match.end() for match in lexemes if match["thought"]), 0)
-    if not start and text.lstrip().startswith("<think>"):
-        return ""
+    ends = [match for match in _LEXEMES.finditer(text) if match["thought"]][:1]
+    if text.lstrip().startswith("<think>"):
+        sure = _THOUGHT_ENDS.search(text)
+        ends = sorted(filter(None, [*ends, sure]), key=re.Match.end) or [*_UNQUOTED_THOUGHT.finditer(text)]
+        if not ends:
+            return ""
+    text = text[ends[0].end() :] if ends else text
+    start = 0
     parts: list[str] = []
-    for match in lexemes:
-        if match.start() < start:
+    for match in _LEXEMES.finditer(text):
+        if not match.lastgroup or (match["tag"] and _in_comment(text, match)):
             continue
         parts += [text[start : match.start()], " " if match["space"] else "\n" if match["tag"] else ""]
         start = match.end()
@@ -117,6 +126,12 @@ def _answer(completion: str) -> str:
     if len(answer) > MAX_CHARS:
         raise AnswerTooLong(f"the answer has {len(answer):,} characters; expected at most {MAX_CHARS:,}")
     return answer
+
+
+def _in_comment(text: str, tag: re.Match[str]) -> bool:
+    """Return whether a comment goes on after the tag."""
+    line = text[max(0, tag.start() - 200) : tag.start()].rpartition("\n")[2]
+    return "#" in line and text[tag.end() : tag.end() + 1] not in ("", "\n")
 
 
 def _split(text: str, in_strings: bool = False) -> tuple[str, list[str]]:

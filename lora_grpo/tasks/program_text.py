@@ -21,6 +21,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _DEMONSTRATION = {"assert", "print", "input", "open", "exit", "quit", "breakpoint", "argv", "stdin", "stdout"}
 _DEMONSTRATION |= {"__name__", "argparse", "undefined", "doctest", "pytest", "timeit", "unittest"}
+_IN_PLACE = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft"}
+_IN_PLACE |= {"remove", "reverse", "setdefault", "sort", "update"}
+_ARGUMENTS = "(arguments)"
 _PARSE_ATTEMPTS = 4
 
 
@@ -161,10 +164,51 @@ def _changed(statement: ast.stmt) -> set[str]:
         call = node.value if isinstance(node, ast.Expr) else None
         target = call.func if isinstance(call, ast.Call) else node
         if isinstance(target, (ast.Attribute, ast.Subscript)) and (call or not _is_read(target)):
-            while isinstance(target, (ast.Attribute, ast.Subscript)):
-                target = target.value
-            changed |= {target.id} if isinstance(target, ast.Name) else set()
+            changed |= _owner(target)
     return changed
+
+
+def _owner(node: ast.expr) -> set[str]:
+    """Return the name whose object an expression such as `name`, `name.x` or `name[0]` belongs to."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def _filled(statement: ast.stmt, effects: Mapping[str, set[str]]) -> set[str]:
+    """Return the names whose objects a statement may change through calls: `fill(name)`, `print(name.append(1))`.
+
+    A call of one of the module's functions, the keys of `effects`, has that function's effects.
+    """
+    filled: set[str] = set()
+    for node in _module_nodes(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _IN_PLACE:
+            filled |= _owner(node.func)
+        call = node.value if isinstance(node, (ast.Expr, ast.Assign)) else None
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        unknown = isinstance(node, ast.Expr) and not hasattr(builtins, name)
+        changed = effects.get(name, {_ARGUMENTS} if unknown else set())
+        filled |= changed - {_ARGUMENTS}
+        if _ARGUMENTS in changed:
+            filled = filled.union(*map(_owner, [*call.args, *(keyword.value for keyword in call.keywords)]))
+    return filled
+
+
+def _effects(code: Code) -> dict[str, set[str]]:
+    """Return the names that each function of the module assigns or changes, and `_ARGUMENTS` if it changes those."""
+    effects: dict[str, set[str]] = {}
+    for function in code.body:
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            nodes = [node for statement in function.body for node in _module_nodes(statement)]
+            shared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+            arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+            local = set().union(*map(bound_names, function.body)) - shared
+            changed = shared.union(*map(_changed, function.body), *(_filled(node, effects) for node in function.body))
+            own = {_ARGUMENTS} if changed & arguments else set()
+            effects[function.name] = effects.get(function.name, set()) | own | (changed - arguments - local)
+    return effects
 
 
 def _is_read(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
@@ -205,6 +249,7 @@ def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str
     A demonstration is a statement that uses the entry point, prints, asserts or reads input, itself or through names
     that other demonstrations bind. So is one that reads a name that nothing defines, such as the prose `Note: done`.
     A name needs the statements that bind it or change its object, and what those read. Imports and definitions stay.
+    A call may change objects too, such as `fill(table)`, if all that makes it a demonstration is a print or an assert.
 
     Future imports must come first in the program, so they remain only in the returned statements, not in the text.
     """
@@ -227,6 +272,12 @@ def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str
             users[name].append(index)
         if not _is_main_guard(node):
             for name in binds[index] | (_changed(node) - imports):
+                needed_by[name].append(index)
+    sure = _reachable({entry_point, *_DEMONSTRATION} - {"print", "assert"}, users, binds)
+    effects = _effects(code)
+    for index, node in enumerate(code.body):
+        if index not in sure and not isinstance(node, _DEFINITIONS):
+            for name in _filled(node, effects) - imports:
                 needed_by[name].append(index)
     needs = [read - bound for read, bound in zip(reads, binds, strict=True)]
     needed = _reachable(start, needed_by, needs)

@@ -121,6 +121,8 @@ def after(code):
 HELPER = "def helper(x):\n    return twice(math.ceil(x))"
 TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(math.ceil(x))"
 READS_INPUT = "n = float(input())\nprint(f(n))"
+THREE, APOSTROPHES = '"' * 3, "'" * 3
+DOCUMENTED = fenced('def f(x):\n    """Round up, then double."""\n    return twice(math.ceil(x))')
 TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
 
 
@@ -205,6 +207,41 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
         fenced(f"{WHOLE}\n\nTEXT = '''\nfrom __future__ import braces\nif __name__ == '__main__':\n'''"),
         fenced("def f(x):\n    s = '# ```'  # don't ```\n    t = 1  # ```\n    return twice(math.ceil(x))"),
         fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(WHOLE),
+        # Thinking that ends inside of what looks like a string
+        f'<think>\nThe prompt starts with """ and ends with a return.\n</think>\n\n{DOCUMENTED}',
+        f"<think>\nThe string ''' is odd.\n</think>\n\n{DOCUMENTED.replace(THREE, APOSTROPHES)}",
+        f'<think>\nMaybe:\n```python\ndef f(x):\n    """Round\n    return 0\n</think>\n\n{DOCUMENTED}',
+        f"<think>\nI think let's go.</think>Here's the code:\n{DOCUMENTED}",
+        f"<think>\nIt's `x` that I round.</think>{DOCUMENTED}",
+        f"<think>\nFirst '</think>', then \"</think>\", and </think>That's it:\n{DOCUMENTED}",
+        # Answer tags
+        fenced("def f(x):\n    # put it in the <answer> tag\n    return twice(math.ceil(x))"),
+        fenced("def f(x):\n    y = twice(math.ceil(x))  # between <answer> and </answer>\n    return y"),
+        fenced("def f(x):\n    y = twice(math.ceil(x))  # not </answer> or <answer> from here\n    return y"),
+        fenced("def f(x):\n    lo, answer = 0, twice(math.ceil(x))\n    return answer if lo <answer> -1 else 0"),
+        f"Easy. <answer>{WHOLE}</answer> That is all.",
+        f"<answer> {WHOLE} </answer>",
+        # Set-up that prints or asserts
+        after("def setup():\n    global k\n    k = 2\n    print('loaded')\n\nsetup()\n"
+            "def helper(x):\n    return k * math.ceil(x)"),
+        after("def load():\n    global k\n    k = 2\n\ndef setup():\n    load()\n    print('loaded')\n\n"
+            "setup()\ndef helper(x):\n    return k * math.ceil(x)"),
+        after("primes = []\ndef sieve():\n    for i in range(2, 9):\n        if all(i % p for p in primes):\n"
+            "            primes.append(i)\n    print(len(primes))\n\nsieve()\n"
+            "def helper(x):\n    return primes[0] * math.ceil(x)"),
+        *(after(f"P = []\ndef fill(p):\n    {check}\n    p.append(2)\n    return p\n\n{call}\n"
+            "def helper(x):\n    return P[0] * math.ceil(x)")
+            for check in ("print('filling')", "assert not p") for call in ("fill(P)", "Q = fill(p=P)")),
+        after("import heapq\nh = []\nfor i in [2, 3]:\n    heapq.heappush(h, i)\n    print(h)\n"
+            "def helper(x):\n    return h[0] * math.ceil(x)"),
+        after("P = []\nprint(P.append(2))\ndef helper(x):\n    return P[0] * math.ceil(x)"),
+        # Demonstrations that only look like set-up
+        fenced("memo = {}\ndef f(x):\n    memo[x] = twice(math.ceil(x))\n    return memo[x]\n\n"
+            "r = f(1)\nassert r == 9"),
+        after("memo = {}\ndef helper(x):\n    memo[x] = twice(math.ceil(x))\n    return memo[x]\n\n"
+            "assert helper(1) == 9"),
+        after("def helper(x):\n    return K * math.ceil(x)\n\nK = 2\ndef main():\n    global K\n"
+            "    K = int(input())\n    print(f(K))\n\nmain()"),
         # Fences
         "````python\ndef f(x):\n    s = '''\n```\n'''\n    return twice(math.ceil(x))\n````",
         f"~~~\n{WHOLE}\n~~~\nIt prints:\n~~~\n4\n~~~",
@@ -280,6 +317,7 @@ def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
         "It returns twice the ceiling.",
         "<think>\n" + WHOLE,
         f"<think>{WHOLE}</think>",
+        f"<think>\nIt ends with '</think>'.\n{WHOLE}",
         "```python\n```",
         fenced("$ pip install f", "bash"),
         "<|im_end|>",
