@@ -32,6 +32,8 @@ class StreamedModel:
     def __init__(self, model: Any) -> None:
         import torch
 
+        if any(parameter.dim() > 2 for parameter in model.parameters()):
+            raise UserError("the model is a mixture of experts")
         self._model = model
         self._weights: Mapping[str, Rows] = {}
         embedding = model.get_input_embeddings()

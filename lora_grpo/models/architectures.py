@@ -41,8 +41,8 @@ def check_sampling(config: Mapping[str, Any], name: str) -> None:
     family = config.get("model_type")
     if family in RECURRENT:
         raise UserError(
-            f"{name} is a {family} model with a recurrent state, and the built-in sampler needs keys and values; pass "
-            "--backend vllm"
+            f"{name} is a model of type {family} with a recurrent state, and the built-in sampler needs keys and "
+            "values; pass --backend vllm"
         )
 
 
@@ -54,15 +54,22 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None
     family = config.get("model_type")
     reason = _why_not(config, settings)
     if reason:
-        raise UserError(f"{settings.name} is a {family} model, which cannot be trained: {reason}")
+        kind = f"is a model of type {family}, which " if family else ""
+        raise UserError(f"{settings.name} {kind}cannot be trained: {reason}")
 
 
 def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
     """Return why a model cannot be trained, and what to do about it; "" if it can be."""
     family = config.get("model_type")
     stored = config.get("quantization_config")
-    if stored and stored.get("quant_method") != "bitsandbytes":
-        return f"its weights are stored in {stored.get('quant_method')}; pass the 16-bit model it was made from"
+    if stored:
+        method = stored.get("quant_method") if isinstance(stored, Mapping) else None
+        if not method:
+            return "the quantization_config in its config.json is invalid; pass the 16-bit model it was made from"
+        if method == "bitsandbytes" and not stored.get("load_in_4bit"):
+            method = "a format of bitsandbytes other than 4-bit"
+        if method != "bitsandbytes":
+            return f"its weights are stored in {method}; pass the 16-bit model it was made from"
     if family in TRAINABLE:
         return ""
     if config.get("auto_map"):
@@ -74,6 +81,8 @@ def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
         reason = "it also reads images or audio, and only text models are trained"
     elif family in RECURRENT:
         reason = "it keeps a recurrent state, and the built-in sampler needs keys and values"
-    else:
+    elif family:
         reason = "it has not been tested"
+    else:
+        reason = "its config.json has no model_type"
     return f"{reason}; pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"

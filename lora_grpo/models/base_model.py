@@ -112,10 +112,13 @@ def compute_dtype() -> Any:
 def read_config(settings: ModelConfig) -> dict[str, Any]:
     """Return a model's config.json, or raise a UserError. Imports neither torch nor transformers."""
     folder = Path(source(settings.name))
+    if folder.is_dir():
+        return json_files.read_object(folder / "config.json")
     try:
-        return json_files.read_object(folder / "config.json" if folder.is_dir() else _from_hub(settings))
-    except Exception as error:  # missing or damaged files raise many types
+        path = _from_hub(settings)
+    except Exception as error:  # a wrong id, an unreachable Hub and a missing file raise many types
         raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
+    return json_files.read_object(path)
 
 
 def _from_hub(settings: ModelConfig) -> Path:
@@ -162,8 +165,23 @@ def load_base(settings: ModelConfig) -> Any:
         raise
     except Exception as error:  # missing or damaged files raise many types
         raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}") from error
+    _check_sizes(model, settings.name)
     keep_frozen(model)
     return model
+
+
+def _check_sizes(model: Any, name: str) -> None:
+    """Check that weights have the sizes in config.json. Transformers (5.17) does not, if it loads them in 4 bits."""
+    import torch
+
+    for part, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            stored = tuple((getattr(module.weight, "quant_state", None) or module.weight).shape)
+            if stored != (module.out_features, module.in_features):
+                raise UserError(
+                    f"the model {name} cannot be loaded: {part}.weight has the shape {stored}, but config.json gives "
+                    f"{(module.out_features, module.in_features)}; use the config.json that belongs to the weights"
+                )
 
 
 def load_tokenizer(settings: ModelConfig) -> Any:

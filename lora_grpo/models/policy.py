@@ -130,13 +130,14 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     if targets == ["all-linear"]:
         targets = list(ATTENTION) if base.config.model_type in HAVE_EXPERTS else "all-linear"
     adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **_lora_options(config))
+    given = f"--lora.targets {' '.join(config.lora.targets)}"
     torch.manual_seed(config.seed)
     try:
         model = get_peft_model(base, adapter)
     except ValueError as error:
-        raise UserError(f"--lora.targets {' '.join(targets)}: {first_line(error)}") from None
+        raise UserError(f"{given}: {first_line(error)}") from None
     if model.peft_config["default"].target_parameters:
-        raise UserError(f"--lora.targets {' '.join(targets)}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
+        raise UserError(f"{given}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
     return model, base_model.load_tokenizer(config.model)
 
 

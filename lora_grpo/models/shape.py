@@ -67,10 +67,10 @@ class Shape:
         family = values.get("model_type")
         if family not in _FAMILIES:
             raise UnknownFamily(
-                f"the memory of a {family} model cannot be planned; expected one of {', '.join(_FAMILIES)}"
+                f"the memory of a model of type {family} cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
         if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
-            raise UnknownFamily(f"the memory of a {family} model with layers without experts cannot be planned")
+            raise UnknownFamily(f"the memory of a model of type {family} with layers without experts cannot be planned")
         hidden, heads = _positive_int(values, "hidden_size"), _positive_int(values, "num_attention_heads")
         width = _optional_int(values, "head_dim") or _HEAD_WIDTHS.get(family, max(1, hidden // heads))
         biases: list[str] = []
@@ -82,7 +82,8 @@ class Shape:
             biases += ["gate_proj", "up_proj", "down_proj"]
         inner, experts, experts_per_token = "intermediate_size", 0, 1
         if family in ("mixtral", "qwen3_moe"):
-            experts = _positive_int(values, "num_local_experts" if family == "mixtral" else "num_experts")
+            # Qwen's own files have num_experts, but transformers (5.17) writes num_local_experts.
+            experts = _positive_int(values, "num_experts" if "num_experts" in values else "num_local_experts")
             experts_per_token = _positive_int(values, "num_experts_per_tok")
             inner = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
         return cls(

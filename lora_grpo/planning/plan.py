@@ -120,12 +120,13 @@ def _read_shape(config: RunConfig, device: Device, derived: Sequence[str]) -> tu
     """Return the model's shape, or why its memory cannot be planned.
 
     Raises:
-        UserError: the model cannot be trained, or its shape is unknown and `derived` settings need it.
+        UserError: the model cannot be trained, its folder has no readable config.json, or its shape is unknown and
+            `derived` settings need it.
     """
     try:
         model = base_model.read_config(config.model)
     except UserError as error:
-        if derived:
+        if derived or base_model.is_folder_name(config.model.name):
             raise
         return None, str(error)
     check_architecture(model, config.model)

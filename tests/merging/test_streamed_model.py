@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.adapters import load, make_base
+from helpers.tiny_models import CONFIGS, make_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lora_grpo.errors import UserError
@@ -35,6 +36,12 @@ def test_a_model_that_does_more_is_refused(tmp_path):
     del weights["transformer.ln_f.bias"]
     with pytest.raises(UserError, match=r"the weights have no transformer\.ln_f\.bias"):
         model.states(weights, [[1, 2]], keep=1)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 moe"])
+def test_a_mixture_of_experts_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match="the model is a mixture of experts"):
+        StreamedModel(empty_model(make_model(tmp_path, CONFIGS[name])))
 
 
 class InMemory:

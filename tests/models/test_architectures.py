@@ -75,6 +75,11 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
         write_gguf(merged, tmp_path / "model.gguf", "f16")
 
 
+def saved(config):
+    """Return a configuration as transformers writes it, with some names different from those on the Hub."""
+    return json.loads(AutoConfig.for_model(**config).to_json_string())
+
+
 def test_every_family_that_is_accepted_is_tested():
     assert {config["model_type"] for config in (CONFIGS | OTHERS).values()} == set(TRAINABLE)
 
@@ -83,12 +88,13 @@ def test_every_family_that_is_accepted_is_tested():
 def test_the_plan_counts_every_parameter(name):
     config = CONFIGS[name]
     if name == "gpt2":
-        with pytest.raises(UserError, match="the memory of a gpt2 model cannot be planned"):
+        with pytest.raises(UserError, match="the memory of a model of type gpt2 cannot be planned"):
             Shape.of(config)
         return
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     shape = Shape.of(config)
+    assert Shape.of(saved(config)) == shape
     assert shape.parameters == model.num_parameters()
     linear = [m for n, m in model.named_modules() if type(m) is torch.nn.Linear and n != "lm_head"]
     assert shape.linear_parameters == sum(module.weight.numel() for module in linear)
@@ -104,15 +110,23 @@ REFUSED = {
     ),
     "custom": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "pass --model.trust-remote-code"),
     "unheard": ({"model_type": "unheard"}, "it has not been tested; pass another model"),
-    "none": ({}, "is a None model, which cannot be trained"),
-    "gptq": ({**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq"}}, "its weights are stored in gptq"),
+    "none": ({}, "none cannot be trained: its config.json has no model_type"),
 }
+STORED = {
+    "gptq": ({"quant_method": "gptq"}, "its weights are stored in gptq"),
+    "8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "stored in a format of bitsandbytes other than"),
+    "text": ("gptq", "quantization_config in its config.json is invalid"),
+    "list": ([4], "quantization_config in its config.json is invalid"),
+    "no method": ({"bits": 4}, "quantization_config in its config.json is invalid"),
+}
+REFUSED |= {name: ({**CONFIGS["llama"], "quantization_config": it}, why) for name, (it, why) in STORED.items()}
 
 
 @pytest.fixture
 def folders(tmp_path):
     """Folders with the configuration of a model and nothing else."""
-    configs = CONFIGS | {name: config for name, (config, _) in REFUSED.items()}
+    configs = {name: saved(config) for name, config in CONFIGS.items()}
+    configs |= {name: config for name, (config, _) in REFUSED.items()}
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
@@ -135,13 +149,14 @@ def test_a_plan_needs_the_configuration_alone_and_refuses_what_cannot_be_trained
 def test_trusted_code_and_4_bit_weights_are_accepted():
     custom, _ = REFUSED["custom"]
     check_architecture(custom, ModelConfig(trust_remote_code=True))
-    check_architecture({**CONFIGS["llama"], "quantization_config": {"quant_method": "bitsandbytes"}}, ModelConfig())
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    check_architecture({**CONFIGS["llama"], "quantization_config": stored}, ModelConfig())
 
 
 def test_the_built_in_sampler_refuses_a_recurrent_model_before_it_is_loaded(folders):
     spec = ModelSpec("mamba", ModelConfig(name=str(folders / "mamba"), bits=16), "mamba", None, starter.model_path())
     (folders / "mamba" / "generation_config.json").write_text('{"eos_token_id": 2}')
-    with pytest.raises(UserError, match=r"^mamba is a mamba model with a recurrent state.*; pass --backend vllm$"):
+    with pytest.raises(UserError, match=r"^mamba is a model of type mamba with a recurrent.*; pass --backend vllm$"):
         load_sampler(spec, "transformers", load_tokenizer(spec), 256, seed=0)
 
 
@@ -150,12 +165,15 @@ def policy_of(folder, *targets):
     return load_policy(replace(RunConfig(), settings))
 
 
-def test_targets_that_cannot_be_adapted_are_refused_and_a_missing_chat_template_is_noted(tmp_path, capsys):
+def test_targets_that_cannot_be_adapted_are_refused_and_a_missing_chat_template_is_noted(tmp_path, monkeypatch, capsys):
     folder = make_model(tmp_path / "model", CONFIGS["qwen3 moe"])
     with pytest.raises(UserError, match=r"^--lora\.targets absent: Target modules .* not found"):
         policy_of(folder, "absent")
     with pytest.raises(UserError, match=r"^--lora\.targets .*: experts cannot be adapted; pass q_proj k_proj"):
         policy_of(folder, "gate_proj", "up_proj", "down_proj")
+    monkeypatch.setattr("lora_grpo.models.policy.HAVE_EXPERTS", ())
+    with pytest.raises(UserError, match=r"^--lora\.targets all-linear: experts cannot be adapted; pass q_proj k_proj"):
+        policy_of(folder, "all-linear")
     (folder / "chat_template.jinja").unlink()
     policy_of(folder, "q_proj")
     [line] = capsys.readouterr().err.splitlines()

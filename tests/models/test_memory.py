@@ -360,12 +360,12 @@ def test_each_setting_grows_its_own_parts():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "gpt2"}, "the memory of a gpt2 model cannot be planned; expected one of gemma2, gemma3_text"),
+        ({"model_type": "gpt2"}, "the memory of a model of type gpt2 cannot be planned; expected one of gemma2, gem"),
         (
             {**QWEN25_HALF, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
-            "qwen3_moe model with layers without experts",
+            "qwen3_moe with layers without experts",
         ),
-        ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a qwen2_moe model"),
+        ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a model of type qwen2_moe"),
         ({"model_type": "llama"}, "config.json lacks hidden_size"),
         ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json has"),
     ],

@@ -3,11 +3,12 @@ import json
 import bitsandbytes
 import pytest
 import torch
+from helpers.tiny_models import CONFIGS, make_model
 
 from lora_grpo import starter
 from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.models.base_model import load_tokenizer
+from lora_grpo.models.base_model import load_base, load_tokenizer
 from lora_grpo.models.policy import check_model, load_policy
 from lora_grpo.sampling.build import build_sampler
 
@@ -82,6 +83,16 @@ def test_a_damaged_model_is_refused_in_one_line(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         load_policy(config(name=str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [4, 16])
+@pytest.mark.parametrize("change", [{"intermediate_size": 128}, {"vocab_size": 800}])
+def test_a_configuration_that_contradicts_the_weights_is_refused(change, bits, tmp_path):
+    folder = make_model(tmp_path, CONFIGS["qwen2"])
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        load_base(config(str(folder), bits).model)
     assert "\n" not in str(caught.value)
 
 

@@ -91,17 +91,25 @@ def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch)
 def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     machine(8188)
     (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gpt2"}))
-    with pytest.raises(UserError, match=r"a gpt2 model cannot be planned; .*; pass --train\.micro-batch-size$"):
+    with pytest.raises(UserError, match=r"a model of type gpt2 cannot be planned; .*; pass --train\.micro-batch-size$"):
         planned(asked(model))
     named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
     settled, record = planned(named)
     assert settled == named
-    assert record["derived"] == [] and "a gpt2 model" in record["not_planned"]
-    assert start_lines(named)[0].startswith("memory      not planned: the memory of a gpt2 model")
+    assert record["derived"] == [] and "of type gpt2" in record["not_planned"]
+    assert start_lines(named)[0].startswith("memory      not planned: the memory of a model of type gpt2")
     assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
     with pytest.raises(UserError, match="cannot be read"):
         planned(asked(model))
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_an_unreadable_configuration_is_refused_and_named_once(machine, model, content):
+    (model / "config.json").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        planned(asked(model))
+    assert str(error.value).count(str(model)) == 1
 
 
 def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path):
