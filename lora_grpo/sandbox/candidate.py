@@ -104,9 +104,10 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
 
 
 def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]:
-    """Return `[number, contents]` of each argument that changed."""
+    """Return `[number, contents]` of each argument that changed, also from 1 to 1.0 or True."""
     after = [encoder.contents(node) for node in nodes]
-    return [[number, now] for number, (then, now) in enumerate(zip(before, after, strict=True)) if then != now]
+    pairs = enumerate(zip(before, after, strict=True))
+    return [[number, now] for number, (then, now) in pairs if then != now or repr(then) != repr(now)]
 
 
 def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list[Any]:

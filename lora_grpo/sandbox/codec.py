@@ -212,10 +212,16 @@ def _builtin_type(name: Any) -> type:
     return kind
 
 
+PREDICATES = {name for kind in (str, bytes, set, int, float) for name in dir(kind) if name.startswith("is")}
+PREDICATES |= {"startswith", "endswith"}
+"""Methods of plain values that compare them with their arguments, or only return a truth value. A result that is not
+plain data does not have them. Otherwise, `result.startswith("six")` would send the expected value to the candidate."""
+
+
 @functools.lru_cache(maxsize=64)
 def _named_tuple(name: str, *fields: str) -> type:
-    """Return a named tuple type. `namedtuple` accepts only identifiers."""
-    return namedtuple(name, fields, rename=True)
+    """Return a named tuple type. `namedtuple` renames fields that are not identifiers; so are those in PREDICATES."""
+    return namedtuple(name, ["_" if field in PREDICATES else field for field in fields], rename=True)
 
 
 def _natural(number: Any) -> int:

@@ -14,8 +14,8 @@ HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
 Report = dict[str, Any]
 """`status`, `message`, `passed_tests`, and `num_tests`.
 
-Two more statuses blame the tests. `broken`: they failed before the candidate had any influence. `suspect`: they failed
-afterwards in a way that a correct candidate does not cause, so this counts only if the candidate is the reference.
+The status `broken` blames the tests: they failed without the candidate, or in a way that a correct candidate does not
+cause. It counts only if the candidate is the reference, because the tests may also lack memory on a busy machine.
 """
 
 
@@ -39,7 +39,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
         if count.first:
             raise count.first
         if not link.used:
-            status, message = "suspect", "they never use the candidate"
+            status, message = "broken", "they never use the candidate"
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported
@@ -57,7 +57,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
     if theirs:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
     if isinstance(error, (NotPlain, ModuleNotFoundError)) or not link.used:
-        return "suspect", text
+        return "broken", text
     line, trace = 0, error.__traceback__
     while trace:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "<test>" else line

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.sandbox.codec import MAX_ITEMS, Decoder, Encoder, Malformed, receive, send
+from lora_grpo.sandbox.codec import MAX_ITEMS, PREDICATES, Decoder, Encoder, Malformed, receive, send
 
 FROM_CANDIDATE = "raised by the candidate: "
 """Prefix of the note that is added to exceptions raised by the candidate."""
@@ -40,12 +40,6 @@ class Gone(BaseException):
 
 class NotPlain(Exception):
     """The tests passed the candidate a value that cannot be encoded, such as a function."""
-
-
-_PREDICATES = {name for kind in (str, bytes, set, int, float) for name in dir(kind) if name.startswith("is")}
-_PREDICATES |= {"startswith", "endswith"}
-"""Methods of plain values that compare them with their arguments, or only return a truth value. A result that is not
-plain data does not have them. Otherwise, `result.startswith("six")` would send the expected value to the candidate."""
 
 
 class Link:
@@ -179,7 +173,7 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         result = not isinstance(object.__getattribute__(self, "_key"), str)
-        if (name.startswith("__") and name != "__name__") or (result and name in _PREDICATES):
+        if (name.startswith("__") and name != "__name__") or (result and name in PREDICATES):
             raise AttributeError(name)
         return _ask(self, "getattr", name)
 
@@ -209,7 +203,8 @@ _ABILITIES: dict[str, Any] = {
 
 @functools.cache
 def _remote_class(abilities: frozenset[str]) -> type[Remote]:
-    return type("Remote", (Remote,), {"__slots__": ()} | {f"__{name}__": _ABILITIES[name] for name in abilities})
+    methods = {f"__{name}__": _ABILITIES[name] for name in abilities}
+    return type("object of the candidate", (Remote,), {"__slots__": ()} | methods)
 
 
 def remote(link: Link, key: int | str, abilities: frozenset[str] = frozenset(_ABILITIES)) -> Remote:

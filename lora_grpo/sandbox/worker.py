@@ -177,9 +177,9 @@ def _decide(
         return Verdict("crashed", f"the process of its tests was killed by {_signal(wait_status)}", seconds)
     report = json.loads(output)
     status, message = report["status"], report["message"]
-    if status == "broken" or (status == "suspect" and program.reference):
+    if status == "broken" and program.reference:
         raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
-    if status == "suspect":
+    if status == "broken":
         status = "failed"
     if status == "crashed":
         status, message = _how_it_ended(*ends["candidate"])

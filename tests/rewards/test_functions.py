@@ -254,6 +254,20 @@ def test_a_pass_in_which_no_assert_ran_earns_nothing():
     assert functions.share_of_tests_passed([program("return []")], **row) == [0]
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "try:\n    for a, b in zip(f(1), [1]):\n        assert a == b\nexcept TypeError:\n    assert False",
+        "import unittest\nfor a, b in zip(f(1), [1]):\n    unittest.TestCase().assertEqual(a, b)",
+    ],
+)
+@pytest.mark.parametrize(("body", "share"), [("return []", 1), ("return [2]", 0)])
+def test_a_row_without_counted_asserts_pays_like_passes_tests(test, body, share):
+    row = {"id": ["a"], "entry_point": ["f"], "test": [test]}
+    for reward in (functions.passes_tests, functions.share_of_tests_passed):
+        assert reward([program(body)], **row) == [share]
+
+
 def test_programs_may_define_every_name_that_the_tests_use():
     row = {"id": ["a"], "entry_point": ["f"], "functions": [["f", "Box"]], "test": ["assert f(Box(3)) == 3"]}
     source = "class Box:\n    def __init__(self, x): self.x = x\ndef f(box): return box.x"

@@ -738,6 +738,11 @@ with f() as one:
     "a result that changes later": "log = []\ndef f():\n log.append(1)\n return log\n---\n"
     "a = f()\nf()\nassert a == [1, 1]",
     "StopIteration": "def f(): raise StopIteration\n---\nassert list(map(lambda _: f(), [1])) == []",
+    "SystemExit": "def f(): raise SystemExit\n---\ntry:\n f()\nexcept SystemExit:\n seen = True\nassert seen",
+    "attributes of exceptions": "def f():\n e = ValueError()\n e.a = 1\n raise e\n---\n"
+    "try:\n f()\nexcept ValueError as e:\n assert e.a == 1",
+    "identity of NaN": "def f(x): return [x]\n---\nx = float('nan')\nassert f(x) == [x]",
+    "iterators as arguments": "def f(xs): return next(xs)\n---\nxs = iter([1, 2])\nassert (f(xs), next(xs)) == (1, 2)",
     "nesting of 200 levels": "def f():\n x = []\n for _ in range(200): x = [x]\n return x\n---\n"
     "x = []\nfor _ in range(200): x = [x]\nassert f() == x",
     "awaitable results": "async def f(): return 1\n---\nimport asyncio\nassert asyncio.run(f()) == 1",
