@@ -112,7 +112,7 @@ def compute_dtype() -> Any:
 def read_config(settings: ModelConfig) -> dict[str, Any]:
     """Return a model's config.json, or raise a UserError. Imports neither torch nor transformers."""
     folder = Path(source(settings.name))
-    if folder.is_dir():
+    if folder.is_dir() or is_folder_name(settings.name):
         return json_files.read_object(folder / "config.json")
     try:
         path = _from_hub(settings)

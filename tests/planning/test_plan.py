@@ -100,8 +100,9 @@ def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     assert start_lines(named)[0].startswith("memory      not planned: the memory of a model of type gpt2")
     assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
-    with pytest.raises(UserError, match="cannot be read"):
-        planned(asked(model))
+    for folder in (model, model / "absent"):
+        with pytest.raises(UserError, match=f"^{folder}/config.json cannot be read"):
+            planned(asked(folder))
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
