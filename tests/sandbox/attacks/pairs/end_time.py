@@ -5,7 +5,7 @@
 import time
 
 START = time.time()
-PERIOD = 0.2
+PERIOD = 0.4
 
 
 def write(bit, n):
