@@ -85,7 +85,7 @@ def test_a_pair_of_programs_carries_no_bit_unless_it_is_open(pool, path):
     source = path.read_text(encoding="utf-8")
     bits = NOISY_BITS if "\n# noisy\n" in source else BITS
     is_open = "\n# open\n" in source
-    # On a busy machine, a program may start too late to read an open channel. Guesses may be right by chance, but not twice.
+    # On a busy machine, a program may start too late to read an open channel. Guesses are not right by chance twice.
     for _ in range(5 if is_open else 2):
         found = observations(pool, source, bits)
         if carries(source, bits, found) == is_open:
