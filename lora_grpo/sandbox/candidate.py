@@ -26,8 +26,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 """Operations that tests may request on the candidate's objects. `==` and `in` would reveal expected values."""
 
-
-_ABILITIES = ("call", "iter", "next", "len", "getitem", "setitem")
+ABILITIES = ("call", "iter", "next", "len", "getitem", "setitem")
 """Operations that are special methods of the same name. A handle lists those that its object has."""
 
 
@@ -45,7 +44,7 @@ class _Objects:
         if number == len(self._kept):
             self._kept.append(value)
         methods = {name for kind in type(value).__mro__ for name in vars(kind)}
-        return ["handle", number, [name for name in _ABILITIES if f"__{name}__" in methods]]
+        return ["handle", number, [name for name in ABILITIES if f"__{name}__" in methods]]
 
     def find(self, key: int | str, *_: Any) -> Any:
         """Return the object with this number, or the candidate's global variable with this name."""

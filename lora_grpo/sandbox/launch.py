@@ -144,10 +144,9 @@ def standard_library() -> tuple[dict[str, str], dict[str, Module], int]:
     content = bytearray()
 
     def add(name: str, path: Path, is_package: bool) -> None:
-        nonlocal content
         is_source, code = _code(path)
         modules[name] = (str(path), is_package, is_source, len(content), len(content) + len(code))
-        content += code
+        content.extend(code)
 
     folders = [("", root) for root in _roots()]
     for prefix, folder in folders:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from lora_grpo.sandbox.candidate import ABILITIES
 from lora_grpo.sandbox.codec import MAX_ITEMS, PREDICATES, Decoder, Encoder, Malformed, receive, send
 
 FROM_CANDIDATE = "raised by the candidate: "
@@ -139,7 +140,7 @@ class Link:
     def _remote(self, key: Any, abilities: Any = ()) -> Remote:
         if type(key) is not int:
             raise ValueError(f"{key!r} is not a handle")
-        return remote(self, key, frozenset(abilities).intersection(_ABILITIES))
+        return remote(self, key, frozenset(abilities).intersection(ABILITIES))
 
     def _lose(self, status: str, message: str) -> Gone:
         self.gone = Gone(status, message)
@@ -160,7 +161,7 @@ def _exception(kind: type[Exception], args: Any) -> Exception:
 class Remote:
     """An object or global name of the candidate. It is equal only to itself.
 
-    Its class has `_ABILITIES` as far as the object's class has them, so `callable` and `isinstance(..., Iterator)` give
+    Its class has `ABILITIES` as far as the object's class has them, so `callable` and `isinstance(..., Iterator)` give
     the same result as for the object. `in` compares its items in the tests' process, so the candidate never receives an
     expected value.
     """
@@ -190,24 +191,17 @@ class Remote:
         return _ask(self, "repr")
 
 
-_ABILITIES: dict[str, Any] = {
-    "call": lambda self, /, *args, **kwargs: _ask(self, "call", *args, **kwargs),
-    "iter": lambda self: _ask(self, "iter"),
-    "next": lambda self: _ask(self, "next"),
-    "len": lambda self: _ask(self, "len"),
-    "getitem": lambda self, key: _ask(self, "getitem", key),
-    "setitem": lambda self, key, value: _ask(self, "setitem", key, value),
-}
-"""Special methods by the name of their operation."""
+def _method(operation: str) -> Any:
+    return lambda self, /, *args, **kwargs: _ask(self, operation, *args, **kwargs)
 
 
 @functools.cache
 def _remote_class(abilities: frozenset[str]) -> type[Remote]:
-    methods = {f"__{name}__": _ABILITIES[name] for name in abilities}
+    methods = {f"__{name}__": _method(name) for name in abilities}
     return type("object of the candidate", (Remote,), {"__slots__": ()} | methods)
 
 
-def remote(link: Link, key: int | str, abilities: frozenset[str] = frozenset(_ABILITIES)) -> Remote:
+def remote(link: Link, key: int | str, abilities: frozenset[str] = frozenset(ABILITIES)) -> Remote:
     """Return a proxy for an object of the candidate."""
     return _remote_class(abilities)(link, key)
 
