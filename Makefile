@@ -8,7 +8,7 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? c
 # The gpu extra if there is an NVIDIA GPU; otherwise no package that needs CUDA.
 EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 
-.PHONY: install demo test test-all check engines clean
+.PHONY: install demo test test-all check engines lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -28,8 +28,8 @@ check: $(VENV)/installed
 install: $(VENV)/installed
 
 # Without a GPU, request PyTorch's CPU build (torch==X+cpu) first: a plain version number selects the CUDA build if pip
-# finds both.
-$(VENV)/installed: pyproject.toml scripts/install.sh
+# finds both. With a GPU, install the locked versions.
+$(VENV)/installed: pyproject.toml scripts/install.sh $(if $(EXTRA),requirements-gpu.lock)
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
 # Unsloth's and vLLM's CPU backends, for a machine without a GPU (with a GPU, the gpu extra installs both).
@@ -43,6 +43,11 @@ ifeq ($(EXTRA),)
 	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
 endif
 	touch $@
+
+# Update requirements-gpu.lock after a change of pyproject.toml. Versions that still fit stay as they are.
+lock: $(VENV)/installed
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra gpu --extra dev --no-annotate --quiet pyproject.toml \
+		-o requirements-gpu.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,69 @@
+"""requirements-gpu.lock fits pyproject.toml, and the registry still has what it names."""
+
+import shlex
+import shutil
+import subprocess
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements-gpu.lock"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+GPU = {"sys_platform": "linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
+
+
+def pins(lock, python):
+    """Return the versions that a lock installs for a Python version on Linux."""
+    environment = {**GPU, "python_full_version": f"{python}.0", "python_version": python}
+    lines = map(Requirement, (line for line in lock.read_text().splitlines() if line and line[0] != "#"))
+    kept = [line for line in lines if line.marker is None or line.marker.evaluate(environment)]
+    return {line.name: str(line.specifier).removeprefix("==") for line in kept}
+
+
+def moved(before, after):
+    """Return one line for each package whose version differs."""
+    names = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
+    return [f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}" for name in names]
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_every_requirement_is_locked_and_xformers_is_not(python):
+    locked = pins(LOCK, python)
+    extras = PROJECT["optional-dependencies"]
+    for line in [*PROJECT["dependencies"], *extras["gpu"], *extras["dev"]]:
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(locked[wanted.name.lower()]), f"{line}; run `make lock`"
+    assert "xformers" not in locked  # its published builds need CUDA 12
+    assert not [line for line in LOCK.read_text().splitlines() if "//" in line]
+
+
+def test_a_package_that_moved_is_named(tmp_path):
+    (tmp_path / "a").write_text('# uv\nnumpy==2.3.5\nsix==1.17.0 ; python_full_version >= "3.12"\n')
+    (tmp_path / "b").write_text("numpy==2.4.6\n")
+    assert moved(pins(tmp_path / "a", "3.11"), pins(tmp_path / "b", "3.11")) == ["numpy: 2.3.5 -> 2.4.6"]
+    assert moved(pins(tmp_path / "a", "3.12"), pins(tmp_path / "b", "3.12"))[1] == "six: 1.17.0 -> absent"
+
+
+@pytest.mark.registry
+def test_the_extra_still_resolves_to_the_lock(tmp_path):
+    """uv keeps a locked version as long as it is published and fits everything else."""
+    if find_spec("uv") is None:
+        pytest.skip("uv is not installed: make install")
+    import uv
+
+    for name in ("pyproject.toml", LOCK.name):
+        shutil.copy(ROOT / name, tmp_path)
+    command = LOCK.read_text().splitlines()[1].lstrip("# ")
+    assert command.startswith("uv pip compile ")
+    command = [uv.find_uv_bin(), *shlex.split(command)[1:], "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if "error sending request" in done.stderr or "Failed to fetch" in done.stderr:
+        pytest.skip(f"the registry cannot be reached: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    for python in ("3.11", "3.12"):
+        changes = moved(pins(LOCK, python), pins(tmp_path / LOCK.name, python))
+        assert not changes, f"Python {python}; run `make lock`: {', '.join(changes)}"
