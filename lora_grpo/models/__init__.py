@@ -8,11 +8,13 @@ target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer
 base_model.py     finds, checks and loads the base model and its tokenizer; sets up torch
 policy.py         loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
 shape.py          the dimensions of a transformer, read from its config.json
+known_models.py   the dimensions of the models in the presets, for plans without a network
 memory.py         estimates the memory of each part of a GRPO step from the shape
 """
 
 from lora_grpo.models import base_model, memory
 from lora_grpo.models.architectures import check_architecture, check_sampling
+from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
 from lora_grpo.models.shape import Shape, UnknownFamily
@@ -21,6 +23,8 @@ from lora_grpo.models.target import BASE, ModelSpec, Overrides, adapter_sha256, 
 __all__ = [
     "BASE",
     "GIB",
+    "KNOWN_MODELS",
+    "KnownModel",
     "ModelSpec",
     "Overrides",
     "Policy",

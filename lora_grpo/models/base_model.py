@@ -17,6 +17,8 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic, json_files
 
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+_HUB_SECONDS = 5.0
+"""Longest wait for the Hub's first answer."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -27,6 +29,10 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+
+
+class HubUnavailable(UserError):
+    """The Hub is unreachable, or it does not give access to the model."""
 
 
 def source(name: str) -> str:
@@ -110,12 +116,19 @@ def compute_dtype() -> Any:
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:
-    """Return a model's config.json, or raise a UserError. Imports neither torch nor transformers."""
+    """Return a model's config.json. Imports neither torch nor transformers.
+
+    Raises:
+        HubUnavailable: it is not in the Hub cache, and the Hub is unreachable or refuses access.
+        UserError: it cannot be read.
+    """
     folder = Path(source(settings.name))
     if folder.is_dir() or is_folder_name(settings.name):
         return json_files.read_object(folder / "config.json")
     try:
         path = _from_hub(settings)
+    except HubUnavailable as error:
+        raise HubUnavailable(f"the configuration of {settings.name} cannot be read: {error}") from error
     except Exception as error:  # a wrong id, an unreachable Hub and a missing file raise many types
         raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
     return json_files.read_object(path)
@@ -125,15 +138,22 @@ def _from_hub(settings: ModelConfig) -> Path:
     """Return the path of a model's config.json in the Hub cache, and download the file if necessary."""
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
     with contextlib.suppress(LocalEntryNotFoundError):
         return Path(hf_hub_download(**wanted, local_files_only=True))
     try:  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
-        get_hf_file_metadata(hf_hub_url(**wanted))
+        get_hf_file_metadata(hf_hub_url(**wanted), timeout=_HUB_SECONDS)
+    except OfflineModeIsEnabled:
+        raise HubUnavailable("it is not cached, and HF_HUB_OFFLINE is set") from None
     except (httpx.TransportError, ConnectionError) as error:
-        raise UserError(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
+        raise HubUnavailable(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
+    except GatedRepoError:
+        raise HubUnavailable(
+            f"it is not cached, and the model is gated; accept its license at huggingface.co/{settings.name}, then run "
+            "hf auth login"
+        ) from None
     return Path(hf_hub_download(**wanted))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from lora_grpo.config import (
     with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
-from lora_grpo.models import GIB, Shape, UnknownFamily, base_model, check_architecture, memory
+from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, base_model, check_architecture, memory
 from lora_grpo.planning.disk_space import DiskSpace
 from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
@@ -85,7 +85,8 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         derived.append("model.gpu_memory_share")
     fit = too_large = None
     largest_micro_batch = longest_context = 0
-    shape, not_planned = _read_shape(config, device, derived)
+    model, source = _read_model(config, derived, planning=invocation.plan)
+    shape, not_planned = (None, source) if model is None else _read_shape(model, config, device, derived)
     if shape is not None:
         planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
         fit = planner.choose(config)
@@ -105,7 +106,10 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         work=work,
         duration=estimate(config, work, shape, fit),
         derived=tuple(derived),
-        assumptions=tuple(_assumptions(config, device, fit, is_present=is_present)),
+        assumptions=(
+            *([source] if model and source else []),
+            *_assumptions(config, device, fit, is_present=is_present),
+        ),
         not_planned=not_planned,
         shape=shape,
         fit=fit,
@@ -116,20 +120,37 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     )
 
 
-def _read_shape(config: RunConfig, device: Device, derived: Sequence[str]) -> tuple[Shape | None, str | None]:
+def _read_model(
+    config: RunConfig, derived: Sequence[str], *, planning: bool
+) -> tuple[Mapping[str, Any] | None, str | None]:
+    """Return the model's config.json and, if it is not the model's own, an assumption; or None and why not.
+
+    Raises:
+        UserError: the model cannot be trained, its folder has no readable config.json, or `derived` settings need it.
+    """
+    name, source = config.model.name, None
+    try:
+        model: Mapping[str, Any] = base_model.read_config(config.model)
+    except UserError as error:
+        if planning and isinstance(error, base_model.HubUnavailable) and name in KNOWN_MODELS:
+            model = KNOWN_MODELS[name].config
+            source = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
+        elif derived or base_model.is_folder_name(name):
+            raise
+        else:
+            return None, str(error)
+    check_architecture(model, config.model)
+    return model, source
+
+
+def _read_shape(
+    model: Mapping[str, Any], config: RunConfig, device: Device, derived: Sequence[str]
+) -> tuple[Shape | None, str | None]:
     """Return the model's shape, or why its memory cannot be planned.
 
     Raises:
-        UserError: the model cannot be trained, its folder has no readable config.json, or its shape is unknown and
-            `derived` settings need it.
+        UserError: the shape is unknown, and `derived` settings need it.
     """
-    try:
-        model = base_model.read_config(config.model)
-    except UserError as error:
-        if derived or base_model.is_folder_name(config.model.name):
-            raise
-        return None, str(error)
-    check_architecture(model, config.model)
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return None, "vLLM's memory on a CPU is unknown"
     try:

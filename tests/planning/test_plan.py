@@ -17,6 +17,7 @@ from lora_grpo.config import replace
 from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.models import KNOWN_MODELS
 from lora_grpo.models.memory import GIB
 from lora_grpo.planning.duration import Duration
 from lora_grpo.planning.fit import Planner
@@ -384,6 +385,34 @@ def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, t
     missing = planned_for("owner/missing")
     assert missing.returncode == 2 and "Retrying" not in missing.stderr
     assert "owner/missing cannot be read: it is not cached, and the Hub is unreachable (" in missing.stderr
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_every_preset_and_every_listed_model_is_planned_without_a_network_or_torch(
+    path, machine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    presets = runpy.run_path(str(path))["PRESETS"]
+    command_lines = [["--plan", "--preset", name] for name in presets]
+    if path == GSM8K:
+        command_lines += [["--plan", "--preset", "24gb", "--model.name", name] for name in KNOWN_MODELS]
+    result = run_recipe(path, *command_lines)
+    *plans, rest = result.stdout.split("loaded [] code 0\n")
+    assert (len(plans), rest) == (len(command_lines), ""), result.stderr
+    for plan, arguments in zip(plans, command_lines, strict=True):
+        assert "\nmicro-batch " in plan
+        assert ("come from the kit, not from its config.json: it is not cached, and HF" in plan) is (
+            arguments[2] != "starter"
+        )
+
+
+def test_a_run_does_not_use_the_shipped_dimensions(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = replace(asked("Qwen/Qwen2.5-0.5B-Instruct"), {"model": {"bits": 16}})
+    _, plan = make_plan(config, Invocation(plan=True))
+    assert plan.shape.parameters == 494_032_768
+    _, plan = make_plan(config, Invocation())
+    assert plan.not_planned.endswith("cannot be read: it is not cached, and HF_HUB_OFFLINE is set")
 
 
 def test_the_filter_is_named_as_not_counted(machine, model):
