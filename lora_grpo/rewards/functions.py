@@ -72,7 +72,7 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
     other asserts pays like `passes_tests`, even if none of them ran.
     """
     rewards: list[float | None] = []
-    for _, verdict in _run_tests(completions, columns, count_tests=True):
+    for _, verdict in _run_tests(completions, columns):
         if verdict is None or not verdict.num_tests:
             rewards.append(float(verdict is not None and verdict.passed))
         else:
@@ -179,11 +179,9 @@ DEFAULT_WEIGHTS: dict[str, float] = {
 """Default weights. Rewards that are not listed have weight 1."""
 
 
-def _run_tests(
-    completions: Sequence[Any], columns: dict[str, Any], *, count_tests: bool = False
-) -> list[code_grading.Outcome]:
+def _run_tests(completions: Sequence[Any], columns: dict[str, Any]) -> list[code_grading.Outcome]:
     texts = [completion_text(completion) for completion in completions]
-    return code_grading.run_tests(texts, _rows(columns, len(texts)), count_tests=count_tests)
+    return code_grading.run_tests(texts, _rows(columns, len(texts)))
 
 
 def _rows(columns: dict[str, Any], size: int) -> list[Row]:

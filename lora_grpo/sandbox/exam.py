@@ -11,7 +11,7 @@ import warnings
 from types import CodeType
 from typing import Any
 
-from lora_grpo.sandbox.examiner import FAILED, HELD
+from lora_grpo.sandbox.examiner import ERROR, FAILED, HELD
 from lora_grpo.sandbox.verdict import BrokenTest, Program
 
 _BUILTINS = frozenset(dir(builtins))
@@ -19,15 +19,13 @@ _BUILTINS = frozenset(dir(builtins))
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    prelude: str, test: str, functions: tuple[str, ...], count_tests: bool
+    prelude: str, test: str, functions: tuple[str, ...]
 ) -> tuple[CodeType, CodeType, CodeType, set[str], int]:
     """Return the code of the prelude, the test's imports, and the test; undefined names; number of counted asserts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example "assertion is always true"
         counted = _Counted()
-        tree: Any = ast.parse(test)
-        if count_tests:
-            tree = ast.fix_missing_locations(counted.visit(tree))
+        tree: Any = ast.fix_missing_locations(counted.visit(ast.parse(test)))
         imports = ast.Module([node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))], [])
         if not any(map(_asserts, (*ast.walk(tree), *ast.walk(ast.parse(prelude))))):
             raise ValueError("they assert nothing")
@@ -52,9 +50,7 @@ def prepare(program: Program) -> bytes:
             such as `np` if the import for `np.allclose(result, expected)` is missing.
     """
     try:
-        prelude, imports, test, unknown, number = _compiled(
-            program.prelude, program.test, program.functions, program.count_tests
-        )
+        prelude, imports, test, unknown, number = _compiled(program.prelude, program.test, program.functions)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BrokenTest(f"the tests of {program.name} cannot run: {type(error).__name__}: {error}") from None
     if unknown:
@@ -92,6 +88,8 @@ def _names(source: str) -> tuple[set[str], set[str]]:
 class _Counted(ast.NodeTransformer):
     """Number the asserts, and run each one even if earlier asserts failed.
 
+    If tests ended at the first failed assert, a further call would tell the candidate that its last answer was right.
+
     An assert in a loop counts once. The functions named by `HELD` and `FAILED` are called each time it runs. An assert
     in a `try` or `with` statement is unchanged, because the statement may expect its exception.
     """
@@ -99,11 +97,10 @@ class _Counted(ast.NodeTransformer):
     def __init__(self) -> None:
         self.number = 0
 
-    def visit_Try(self, node: ast.Try) -> ast.stmt:
+    def visit_Try(self, node: ast.stmt) -> ast.stmt:
         return node
 
-    def visit_With(self, node: ast.With) -> ast.stmt:
-        return node
+    visit_TryStar = visit_With = visit_AsyncWith = visit_Try
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """Wrap the assert in a try statement. An assert without a name, such as `assert True`, is unchanged."""
@@ -111,7 +108,7 @@ class _Counted(ast.NodeTransformer):
             return node
         number, self.number = self.number, self.number + 1
         guarded = ast.parse(
-            f"try:\n pass\nexcept BaseException as _error:\n {FAILED}({number}, _error)\nelse:\n {HELD}({number})"
+            f"try:\n pass\nexcept BaseException as {ERROR}:\n {FAILED}({number}, {ERROR})\nelse:\n {HELD}({number})"
         ).body[0]
         assert isinstance(guarded, ast.Try)
         guarded.body = [node]

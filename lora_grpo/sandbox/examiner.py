@@ -8,8 +8,8 @@ from typing import Any
 
 from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, remote
 
-HELD, FAILED = "__lora_grpo_held__", "__lora_grpo_failed__"
-"""Names of the functions that counted asserts call. `exam` inserts the calls."""
+HELD, FAILED, ERROR = "__lora_grpo_held__", "__lora_grpo_failed__", "__lora_grpo_error__"
+"""Names of the functions that counted asserts call, and of the exception. `exam` inserts the calls."""
 
 Report = dict[str, Any]
 """`status`, `message`, `passed_tests`, and `num_tests`.
@@ -43,7 +43,7 @@ def examine(exam: bytes, descriptor: int) -> Report:
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported
-        status, message = _blame(error, test, link)
+        status, message = _blame(count.first or error, test, link)
     return _report(status, message, count)
 
 

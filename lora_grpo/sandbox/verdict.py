@@ -33,13 +33,11 @@ class Program:
     source: str
     """The candidate: untrusted Python that runs in a process without access to the tests."""
     test: str
-    """Trusted Python that runs in another process."""
+    """Trusted Python that runs in another process. It continues after a failed assert, outside `try` and `with`."""
     functions: tuple[str, ...]
     """Names that the candidate defines for the tests: the entry point and any helpers or classes that the tests use."""
     prelude: str = ""
     """Trusted Python that runs before `test`, such as a prompt's helper functions."""
-    count_tests: bool = False
-    """Continue after a failed assert and count the asserts that pass. The verdict passes only if all asserts pass."""
     reference: bool = False
     """The source is the dataset's own, so `BrokenTest` is raised if the tests cannot run with it. Whatever the program
     of a model does, the tests are not to blame."""
@@ -59,9 +57,9 @@ class Verdict:
     seconds: float
     """Wall time from submission to verdict."""
     passed_tests: int = 0
-    """Number of assert statements that passed every time they ran; 0 without `count_tests` or without a result."""
+    """Number of assert statements that passed every time they ran; 0 without a result."""
     num_tests: int = 0
-    """Number of assert statements that use at least one name; 0 without `count_tests`."""
+    """Number of assert statements that use at least one name; 0 without a result."""
 
     @property
     def passed(self) -> bool:

@@ -46,9 +46,7 @@ def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
     ]
 
 
-def run_tests(
-    completions: Sequence[str], rows: Sequence[Mapping[str, Any]], *, count_tests: bool = False
-) -> list[Outcome]:
+def run_tests(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     """Run the program of each completion against the tests of its row; see `run_sources`."""
     programs: list[str | None] = []
     too_long: dict[int, Outcome] = {}
@@ -58,25 +56,19 @@ def run_tests(
         except AnswerTooLong as error:
             programs.append(None)
             too_long[index] = None, sandbox.Verdict("invalid", str(error), 0.0)
-    outcomes = run_sources(programs, rows, count_tests=count_tests)
+    outcomes = run_sources(programs, rows)
     return [too_long.get(index, outcome) for index, outcome in enumerate(outcomes)]
 
 
 def run_sources(
-    sources: Sequence[str | None],
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    count_tests: bool = False,
-    reference: bool = False,
+    sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, reference: bool = False
 ) -> list[Outcome]:
     """Run B programs against the tests of their B rows. Each distinct program runs once; None is skipped.
 
-    With `count_tests`, a program continues after a failed assert, and the asserts that pass are counted. The programs
-    are the rows' own if `reference` is set.
+    The programs are the rows' own if `reference` is set.
     """
     programs = [
-        None if source is None else _program(source, row, count_tests, reference)
-        for source, row in zip(sources, rows, strict=True)
+        None if source is None else _program(source, row, reference) for source, row in zip(sources, rows, strict=True)
     ]
     distinct = list(dict.fromkeys(program for program in programs if program is not None))
     verdicts = dict(zip(distinct, sandbox.run(distinct), strict=True)) if distinct else {}
@@ -139,15 +131,12 @@ def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
     return f"{prefix}\n{_FUTURE_IMPORTS.sub('', program, count=1)}"
 
 
-def _program(
-    source: str, row: Mapping[str, Any], count_tests: bool = False, reference: bool = False
-) -> sandbox.Program:
+def _program(source: str, row: Mapping[str, Any], reference: bool = False) -> sandbox.Program:
     return sandbox.Program(
         source,
         row["test"],
         functions=tuple(row.get("functions") or [row["entry_point"]]),
         prelude=row.get("prelude") or "",
-        count_tests=count_tests,
         reference=reference,
         name=str(row.get("id", "a program")),
     )

@@ -295,10 +295,10 @@ assert total(given, results) == 6.125, results
 """
 
 
-@pytest.mark.parametrize(("test", "count_tests"), [(TESTS, True), (CONFUSING_TESTS, False), (CONFUSING_TESTS, True)])
-def test_no_random_answers_pass_or_stop_the_run(tier, test, count_tests):
+@pytest.mark.parametrize("test", [TESTS, CONFUSING_TESTS])
+def test_no_random_answers_pass_or_stop_the_run(tier, test):
     source = load(Path(__file__).parent / "attacks" / "wire_random_frames.py").program().source
-    programs = [Program(source.replace("@SEED@", str(seed)), test, ("total",), "", count_tests) for seed in range(100)]
+    programs = [Program(source.replace("@SEED@", str(seed)), test, ("total",)) for seed in range(100)]
     verdicts = sandbox.run(programs)
     assert [seed for seed, verdict in enumerate(verdicts) if verdict.passed] == []
     assert [verdict for verdict in verdicts if "died" in verdict.message] == []

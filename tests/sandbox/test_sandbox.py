@@ -208,10 +208,29 @@ def test_a_slice_of_a_candidates_object():
         "import contextlib\nwith contextlib.suppress(ValueError):\n assert f(1) == 2",
     ],
 )
-@pytest.mark.parametrize("count_tests", [False, True])
-def test_counting_changes_no_verdict(test, count_tests):
-    assert verdict("def f(x): raise ValueError", test, count_tests=count_tests).passed
-    assert not verdict("def f(x): raise TypeError", test, count_tests=count_tests).passed
+def test_a_statement_that_expects_an_exception_gets_it_from_its_assert(test):
+    assert verdict("def f(x): raise ValueError", test).passed
+    assert not verdict("def f(x): raise TypeError", test).passed
+
+
+@pytest.mark.parametrize("answer", ["9", "x", "1 / 0", "object()"])
+def test_the_calls_do_not_tell_a_candidate_whether_its_answers_are_right(answer):
+    """The program exits at its fourth call, which comes whatever it returned before."""
+    source = f"""
+        import os
+        calls = []
+        def f(x):
+            calls.append(x)
+            return {answer} if len(calls) < 4 else os._exit(0)
+    """
+    test = "def check(f):\n assert f(9) == 9\n for x in (9, 7):\n  assert f(x) == x\ncheck(f)\nassert f(5) == 5"
+    found = verdict(source, test)
+    assert found.status == "crashed" and "exited with code 0" in found.message
+
+
+def test_the_message_is_of_the_first_failed_assert():
+    found = verdict("def f(x): return x", "assert f(1) == 1\nassert f(2) == 4, 'two'\nassert f(3) == 9\nf(4)[0]")
+    assert (found.status, found.message) == ("failed", "assert f(2) == 4, 'two'  # two")
 
 
 def test_functions_wins_over_builtins_and_the_prelude():
@@ -291,7 +310,7 @@ COUNTED = "assert f(1) == 1\nassert f(2) == 4\nfor x in (3, 4):\n    assert f(x)
     ],
 )
 def test_asserts_are_counted_and_a_pass_needs_them_all(source, share):
-    found = verdict(source, COUNTED, count_tests=True)
+    found = verdict(source, COUNTED)
     assert (found.passed_tests, found.num_tests) == share
     assert found.passed == (share == (3, 3))
 

@@ -65,11 +65,9 @@ def test_nothing_to_run_is_no_call(ran):
 
 def test_the_program_says_what_the_sandbox_needs(ran):
     prefix = 'import math\n\ndef f(x):\n    """Double."""\n'
-    run_tests(["    return 2 * x"], [{**ROW, "prelude": prefix, "completion_prefix": prefix}], count_tests=True)
+    run_tests(["    return 2 * x"], [{**ROW, "prelude": prefix, "completion_prefix": prefix}])
     ((program,),) = ran
-    assert program == sandbox.Program(
-        f"{prefix}    return 2 * x\n", ROW["test"], ("f",), prefix, count_tests=True, name="t/0"
-    )
+    assert program == sandbox.Program(f"{prefix}    return 2 * x\n", ROW["test"], ("f",), prefix, name="t/0")
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
@@ -77,7 +75,7 @@ def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
     assert [verdict.passed for verdict in verdicts] == [False, True]
     assert (verdicts[0].reason, verdicts[0].extracted) == ("invalid", None)
     assert verdicts[0].detail == "the answer has 40,040 characters; expected at most 32,768"
-    ((_, verdict),) = run_tests([RIGHT + "#" * 40_000], [ROW], count_tests=True)
+    ((_, verdict),) = run_tests([RIGHT + "#" * 40_000], [ROW])
     assert verdict.num_tests == 0
 
 
@@ -124,7 +122,7 @@ def test_a_broken_test_is_an_error_and_names_its_row():
 
 
 def test_tests_are_counted():
-    ((_, verdict),) = run_tests([WRONG], [ROW], count_tests=True)
+    ((_, verdict),) = run_tests([WRONG], [ROW])
     assert (verdict.status, verdict.passed_tests, verdict.num_tests) == ("failed", 1, 2)
 
 
