@@ -16,6 +16,13 @@ def pool():
     sandbox.stop()
 
 
+@pytest.fixture
+def long_timeout(pool):
+    sandbox.start(Settings(timeout_seconds=30.0, workers=2))
+    yield
+    sandbox.start(Settings(timeout_seconds=2.0, workers=2))
+
+
 def verdict(source, test, **more):
     more.setdefault("functions", ("f", "sort_and_return", "count", "seen", "Node", "total"))
     program = Program(textwrap.dedent(source), textwrap.dedent(test), **more)
@@ -149,12 +156,12 @@ def test_the_end_of_an_iteration_is_no_way_round_the_cases():
     assert not verdict("def f(x): raise StopIteration", test).passed
 
 
-def test_an_answer_that_is_too_large_fails_and_says_so():
+def test_an_answer_that_is_too_large_fails_and_says_so(long_timeout):
     found = verdict("def f(): return 'x' * (80 << 20)", "assert f() == 'x' * (80 << 20)")
     assert found.status == "failed" and "OverflowError" in found.message
 
 
-def test_an_argument_that_is_too_large_fails_and_says_so():
+def test_an_argument_that_is_too_large_fails_and_says_so(long_timeout):
     found = verdict("def f(x): return 3", "assert f('x' * (80 << 20)) == 3")
     assert found.status == "failed" and "too large" in found.message
 
