@@ -27,13 +27,15 @@ class Turns:
     """Text at the start of a chat without a system message, such as a default system prompt."""
     roles: dict[str, tuple[str, str]]
     """Text before and after a message of each role. The text after a user message starts the answer."""
+    ending: str = ""
+    """Text at the end of the prompt, which is not repeated before earlier answers, such as an empty thinking block."""
 
     def render(self, messages: Sequence[chat.Message]) -> str:
         text = "" if messages[0]["role"] == "system" else self.opening
         for message in messages:
             before, after = self.roles[message["role"]]
             text += before + message["content"] + after
-        return text
+        return text + self.ending
 
     def to_go(self) -> str:
         roles = [
@@ -41,7 +43,7 @@ class Turns:
             for role, (before, after) in self.roles.items()
         ]
         opening = f"{{{{ if not .System }}}}{_go(self.opening)}{{{{ end }}}}" if self.opening else ""
-        return f"{opening}{{{{ range .Messages }}}}{''.join(roles)}{{{{ end }}}}"
+        return f"{opening}{{{{ range .Messages }}}}{''.join(roles)}{{{{ end }}}}{_go(self.ending)}"
 
 
 def modelfile_path(gguf: Path) -> Path:
@@ -89,13 +91,15 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         before_system, after_system, between, next_turn, generation = around("#a#", "#b#", "#c#", "#d#", system=True)
         after_answer = around("#a#", "#b#", "#c#", system=True, answered=True)[-1]
         bare, _ = around("#a#", system=False)
+        ending = generation.removeprefix(between) if generation.startswith(between) else ""
+        generation = generation.removesuffix(ending)
         before_user = next_turn.removeprefix(after_answer)
         roles = {
             "system": (before_system, after_system.removesuffix(before_user)),
             "user": (before_user, generation),
             "assistant": (between.removeprefix(generation), after_answer),
         }
-        turns = Turns(bare.removesuffix(before_user), roles)
+        turns = Turns(bare.removesuffix(before_user), roles, ending)
         if '"""' in turns.to_go():  # this would end the TEMPLATE
             return None
         for length in range(1, 8):

@@ -27,6 +27,16 @@ _COMPLETIONS = {
 
 DEFAULT_STYLE = "xml"
 
+_TEMPLATE_VARIABLES: dict[str, Any] = {
+    # Models with both modes, such as Qwen3, do not think: the prompt styles ask for the reasoning in the answer, and a
+    # thinking model rarely finishes within the length of a completion.
+    "enable_thinking": False,
+    # Llama 3.2 shows today's date, and a run that is resumed or evaluated on another day must have the same prompts.
+    # This is the template's own default.
+    "date_string": "26 Jul 2024",
+}
+"""Variables of chat templates. Templates that do not have them ignore them."""
+
 
 def check_style(style: str) -> None:
     """Raise UserError if there is no such prompt style."""
@@ -63,7 +73,11 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
         from jinja2 import TemplateError
 
         try:
-            return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
+            return str(
+                tokenizer.apply_chat_template(
+                    list(prompt), tokenize=False, add_generation_prompt=True, **_TEMPLATE_VARIABLES
+                )
+            )
         except TemplateError as error:
             raise UserError(
                 f"the model's chat template rejects the messages ({error}); use a template with a system role, or "

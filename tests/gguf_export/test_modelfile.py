@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, qwen_tokenizer
+from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
 
 from lora_grpo.gguf_export.modelfile import read_turns, write_modelfile
 from lora_grpo.gguf_export.tokenizer import read_vocabulary
@@ -126,6 +126,7 @@ CONVERSATIONS = [
     [
         lambda: qwen_tokenizer(CHATML),
         lambda: qwen_tokenizer(QWEN25),
+        lambda: qwen_tokenizer(published_template("qwen3")),  # ends every prompt with an empty thinking block
         lambda: qwen_tokenizer(None),  # base model: questions and answers in plain text
         lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
         lambda: llama2_tokenizer(ZEPHYR),

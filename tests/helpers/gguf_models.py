@@ -1,5 +1,8 @@
 """Tiny random models of every architecture that becomes a GGUF, with tokenizers of the real kinds."""
 
+import importlib.util
+from pathlib import Path
+
 from lora_grpo.gguf_export.tokenizer import LLAMA3_WORDS, QWEN2_WORDS
 
 CHATML = (
@@ -93,6 +96,12 @@ def wrapped(tokenizer, chat_template=None, **names):
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     wrapped.chat_template = chat_template
     return wrapped
+
+
+def published_template(name):
+    """Return a published chat template, of which TRL has copies."""
+    [folder] = importlib.util.find_spec("trl").submodule_search_locations
+    return (Path(folder) / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def qwen_tokenizer(chat_template=CHATML):

@@ -1,4 +1,6 @@
 import pytest
+from helpers.fresh_imports import ROOT
+from helpers.gguf_models import published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, add_prompts, read_completion, render, render_row, write_completion
@@ -11,7 +13,7 @@ class Tokenizer:
     def __init__(self, chat_template):
         self.chat_template = chat_template
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt, **variables):
         assert not tokenize
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>" * add_generation_prompt
 
@@ -56,6 +58,34 @@ def test_an_unknown_style_offers_the_nearest():
 def test_render_uses_the_chat_template():
     prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
     assert render(Tokenizer("template"), prompt) == "<system>S<user>Q<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("template", "ending"),
+    [
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("qwen3_instruct_2507", "<|im_start|>assistant\n"),
+        ("qwen2_5", "<|im_start|>assistant\n"),
+        ("llama3_2", "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ],
+)
+def test_thinking_is_off_in_the_templates_of_the_listed_models(template, ending):
+    (row,) = add_prompts([ROW], "xml")
+    rendered = render_row(qwen_tokenizer(published_template(template)), row)
+    assert rendered.endswith(ending) and rendered.count("1 + 1?") == 1
+
+
+def test_a_prompt_does_not_depend_on_the_date():
+    template = published_template("llama3_2")
+    assert "strftime_now" in template
+    (row,) = add_prompts([ROW], "xml")
+    assert "\nToday Date: 26 Jul 2024\n" in render_row(qwen_tokenizer(template), row)
+
+
+def test_prompts_are_rendered_in_one_place():
+    """The other use, in the Modelfile of an exported model, has no prompt to continue."""
+    files = [path for path in (ROOT / "lora_grpo").rglob("*.py") if "apply_chat_template(" in path.read_text("utf-8")]
+    assert sorted(path.name for path in files) == ["chat.py", "modelfile.py"]
 
 
 def test_render_without_a_chat_template_is_plain_text():
