@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import BrokenTest, Program, Settings
@@ -214,7 +215,7 @@ def canaries(tmp_path_factory, adopt_orphans):
         found.close()
 
 
-@pytest.fixture(scope="module", params=["landlock", "bubblewrap"])
+@pytest.fixture(scope="module", params=TIERS)
 def tier(request, canaries):
     reason = sandbox.isolation.missing(request.param)
     if reason:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
 from lora_grpo.errors import RunError
@@ -26,7 +27,7 @@ WRONG = Program("import time\ndef f(x):\n time.sleep(0.02)\n return x + 3", TEST
 MIXED = [RIGHT, WRONG] * 20
 
 
-@pytest.fixture(params=["landlock", "bubblewrap"])
+@pytest.fixture(params=TIERS)
 def tier(request):
     reason = sandbox.isolation.missing(request.param)
     if reason:
@@ -231,7 +232,7 @@ sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
         ("busy", signal.SIGINT),
     ],
 )
-@pytest.mark.parametrize("tier_name", ["landlock", "bubblewrap"])
+@pytest.mark.parametrize("tier_name", TIERS)
 def test_nothing_outlives_the_process(tier_name, how, number):
     if sandbox.isolation.missing(tier_name):
         pytest.skip(sandbox.isolation.missing(tier_name))

@@ -5,6 +5,7 @@ import py_compile
 from pathlib import Path
 
 import pytest
+from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings, launch
@@ -34,7 +35,7 @@ unittest.mock urllib.request uuid xml.etree.ElementTree zipfile zlib
 """
 
 
-@pytest.fixture(scope="module", params=["landlock", "bubblewrap"])
+@pytest.fixture(scope="module", params=TIERS)
 def pool(request):
     reason = sandbox.isolation.missing(request.param)
     if reason:

@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
@@ -32,7 +33,7 @@ EXPECTED = re.compile(
 NUMBERS = iter(range(os.getpid() % 500, 1 << 30))
 
 
-@pytest.fixture(scope="module", params=["landlock", "bubblewrap"])
+@pytest.fixture(scope="module", params=TIERS)
 def pool(request):
     reason = sandbox.isolation.missing(request.param)
     if reason:
@@ -113,7 +114,7 @@ if the tests end with it. It works if tests end at the first wrong answer: then,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", ["landlock", "bubblewrap"])
+@pytest.mark.parametrize("tier", TIERS)
 def test_programs_that_pass_guesses_on_do_not_find_the_answers(tier):
     """12 programs for each of up to four answers: the start of the first program is right by chance in 1 of 8 cases."""
     if reason := sandbox.isolation.missing(tier):
