@@ -21,6 +21,11 @@ class BatchShape:
     micro_batch_size: int
     """Completions per pass."""
 
+    @property
+    def completions_per_process(self) -> int:
+        """Completions of a step that one process samples and trains on."""
+        return self.accumulation_steps * self.micro_batch_size
+
 
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     """Split a step into micro-batches. The default number of processes is `WORLD_SIZE`, which launchers set."""

@@ -49,8 +49,8 @@ class ModelConfig:
     """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
     completion are dropped; their number is printed."""
     gpu_memory_share: Share | None = None
-    """Share of GPU memory for vLLM's weights and KV cache during training, above 0 and at most 1. None computes it from
-    the free memory."""
+    """Share of the GPU's total memory for vLLM's weights and KV cache during training, above 0 and at most 1. None
+    computes it from the completions of a step and the free memory."""
     trust_remote_code: bool = False
     """Allow running Python code from the model's repository."""
 

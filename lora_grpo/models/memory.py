@@ -22,7 +22,8 @@ CONTEXT = int(0.5 * GIB)
 WORKSPACE = int(0.4 * GIB)
 """cuBLAS workspace and fragmentation of torch's allocator. A guess."""
 VLLM_WORKSPACE = int(0.5 * GIB)
-"""CUDA graphs and activations of a vLLM engine. A guess."""
+"""CUDA graphs and activations of a vLLM engine. A guess. Unsloth (`load_vllm`) lists 0.18 GiB of activations in prefill
+batches of 2,048 tokens and 0.13 GiB outside of torch for an 8B model, and assumes at least 0.15 GiB for CUDA graphs."""
 
 LIBRARIES = int(0.6 * GIB)
 """Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded. Measured in docs/memory.md."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
+from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
@@ -174,7 +174,28 @@ def _import_unsloth() -> None:
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
     # Otherwise standby mode overrides gpu_memory_utilization.
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
+    # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
+    # 8.0 (T4). Elsewhere it is never used, because all requests have a seed or return logprobs.
+    os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
     require("unsloth", extra="gpu", feature="--model.engine unsloth")
+
+
+def _vllm_options(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of Unsloth's `from_pretrained` for the vLLM engine that it starts."""
+    import torch
+
+    completions = batch_shape(config).completions_per_process
+    options = {
+        "fast_inference": True,
+        "max_lora_rank": config.lora.rank,
+        # Otherwise Unsloth decodes 8 or 16 completions at once on most GPUs. 256 is its default, which means that.
+        "max_num_seqs": completions + (completions == 256),
+    }
+    if (share := config.model.gpu_memory_share) is not None:  # set by the plan
+        # Unsloth expects a share of the free memory, and gives vLLM the corresponding share of the total memory.
+        free, total = torch.cuda.mem_get_info()
+        options["gpu_memory_utilization"] = share * total / free
+    return options
 
 
 def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
@@ -182,11 +203,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from unsloth import FastLanguageModel
 
-    options: dict[str, Any] = {}
-    if torch.cuda.is_available() and uses_vllm(config):
-        options = {"fast_inference": True, "max_lora_rank": config.lora.rank}
-        if config.model.gpu_memory_share is not None:  # set by the plan
-            options["gpu_memory_utilization"] = config.model.gpu_memory_share
+    options = _vllm_options(config) if torch.cuda.is_available() and uses_vllm(config) else {}
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=base_model.source(config.model.name),

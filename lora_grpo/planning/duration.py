@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from lora_grpo import distributed
 from lora_grpo.config import RunConfig
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
@@ -102,13 +103,15 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
     )
     tokens_per_second = step.decoding_bound(limits)
 
+    processes = distributed.world_size()  # which sample and train at the same time
+
     def sampling(completions: int) -> tuple[float, float]:
-        rounds = math.ceil(completions / fit.max_num_seqs)
+        rounds = math.ceil(completions / processes / fit.max_num_seqs)
         tokens = rounds * fit.max_num_seqs * work.completion_tokens
         return _at_shares(tokens / tokens_per_second, SAMPLING_SHARES[fit.sampler])
 
     sampled = sampling(work.completions_per_step)
-    operations = work.completions_per_step * step.training_operations() / fit.max_num_seqs
+    operations = work.completions_per_step / processes * step.training_operations() / fit.max_num_seqs
     trained = _at_shares(operations / (limits.matmul_tflops * 1e12), TRAINING_SHARE)
     source = (
         f"from NVIDIA's {limits.copy_gb_per_second:g} GB/s and {limits.matmul_tflops:g} TFLOPS for a "

@@ -46,8 +46,7 @@ class Fit:
     """The result of `memory.parts`, in bytes."""
     device: Device
     gpu_memory_share: float | None = None
-    """vLLM's `gpu_memory_utilization`: a share of the GPU's total memory, or of the free memory with Unsloth. None
-    without vLLM."""
+    """vLLM's `gpu_memory_utilization`, a share of the GPU's total memory. None without vLLM."""
     least_share: float = 0.0
     """The smallest share that has room for the parallel completions."""
 
@@ -114,18 +113,15 @@ class Planner:
         if sampler not in ("vllm", "shared"):
             return fit
         engine = sum(sizes[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
-        base = self.device.total
         if sampler == "shared":
-            # Unsloth's share includes the trained weights, and refers to the free memory.
-            # Source: unsloth_zoo.vllm_utils.approximate_vllm_memory_usage.
-            engine += sizes["weights"]
-            base = max(self.device.free - sizes["context"], 1)
-        least = math.ceil(1000 * (engine + sizes["kv_cache"]) / base) / 1000  # rounded up to a thousandth
+            engine += sizes["weights"]  # Unsloth's vLLM loads the weights that are trained
+        total = self.device.total
+        least = math.ceil(1000 * (engine + sizes["kv_cache"]) / total) / 1000  # rounded up to a thousandth
         share = config.model.gpu_memory_share
         if share is None:
             return dataclasses.replace(fit, gpu_memory_share=min(1.0, least), least_share=least)
         # vLLM fills its share with the KV cache.
-        sizes["kv_cache"] = max(sizes["kv_cache"], int(share * base) - engine)
+        sizes["kv_cache"] = max(sizes["kv_cache"], int(share * total) - engine)
         return dataclasses.replace(fit, gpu_memory_share=share, least_share=least)
 
     def choose(self, config: RunConfig) -> Fit | None:

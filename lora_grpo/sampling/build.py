@@ -45,7 +45,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
         max_sequence_tokens=longest,
         gpu_memory_share=config.model.gpu_memory_share or 0.5,  # None only on a CPU, which ignores it
         seed=config.seed,
-        max_batch_size=batch_shape(config).completions_per_step,
+        max_batch_size=batch_shape(config).completions_per_process,
         sleeps=True,
     )
 

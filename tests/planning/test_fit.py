@@ -74,7 +74,7 @@ def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size,
     if sampler == "transformers":
         assert found.gpu_memory_share is None
     else:
-        asked = found.gpu_memory_share * (card(size).total if sampler == "vllm" else card(size).free)
+        asked = found.gpu_memory_share * card(size).total
         names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
         wanted = sum(found.parts[name] for name in names) + (found.parts["weights"] if sampler == "shared" else 0)
         assert asked == pytest.approx(wanted, rel=0.1)

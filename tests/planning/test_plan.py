@@ -476,17 +476,48 @@ def test_measured_steps_need_the_same_micro_batch_but_not_the_same_share(machine
     flags = ["--preset", "12gb", "--model.name", folder_of(tmp_path, {**QWEN25_HALF, **LARGE["1.5B"]})]
     flags += ["--output-dir", str(tmp_path / "run"), "--sampling.backend", "vllm", "--model.engine", "unsloth"]
 
-    def with_free(free):
+    def with_free(free, *named):
         machine(script=f"echo '0, GPU-1, Card, 12288, {free}'")
-        return recipe(*flags)
+        return recipe(*flags, *named)
 
     config, _ = with_free(11900)
     with_steps(tmp_path / "run", config, [90.0, 4.0, 4.0])
-    for free, is_measured in ((11500, True), (5000, False)):
-        less, plan = with_free(free)
-        assert less.model.gpu_memory_share != config.model.gpu_memory_share
-        assert (less.train.micro_batch_size == config.train.micro_batch_size) is is_measured
+    share = ("--model.gpu-memory-share", "0.3")
+    for free, is_measured in ((11500, True), (5500, False)):
+        other, plan = with_free(free, *share)
+        assert other.model.gpu_memory_share != config.model.gpu_memory_share
+        assert (other.train.micro_batch_size == config.train.micro_batch_size) is is_measured
         assert plan.duration.source.startswith("measured") is is_measured
+
+
+@pytest.mark.parametrize("engine", ["unsloth", "peft"])
+def test_the_share_of_vllm_does_not_depend_on_the_memory_that_is_free(machine, tmp_path, engine):
+    """It is a share of the total memory with both engines, as vLLM reads it."""
+    flags = ["--preset", "12gb", "--model.name", folder_of(tmp_path, {**QWEN25_HALF, **LARGE["1.5B"]})]
+    flags += ["--sampling.backend", "vllm", "--model.engine", engine]
+    shares = []
+    for free in (12288, 9000):
+        machine(script=f"echo '0, GPU-1, Card, 12288, {free}'")
+        config, plan = recipe(*flags)
+        names = ["kv_cache", "vllm_adapter", "vllm_workspace", "weights" if engine == "unsloth" else "vllm_weights"]
+        needed = sum(plan.fit.parts[name] for name in names) / plan.fit.device.total
+        assert needed <= config.model.gpu_memory_share < needed + 0.001
+        shares.append(config.model.gpu_memory_share)
+    assert shares[0] == shares[1]
+
+
+def test_processes_sample_their_completions_at_the_same_time(machine, tmp_path, monkeypatch):
+    machine(script="echo '0, GPU-1, NVIDIA GeForce RTX 4090, 24564, 24000'")
+    flags = ["--preset", "24gb", "--model.name", folder_of(tmp_path, QWEN25_HALF), "--sampling.backend", "vllm"]
+    flags += ["--model.engine", "peft"]
+    seconds = {}
+    for processes in (1, 4):
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        _, plan = recipe(*flags)
+        assert plan.fit.max_num_seqs == 64 // processes
+        seconds[processes] = plan.duration.training
+    for one, four in zip(seconds[1], seconds[4], strict=True):
+        assert one / 4 < four < one  # a step of 16 reads the weights as often as one of 64
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import torch
 from helpers.made_runs import WIDTH, make_adapter
 from helpers.sampling import sample
 
+from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
@@ -155,3 +156,15 @@ def test_pick_takes_temperature_and_greedy():
 def test_pick_never_takes_what_has_no_probability():
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
     assert [select_tokens(logits, 1.0, 1.0, torch.tensor([u]))[0].item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_the_vllm_engine_of_a_process_decodes_its_completions_at_once(monkeypatch, policy, processes):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    monkeypatch.setattr(build, "start_engine", lambda model, **options: options["max_batch_size"])
+    settings = {
+        "model": {"engine": "peft"},
+        "sampling": {"backend": "vllm", "num_generations": 8},
+        "train": {"prompts_per_step": 8},
+    }
+    assert build.build_sampler(policy, replace(RunConfig(), settings)).engine == 64 // processes
