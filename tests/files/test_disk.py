@@ -101,6 +101,7 @@ def unbroken(tmp_path_factory, reward):
     return run
 
 
+@pytest.mark.slow
 def test_training_ends_in_one_line_and_resumes_to_the_same_bits(small, reward, unbroken, ended, monkeypatch):
     """The disk is full when step 3 logs its completions and, after that is resumed, at the checkpoint of step 4."""
     run = small / "run"

@@ -96,6 +96,7 @@ def read(settings):
     return json.loads((settings.output / "results.json").read_text()), (settings.output / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
     settings = CheckSettings(RECIPE, tmp_path / "out", 300, Limits(10.0, 0.05), ON_CPU)
     [result] = run_rows([row()], settings)

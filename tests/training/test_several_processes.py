@@ -92,6 +92,7 @@ def test_two_processes_train_as_one_does(two, start):
         assert (two[0] / samples).read_bytes() == (folder / samples).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_killed_end_in_the_same_bits(two, start):
     folder = start.folder / "killed"
     process = start(2, "killed")
