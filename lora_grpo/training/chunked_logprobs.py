@@ -1,4 +1,4 @@
-"""Logprobs without materializing the full logits, on every engine."""
+"""Logprobs without materializing the full logits, for TRL's own trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ChunkedLogProbs:
     """Mixin that computes logits in tiles of 2048 x 8192. List it before TRL's GRPOTrainer in the bases.
 
     TRL 1.14 implements this in plain PyTorch (`_chunked_logps`), but enables it with `use_liger_kernel`, which requires
-    the Liger package even though this method does not use it. Unsloth uses its own method.
+    the Liger package even though this method does not use it. Unsloth's trainer has its own method and does without.
     """
 
     model: Any
@@ -23,8 +23,6 @@ class ChunkedLogProbs:
         super().__init__(*args, **kwargs)
         from trl.models.utils import _ForwardRedirection
 
-        if "unsloth" in sys.modules:  # Unsloth replaces parts of both methods
-            return
         if scaling := getattr(self.model.config, "logits_scaling", None):  # Granite's, under the name that TRL reads
             self.model.config.logit_scale = 1 / scaling
         if reason := self._why_whole():

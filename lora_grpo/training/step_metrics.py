@@ -30,9 +30,9 @@ class StepMetrics:
         self._metrics["train"]["rollouts/tokens_per_second"].append(tokens / seconds[-1])
         return generated
 
-    def _calculate_rewards(self, *args: Any) -> Any:
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("rewards"):
-            return super()._calculate_rewards(*args)  # type: ignore[misc]
+            return super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         reused = self._step // self.args.steps_per_generation % self.num_iterations  # type: ignore[attr-defined]

@@ -78,9 +78,11 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     weights = {reward.name: reward.weight for reward in rewards}
     log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
-    bases = (AtomicCheckpoints, StepMetrics, ChunkedLogProbs, GRPOTrainer)
+    # Unsloth's trainer never materializes the logits, and its loss calls the method that ChunkedLogProbs overrides with
+    # other arguments.
+    mixins = [AtomicCheckpoints, StepMetrics, *([] if policy.engine == "unsloth" else [ChunkedLogProbs])]
     try:
-        trainer = types.new_class("Trainer", bases)(
+        trainer = types.new_class("Trainer", (*mixins, GRPOTrainer))(
             model=policy.model,
             processing_class=policy.tokenizer,
             args=GRPOConfig(**arguments),

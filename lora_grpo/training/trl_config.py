@@ -13,12 +13,13 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
     """Return the GRPOConfig arguments of a run.
 
     All are explicit, because TRL's defaults change between versions and Unsloth's patched GRPOConfig has different ones
-    (learning rate 5e-5, 8-bit AdamW, importance sampling correction off).
+    (learning rate 5e-5, 8-bit AdamW, importance sampling correction off, another clipping range).
     """
     import torch
 
     shape, dtype, on_gpu = batch_shape(config), base_model.compute_dtype(), torch.cuda.is_available()
     settings, sampling = config.train, config.sampling
+    overrides = parse_grpo_overrides(config.grpo)
     return {
         "output_dir": str(folder),
         "max_steps": settings.max_steps,
@@ -41,6 +42,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "beta": settings.beta,
         "loss_type": "dapo",
         "epsilon": 0.2,
+        "epsilon_high": overrides.get("epsilon", 0.2),  # TRL's default; Unsloth's is 0.28
         "num_iterations": 1,
         "scale_rewards": "group",
         "importance_sampling_level": "token",
@@ -69,5 +71,5 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "report_to": list(settings.report_to),
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        **parse_grpo_overrides(config.grpo),
+        **overrides,
     }
