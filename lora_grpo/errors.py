@@ -16,6 +16,14 @@ class RunError(Exception):
     exit_code = 1
 
 
+class EngineFailed(RunError):
+    """An engine that `auto` chose cannot be imported or started. `run_command` starts again with `arguments`."""
+
+    def __init__(self, problem: str, arguments: tuple[str, ...]) -> None:
+        super().__init__(f"{problem}; pass {' '.join(arguments)}")
+        self.problem, self.arguments = problem, arguments
+
+
 class Interrupted(BaseException):
     """SIGTERM or Ctrl-C stopped the run. Like KeyboardInterrupt, `except Exception` does not catch it."""
 

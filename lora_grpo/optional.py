@@ -1,21 +1,58 @@
-"""Import optional packages, with an error message that suggests how to install them."""
+"""Imports optional packages and starts engines, with one-line errors for everything that can go wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from types import ModuleType
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import EngineFailed, RunError, UserError, first_line
+
+_LONGEST_REASON = 300
 
 
-def require(name: str, *, extra: str, feature: str) -> ModuleType:
-    """Import a package that an extra of this project installs, or raise UserError with the feature that needs it."""
+def require(name: str, *, extra: str, feature: str, otherwise: str) -> ModuleType:
+    """Import a package that an extra of this project installs, or raise UserError.
+
+    Args:
+        feature: what needs the package.
+        otherwise: what the user can do without it, such as "pass --model.engine peft".
+    """
     package = name.partition(".")[0]
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{feature} needs the package {package}; run `pip install -e .[{extra}]`")
+        raise UserError(f"{feature} needs the package {package}; run `pip install -e .[{extra}]`, or {otherwise}")
     try:
         return importlib.import_module(name)
-    except (ImportError, NotImplementedError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{feature} needs {name}, which cannot be imported here: {reason}") from error
+    except (Exception, SystemExit) as error:  # a broken installation raises any type
+        raise UserError(
+            f"{feature} needs {name}, which cannot be imported here ({reason(error)}); install it again, or {otherwise}"
+        ) from error
+
+
+@contextlib.contextmanager
+def starting(engine: str, *, is_auto: bool, instead: tuple[str, ...]) -> Iterator[None]:
+    """Turn every error in a `with` block that imports or starts an engine into a one-line error.
+
+    Args:
+        is_auto: whether `auto` chose the engine. If so, every error becomes an EngineFailed.
+        instead: the arguments that select another engine.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        is_ours = isinstance(error, (UserError, RunError))
+        problem = str(error).rpartition("; ")[0] if is_ours else f"{engine} does not start ({reason(error)})"
+        if is_auto:
+            raise EngineFailed(problem or str(error), instead) from error
+        if is_ours:
+            raise
+        raise RunError(f"{problem}; pass {' '.join(instead)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Return the type and the first line of the error that caused this one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_REASON]

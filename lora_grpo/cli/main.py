@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.errors import Interrupted, RunError, UserError
+from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
 from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
 
@@ -26,10 +26,13 @@ _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.E
 def run_command(main: Callable[[], None]) -> int:
     """Run a recipe or script, and print an error as one line. A bug in this kit keeps its traceback.
 
+    If an engine that `auto` chose fails, the command starts again with the next one; see `_start_again`.
+
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
     _use_utf8()
+    environment = dict(os.environ)
     _prepare_output()
     _on_sigterm(_terminate)
     try:
@@ -39,6 +42,8 @@ def run_command(main: Callable[[], None]) -> int:
             finally:
                 sys.stdout.flush()
     except BaseException as error:
+        if isinstance(error, EngineFailed) and distributed.world_size() == 1:
+            _start_again(error, environment)
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
         _on_sigterm(signal.SIG_IGN)
         code = _end(error)
@@ -49,6 +54,18 @@ def run_command(main: Callable[[], None]) -> int:
         _on_sigterm(signal.SIG_DFL)
     distributed.leave()
     return 0
+
+
+def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
+    """Replace this process by the same command with another engine.
+
+    An engine changes other packages and environment variables, even if its import fails halfway, and may hold GPU
+    memory. A new program has none of it.
+    """
+    print(f"note: {failure.problem}; starting again with {' '.join(failure.arguments)}", file=sys.stderr)
+    _drop_unwritable_output()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the lock of the run folder, the GPU's devices, the sandbox's sockets
+    os.execve(sys.executable, [*sys.orig_argv, *failure.arguments], environment)
 
 
 def _end(error: BaseException) -> int | None:

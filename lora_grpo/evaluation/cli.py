@@ -61,7 +61,7 @@ def _sides(options: EvaluateOptions) -> list[Side]:
         backend = build.choose_backend(options.backend)
         start_sandbox(plan.data, options.sandbox)
         data = load_evaluation_rows(plan.data, plan.seed, trained_seed=plan.trained_seed)
-        loader = Loader(backend, plan.seed)
+        loader = Loader(backend, plan.seed, is_auto=options.backend == "auto")
     sides: list[Side] = []
     for name, label, model in zip(names, labels, models, strict=True):
         if model:

@@ -25,8 +25,8 @@ from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint
 class Loader:
     """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again."""
 
-    def __init__(self, backend: str, seed: int) -> None:
-        self.backend, self.seed = backend, seed
+    def __init__(self, backend: str, seed: int, *, is_auto: bool = False) -> None:
+        self.backend, self.seed, self._is_auto = backend, seed, is_auto
         self._model: ModelSpec | None = None
         self._sampler: Sampler | None = None
 
@@ -39,7 +39,9 @@ class Loader:
             if self._sampler:
                 self._sampler.close()
             self._sampler = None  # frees its memory before the next model is loaded
-            self._sampler = build.load_sampler(model, self.backend, tokenizer, sequence_tokens, self.seed)
+            self._sampler = build.load_sampler(
+                model, self.backend, tokenizer, sequence_tokens, self.seed, is_auto=self._is_auto
+            )
             self._model = model
         prompts = [chat.render_row(tokenizer, row) for row in rows]
         digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()

@@ -15,6 +15,7 @@ from lora_grpo import starter
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic, json_files
+from lora_grpo.optional import require
 
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 _HUB_SECONDS = 5.0
@@ -165,6 +166,7 @@ def load_base(settings: ModelConfig) -> Any:
     dtype = compute_dtype()
     quantization = None
     if settings.bits == 4:
+        require("bitsandbytes", extra="dev", feature="a base in 4 bits", otherwise="uninstall it and load 16 bits")
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -184,7 +186,9 @@ def load_base(settings: ModelConfig) -> Any:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # missing or damaged files raise many types
-        raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}") from error
+        # bitsandbytes reports a missing CUDA library only when it is used.
+        fix = "; run `python -m bitsandbytes`, or load 16 bits" if "python -m bitsandbytes" in str(error) else ""
+        raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}{fix}") from error
     _check_sizes(model, settings.name)
     keep_frozen(model)
     return model

@@ -15,11 +15,11 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
-from lora_grpo.errors import UserError, first_line
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
-from lora_grpo.optional import require
+from lora_grpo.optional import require, starting
 
 
 @dataclass
@@ -35,6 +35,9 @@ class Policy:
     """`peft` or `unsloth`."""
     record: dict[str, Any]
     """The entry `policy` of run.json."""
+
+
+_PEFT = ("--model.engine", "peft")
 
 
 def check_model(config: RunConfig) -> None:
@@ -59,7 +62,8 @@ def load_policy(config: RunConfig) -> Policy:
     use_one_gpu()
     engine = choose_engine(config)
     if engine == "unsloth":
-        _import_unsloth()
+        with starting("Unsloth", is_auto=config.model.engine == "auto", instead=_PEFT):
+            _import_unsloth()
 
     base_model.prepare_torch(config.seed)
     distributed.join()
@@ -70,7 +74,15 @@ def load_policy(config: RunConfig) -> Policy:
             f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
             "install torch's CUDA build or a newer driver, or pass --preset starter"
         )
-    model, tokenizer = (_load_unsloth if engine == "unsloth" else _load_peft)(config)
+    if engine == "unsloth":
+        # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
+        from_auto = config.model.engine == "auto"
+        with_vllm = uses_vllm(config) and config.sampling.backend == "auto"
+        instead = ("--sampling.backend", "transformers") if with_vllm and not from_auto else _PEFT
+        with starting("Unsloth", is_auto=from_auto or with_vllm, instead=instead):
+            model, tokenizer = _load_unsloth(config)
+    else:
+        model, tokenizer = _load_peft(config)
     if not getattr(tokenizer, "chat_template", None):
         print(
             f"note: {config.model.name} has no chat template, so prompts are plain text (`Question: ...`, `Answer:`); "
@@ -120,9 +132,16 @@ def load_adapter(model: Any, path: Path) -> None:
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     import torch
-    from peft import LoraConfig, get_peft_model
 
-    base = base_model.load_base(config.model)
+    try:
+        base = base_model.load_base(config.model)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"out of GPU memory loading {config.model.name}; stop other programs that use the GPU, or pass a smaller "
+            "model"
+        ) from error
+    from peft import LoraConfig, get_peft_model  # imports bitsandbytes, which `load_base` has checked
+
     _disable_dropout(base)
     if base.config.model_type in COUNTS_POSITIONS:
         base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)
@@ -177,7 +196,7 @@ def _import_unsloth() -> None:
     # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
     # 8.0 (T4). Elsewhere it is never used, because all requests have a seed or return logprobs.
     os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
-    require("unsloth", extra="gpu", feature="--model.engine unsloth")
+    require("unsloth", extra="gpu", feature="--model.engine unsloth", otherwise=f"pass {' '.join(_PEFT)}")
 
 
 def _vllm_options(config: RunConfig) -> dict[str, Any]:

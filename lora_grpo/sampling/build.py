@@ -10,6 +10,7 @@ from typing import Any
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.models import ModelSpec, Policy, base_model, check_sampling
+from lora_grpo.optional import starting
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
@@ -39,15 +40,16 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
     longest = config.model.max_sequence_tokens
     if config.sampling.server_url:
         return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
-    return start_engine(
-        config.model,
-        rank=reserved_rank(config.lora.rank),
-        max_sequence_tokens=longest,
-        gpu_memory_share=config.model.gpu_memory_share or 0.5,  # None only on a CPU, which ignores it
-        seed=config.seed,
-        max_batch_size=batch_shape(config).completions_per_process,
-        sleeps=True,
-    )
+    with starting("vLLM", is_auto=config.sampling.backend == "auto", instead=("--sampling.backend", "transformers")):
+        return start_engine(
+            config.model,
+            rank=reserved_rank(config.lora.rank),
+            max_sequence_tokens=longest,
+            gpu_memory_share=config.model.gpu_memory_share or 0.5,  # None only on a CPU, which ignores it
+            seed=config.seed,
+            max_batch_size=batch_shape(config).completions_per_process,
+            sleeps=True,
+        )
 
 
 def _local_sampler(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Sampler:
@@ -80,22 +82,26 @@ def check_context(target: ModelSpec, tokenizer: Any, rows: Sequence[Row], max_to
     return longest + max_tokens
 
 
-def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
+def load_sampler(
+    target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int, *, is_auto: bool = False
+) -> Sampler:
     """Load a model, and its adapter if it has one, and return its sampler.
 
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
+    `is_auto` says that `--backend auto` chose the backend; see `optional.starting`.
     """
     base_model.prepare_torch(seed)
     generation_config = base_model.generation_config(target.base)
     eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, target.base_name)
     if backend == "vllm":
-        engine = start_engine(
-            target.base,
-            rank=served_rank(target.adapter) if target.adapter else None,
-            max_sequence_tokens=sequence_tokens,
-            gpu_memory_share=0.85,
-            seed=seed,
-        )
+        with starting("vLLM", is_auto=is_auto, instead=("--backend", "transformers")):
+            engine = start_engine(
+                target.base,
+                rank=served_rank(target.adapter) if target.adapter else None,
+                max_sequence_tokens=sequence_tokens,
+                gpu_memory_share=0.85,
+                seed=seed,
+            )
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)
     import torch
 

@@ -16,7 +16,7 @@ from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model
-from lora_grpo.optional import require
+from lora_grpo.optional import reason, require
 from lora_grpo.sampling.merged_copy import plain_copy
 
 _SETTINGS = {
@@ -201,7 +201,12 @@ def start_engine(
         # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
         logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.msg)
         with _process_restored():
-            vllm = require("vllm.entrypoints.llm", extra="gpu", feature="the vllm backend")
+            vllm = require(
+                "vllm.entrypoints.llm",
+                extra="gpu",
+                feature="the vllm backend",
+                otherwise="select the transformers backend",
+            )
             try:
                 llm = vllm.LLM(
                     name,
@@ -220,7 +225,7 @@ def start_engine(
                     use_tqdm_on_load=False,
                     **options,
                 )
-            except (OSError, ValueError, RuntimeError) as error:
+            except (Exception, SystemExit) as error:
                 raise RunError(
                     f"vLLM cannot serve {settings.name}: {_reason(error)}; select the transformers backend"
                 ) from error
@@ -245,7 +250,7 @@ def _process_restored() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _reason(error: Exception) -> str:
-    """Return the first line of an error. pydantic's errors name the cause on a later line."""
-    cause = str(error).rpartition("Value error, ")[2].partition(" [type=")[0].strip()
-    return cause.splitlines()[0] if cause else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """Return the cause of an error. pydantic's errors name it on a later line."""
+    cause = str(error).rpartition("Value error, ")
+    return cause[2].partition(" [type=")[0] if cause[1] else reason(error)

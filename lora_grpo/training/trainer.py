@@ -67,6 +67,11 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
+    if policy.engine == "peft":
+        from trl import import_utils
+
+        # TRL's own vLLM mode is not used. It imports an installed vLLM nevertheless, and a broken one stops every run.
+        import_utils.is_vllm_available = lambda min_version=None: False
     from trl import GRPOConfig, GRPOTrainer
 
     config = run.config

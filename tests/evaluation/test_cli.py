@@ -194,7 +194,7 @@ def test_the_settings_of_a_run_are_the_defaults(run_folder, tmp_path):
 def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_same(run_folder, monkeypatch):
     loaded = []
     sampler = type("Loaded", (), {"close": lambda self: None})
-    monkeypatch.setattr(build, "load_sampler", lambda target, *_: loaded.append(target.label) or sampler())
+    monkeypatch.setattr(build, "load_sampler", lambda target, *_, **__: loaded.append(target.label) or sampler())
     monkeypatch.setattr(build, "describe", lambda *_: {})
     trained = resolve(str(run_folder), Overrides())
     base = trained.without_adapter()

@@ -1,0 +1,251 @@
+"""Engines that fail at import or at start: one line, and another engine only where `auto` chose the one that failed.
+
+Packages on a path of their own stand in for broken installations of the real ones.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lora_grpo.config import RunConfig, replace
+from lora_grpo.errors import EngineFailed, RunError, UserError
+from lora_grpo.models import Overrides, Policy, base_model, load_policy, resolve
+from lora_grpo.sampling import build
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = "libcudart.so.13: cannot open shared object file: No such file or directory"
+
+FAILURES = {
+    "raise ImportError(\"cannot import name 'a' from 'b'\")": "ImportError: cannot import name 'a' from 'b'",
+    f"raise OSError({LIBRARY!r})": f"OSError: {LIBRARY}",
+    f"raise RuntimeError('Look up to see it\\n') from OSError({LIBRARY!r})": f"OSError: {LIBRARY}",
+    "raise RuntimeError('CUDA driver version is insufficient')": "RuntimeError: CUDA driver version is insufficient",
+    "raise NotImplementedError('Unsloth cannot find any torch accelerator? You need a GPU.')": (
+        "NotImplementedError: Unsloth cannot find any torch accelerator? You need a GPU."
+    ),
+    "raise AttributeError('no float8')": "AttributeError: no float8",
+    "raise SystemExit(1)": "SystemExit: 1",
+}
+"""Statement -> what the message says of it."""
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch, machine):
+    """Return a function that puts packages in front of the installed ones, on a machine with a GPU."""
+    kept = dict(os.environ)
+    machine(16_376)
+
+    def add(**modules):
+        for name, text in modules.items():
+            path = tmp_path / "packages" / name.replace("__", "/") / "__init__.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            for loaded in [each for each in sys.modules if each.partition(".")[0] == name.partition("__")[0]]:
+                monkeypatch.delitem(sys.modules, loaded)
+        monkeypatch.syspath_prepend(tmp_path / "packages")
+
+    yield add
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("unsloth", "vllm")]:
+        del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+def config(engine="auto", backend="auto", **model):
+    return replace(RunConfig(), {"model": {"engine": engine, "bits": 16, **model}, "sampling": {"backend": backend}})
+
+
+@pytest.mark.parametrize(("statement", "said"), FAILURES.items())
+def test_an_import_of_unsloth_fails(broken, statement, said):
+    broken(unsloth=statement)
+    with pytest.raises(EngineFailed) as failed:
+        load_policy(config())
+    assert failed.value.arguments == ("--model.engine", "peft")
+    assert failed.value.problem == (f"--model.engine unsloth needs unsloth, which cannot be imported here ({said})")
+    with pytest.raises(UserError, match=r"install it again, or pass --model\.engine peft$") as refused:
+        load_policy(config("unsloth"))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+STARTS = {
+    "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')": "CUDA out of memory. Tried",
+    "raise ValueError('Bfloat16 is only supported on GPUs with compute capability of at least 8.0')": "Bfloat16 is",
+    "raise RuntimeError('Engine core initialization failed\\nmore') from OSError('no kernel image')": "no kernel image",
+    "raise SystemExit(1)": "SystemExit: 1",
+}
+
+
+@pytest.mark.parametrize(("statement", "said"), STARTS.items())
+def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
+    broken(
+        unsloth="import torch\nclass FastLanguageModel:\n    @staticmethod\n    def from_pretrained(**options):\n"
+        f"        {statement}\n",
+        vllm="",
+    )
+    monkeypatch.setattr(base_model, "compute_dtype", lambda: None)
+    for engine, backend, arguments in (
+        ("auto", "auto", ("--model.engine", "peft")),
+        ("auto", "vllm", ("--model.engine", "peft")),
+        ("unsloth", "auto", ("--sampling.backend", "transformers")),
+    ):
+        with pytest.raises(EngineFailed) as failed:
+            load_policy(config(engine, backend))
+        assert failed.value.arguments == arguments
+        assert said in failed.value.problem and "\n" not in str(failed.value)
+    with pytest.raises((UserError, RunError), match=said) as refused:
+        load_policy(config("unsloth", "vllm"))
+    assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
+
+
+def sampler(config):
+    return build.build_sampler(Policy(SimpleNamespace(), None, [0], "peft", {}), config)
+
+
+@pytest.mark.parametrize(("statement", "said"), FAILURES.items())
+def test_an_import_of_vllm_fails(broken, statement, said):
+    broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=statement)
+    with pytest.raises(EngineFailed) as failed:
+        sampler(config())
+    assert failed.value.arguments == ("--sampling.backend", "transformers") and said in failed.value.problem
+    with pytest.raises(UserError, match=r"select the transformers backend$") as refused:
+        sampler(config(backend="vllm"))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("statement", "said"), STARTS.items())
+def test_a_start_of_vllm_fails(broken, statement, said):
+    start = f"import torch\nclass LLM:\n    def __init__(self, *_, **options):\n        {statement}\n"
+    broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=start)
+    target = resolve("starter", Overrides(None, None, None, False))
+    choices = {
+        ("--sampling.backend", "transformers"): lambda is_auto: sampler(config(backend="auto" if is_auto else "vllm")),
+        ("--backend", "transformers"): lambda is_auto: build.load_sampler(
+            target, "vllm", build.load_tokenizer(target), 64, 0, is_auto=is_auto
+        ),
+    }
+    for arguments, load in choices.items():
+        with pytest.raises(EngineFailed) as failed:
+            load(True)
+        assert failed.value.arguments == arguments and "\n" not in str(failed.value)
+        with pytest.raises(RunError, match=r"^vLLM cannot serve .*; select the transformers backend$") as refused:
+            load(False)
+        assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
+        assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("statement", [f"raise OSError({LIBRARY!r})", "raise RuntimeError('built for another torch')"])
+def test_an_import_of_bitsandbytes_fails(broken, statement):
+    broken(bitsandbytes=statement)
+    with pytest.raises(UserError, match=r"a base in 4 bits needs bitsandbytes, which cannot be imported") as refused:
+        load_policy(config("peft", bits=4))
+    assert "\n" not in str(refused.value)
+
+
+def test_bitsandbytes_lacks_a_cuda_library(monkeypatch, machine):
+    """The library's own error, which it raises when a kernel is called."""
+    from bitsandbytes.cextension import ErrorHandlerMockBNBNativeLibrary
+    from transformers import AutoModelForCausalLM
+
+    library = ErrorHandlerMockBNBNativeLibrary(LIBRARY)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: library.cquantize_blockwise_nf4())
+    with pytest.raises(UserError, match=r"libcudart.*; run `python -m bitsandbytes`, or load 16 bits$") as refused:
+        load_policy(config("peft", bits=4))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_gpus_memory_does_not_hold_the_base(monkeypatch, machine):
+    import torch
+
+    def load(settings):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(base_model, "load_base", load)
+    with pytest.raises(RunError, match=r"out of GPU memory loading starter; stop other programs"):
+        load_policy(config("peft"))
+
+
+AGAIN = """
+import os, sys
+from lora_grpo.cli import run_command
+from lora_grpo.errors import EngineFailed
+from lora_grpo.optional import require, starting
+def main():
+    print(sys.argv[1:], os.environ.get("PATCHED"), sorted(os.listdir("/proc/self/fd"))[3:-1], flush=True)
+    if "peft" not in sys.argv:
+        kept = os.open("/dev/null", os.O_RDONLY)
+        os.set_inheritable(kept, True)  # as a driver might
+        with starting("Unsloth", is_auto=True, instead=("--model.engine", "peft")):
+            require("unsloth", extra="gpu", feature="it", otherwise="leave it out")
+sys.exit(run_command(main))
+"""
+
+
+def test_a_command_starts_again_in_a_clean_process(tmp_path):
+    (tmp_path / "unsloth.py").write_text("import os, sys\nos.environ['PATCHED'] = '1'\nsys.exit('no GPU')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", AGAIN, "--seed", "1"]
+
+    def run(**more):
+        environment = {**os.environ, "PYTHONPATH": path, **more}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    done = run()
+    assert done.returncode == 0 and done.stdout.splitlines() == [
+        "['--seed', '1'] None []",
+        "['--seed', '1', '--model.engine', 'peft'] None []",
+    ]
+    assert done.stderr == (
+        "note: it needs unsloth, which cannot be imported here (SystemExit: no GPU); starting again with "
+        "--model.engine peft\n"
+    )
+    several = run(WORLD_SIZE="2", RANK="0")  # the other process would wait for this one
+    assert several.returncode == 1 and several.stdout.count("\n") == 1
+    assert several.stderr.endswith("(SystemExit: no GPU); pass --model.engine peft\n")
+
+
+@pytest.mark.slow
+def test_a_run_without_working_engines_trains_with_the_last_ones(tmp_path):
+    """The real recipe, its files and its record; a GPU that only nvidia-smi knows."""
+    tool, packages = tmp_path / "bin" / "nvidia-smi", tmp_path / "packages"
+    for path in (tool.parent, packages):
+        path.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, GPU-1, Card, 16376, 16000'\n")
+    tool.chmod(0o755)
+    (packages / "unsloth.py").write_text("import os\nos.environ['TRL_BROKEN'] = '1'\nraise RuntimeError('half')\n")
+    (packages / "vllm.py").write_text(f"raise OSError({LIBRARY!r})\n")
+    command = [
+        *(sys.executable, str(ROOT / "recipes" / "gsm8k_lora.py"), "--preset", "starter"),
+        *("--output-dir", str(tmp_path / "out"), "--train.max-steps", "1", "--train.prompts-per-step", "2"),
+        *("--sampling.num-generations", "4", "--sampling.max-completion-tokens", "16", "--monitor.rows", "0"),
+        *("--data.eval-limit", "2", "--eval.num-samples", "0", "--train.micro-batch-size", "8"),
+    ]
+    environment = {
+        **os.environ,
+        "PATH": f"{tool.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)]),
+    }
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+
+    def run(*more):
+        return subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=False)
+
+    refused = run("--model.engine", "unsloth")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert refused.stderr.splitlines()[-1].endswith(
+        "(RuntimeError: half); install it again, or pass --model.engine peft"
+    )
+    done = run()
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "starting again" in line]
+    assert [note.rpartition(" with ")[2] for note in notes] == [
+        "--model.engine peft",
+        "--sampling.backend transformers",
+    ]
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["status"] == "complete" and record["policy"]["engine"] == "peft"
+    assert record["config"]["sampling"]["backend"] == "transformers" and "peft" in record["command"]
