@@ -13,6 +13,7 @@ from starter_model.families import FAMILIES
 from starter_model.problems import DIFFICULTIES
 
 from lora_grpo.starter import model_path
+from lora_grpo.tasks import sources
 
 TASKS = {"starter": "xml", "starter-code": "code"}
 """Prompt style of each task that the model is evaluated on."""
@@ -61,7 +62,7 @@ def measure(folder: Path, count: int, seed: int) -> dict[str, dict[str, float]]:
     torch.manual_seed(seed)
     figures: dict[str, dict[str, float]] = {}
     for name, style in TASKS.items():
-        rows = get_task(name).load("eval", None, count, seed)
+        rows = sources.sample(get_task(name).load("eval"), count, seed)
         prompts = [corpus.chat_prompt(row["question"], style) for row in rows]
         figures[name] = {}
         for how, settings in (

@@ -107,7 +107,7 @@ def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
     """Return the rows by the task_id used in samples files."""
     if task == "mbpp":
         return {row["id"]: row for row in mbpp.read(data)}
-    loaded = get_task(task).load("eval", data, None, 0)
+    loaded = get_task(task).load("eval", data)
     if task not in CODE_TASKS:
         loaded = [{**row, "prompt_style": style} for row in loaded]
     return {f"gsm8k/test/{i}" if task == "gsm8k" else row["id"]: row for i, row in enumerate(loaded)}

@@ -5,9 +5,9 @@
     text = chat.render_row(tokenizer, data.train[0])      # the text that the model continues
     (verdict,) = grade_all("gsm8k", [completion], [data.train[0]])
 
-A task is a module that implements the three functions of the `Task` protocol: `load` returns rows, `grade` returns a
-verdict, and `gold_completion` returns a completion that must pass. To add a task, create `tasks/<name>.py` and add the
-name in `registry.py` to `GradedTask` (and to `CODE_TASKS` if unit tests grade it).
+A task is a module that implements the three functions of the `Task` protocol: `load` returns rows, `check` returns a
+verdict, and `gold` returns a completion that must pass. To add a task, create `tasks/<name>.py` and add the name in
+`registry.py` to `GradedTask` (and to `CODE_TASKS` if unit tests grade it).
 
 registry.py          the `Task` protocol, `Verdict`, and lookup by name
 loading.py           the rows of a run: disjoint splits, validation rows, prompt order, fingerprints

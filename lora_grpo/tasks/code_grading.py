@@ -31,12 +31,12 @@ Outcome = tuple[str | None, sandbox.Verdict | None]
 Both are None if the completion has no code. The program is None if the completion is too long to be read."""
 
 
-def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Grade one completion. For several, `grade_many` is faster."""
-    return grade_many([completion], [row])[0]
+def check(completion: str, row: Mapping[str, Any]) -> Verdict:
+    """Grade one completion. For several, `check_many` is faster."""
+    return check_many([completion], [row])[0]
 
 
-def grade_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Grade B completions against the tests of their B rows in one call to the sandbox."""
     return [
         Verdict(verdict.passed, verdict.status, program, detail=verdict.message or None)
@@ -109,7 +109,7 @@ def solvable(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["id"] not in failed]
 
 
-def gold_completion(row: Mapping[str, Any]) -> str:
+def gold(row: Mapping[str, Any]) -> str:
     """Return the row's reference program in a fenced block, in the format of its `prompt_style`."""
     program = write_completion("", row["answer"].strip("\n"), "code")
     style = row.get("prompt_style") or "code"

@@ -59,7 +59,7 @@ _LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$
 _FORMULA = re.compile(r"[\\^√±π∞]")
 
 
-def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
+def load(split: str, source: str | None = None) -> list[Row]:
     """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.
 
     Each record has a `question` and an `answer`, which is a number or a worked solution that ends with `#### N`. The
@@ -70,11 +70,10 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     prefix = json_files.stem(Path(source))
     if sources.is_on_hub(source):
         prefix = f"{'gsm8k' if source == HUB_DATASET else source}/{'train' if split == 'train' else 'test'}"
-    rows = [_row(record, f"{prefix}/{i}", where) for i, (where, record) in enumerate(records)]
-    return sources.sample(rows, limit, seed)
+    return [_row(record, f"{prefix}/{i}", where) for i, (where, record) in enumerate(records)]
 
 
-def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
+def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade a completion with the three rules of this module, in linear time."""
     gold_text = _gold_number(row)
     gold = _value(gold_text)
@@ -109,7 +108,7 @@ def _read_answer(completion: str) -> tuple[str, str | None]:
     return "", numbers[-1][0]
 
 
-def gold_completion(row: Mapping[str, Any]) -> str:
+def gold(row: Mapping[str, Any]) -> str:
     """Return the row's solution in its `prompt_style`, without the dataset's `<<48/2=24>>` calculator annotations."""
     number = _gold_number(row)
     solution, marked, _ = row["answer"].rpartition("####")

@@ -11,10 +11,10 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+from lora_grpo.tasks.code_grading import check, check_many, gold
 from lora_grpo.tasks.registry import Row
 
-__all__ = ["gold_completion", "grade", "grade_many", "load"]
+__all__ = ["check", "check_many", "gold", "load"]
 
 HUB_DATASET = "openai/openai_humaneval"
 
@@ -26,12 +26,12 @@ _QUESTION = (
 )
 
 
-def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
+def load(split: str, source: str | None = None) -> list[Row]:
     """Return all rows for either split, because the dataset has a single one; see `Task.load`."""
     source = source or HUB_DATASET
     rows = [_row(record, where) for where, record in sources.read(source, "test")]
     sources.check_ids(rows, source)
-    return sources.sample(rows, limit, seed)
+    return rows
 
 
 def _row(record: Any, where: str) -> Row:

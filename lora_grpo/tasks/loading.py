@@ -66,9 +66,13 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
     """
     task, evaluation_task = get_task(data.task), get_task(data.evaluation_task)
-    train = [] if train_seed is None else task.load("train", data.train, data.train_limit, train_seed)
+    train = []
+    if train_seed is not None:
+        train = sources.sample(task.load("train", data.train), data.train_limit, train_seed)
     one_split = train_seed is not None and data.task in ONE_SPLIT_TASKS
-    evaluation = evaluation_task.load("eval", data.eval, None if one_split else data.eval_limit, seed)
+    evaluation = evaluation_task.load("eval", data.eval)
+    if not one_split:
+        evaluation = sources.sample(evaluation, data.eval_limit, seed)
     contaminated = 0
     if one_split:
         left = _without_questions_of(train, evaluation)
@@ -92,7 +96,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
             "benchmark with --data.eval or --data.eval-task"
         )
     shown, train = train[: data.few_shot], train[data.few_shot :]
-    examples = [(row["question"], task.gold_completion({**row, "prompt_style": data.prompt_style})) for row in shown]
+    examples = [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in shown]
 
     def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
         return [{**row, "task": task_name} for row in add_prompts(rows, data.prompt_style, examples)]

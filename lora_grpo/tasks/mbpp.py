@@ -15,11 +15,11 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+from lora_grpo.tasks.code_grading import check, check_many, gold
 from lora_grpo.tasks.program_text import bound_names
 from lora_grpo.tasks.registry import Row
 
-__all__ = ["gold_completion", "grade", "grade_many", "load", "read"]
+__all__ = ["check", "check_many", "gold", "load", "read"]
 
 HUB_DATASET = "google-research-datasets/mbpp"
 _UPSTREAM_IDS = range(1, 975)
@@ -33,7 +33,7 @@ BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its reference program 
 rows were tested. The key includes the entry point because another file may use the same ids."""
 
 
-def load(split: str, source: str | None = None, limit: int | None = None, seed: int = 0) -> list[Row]:
+def load(split: str, source: str | None = None) -> list[Row]:
     """Return the rows of a split, except those in `BROKEN_UPSTREAM`; see `Task.load`."""
     if sources.is_on_hub(source or HUB_DATASET):
         rows = read(source, split)
@@ -45,7 +45,7 @@ def load(split: str, source: str | None = None, limit: int | None = None, seed: 
     kept = [row for row in rows if (row["id"], row["entry_point"]) not in BROKEN_UPSTREAM]
     if len(kept) < len(rows):
         print(f"dropped {len(rows) - len(kept)} MBPP rows whose reference program fails its tests", file=sys.stderr)
-    return sources.sample(kept, limit, seed)
+    return kept
 
 
 def read(source: str | None, split: str = "train+validation+test+prompt") -> list[Row]:

@@ -12,23 +12,23 @@ from lora_grpo.tasks import sources, starter
 from lora_grpo.tasks.registry import Row, Verdict
 
 
-def load(split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
+def load(split: str, source: str | None = None) -> list[Row]:
     """Return prompts as rows; see `Task.load`. All rows of a file are used for either split."""
     if source is None:
-        return starter.load(split, None, limit, seed)
+        return starter.load(split)
     rows = []
     for index, (where, record) in enumerate(sources.read(source, split)):
         (prompt,) = sources.texts(record, ("prompt",), where)
         rows.append({"id": f"prompts/{index}", "question": prompt, "answer": ""})
-    return sources.sample(rows, limit, seed)
+    return rows
 
 
-def grade(completion: str, row: Mapping[str, Any]) -> Verdict:
+def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade a completion. Every non-empty completion passes."""
     answered = bool(completion.strip())
     return Verdict(answered, "answered" if answered else "empty")
 
 
-def gold_completion(row: Mapping[str, Any]) -> str:
-    """Return a completion that `grade` accepts."""
+def gold(row: Mapping[str, Any]) -> str:
+    """Return a completion that `check` accepts."""
     return "..."

@@ -46,27 +46,26 @@ class Verdict:
 class Task(Protocol):
     """The functions of a task module.
 
-    A task that can grade a batch faster than single completions also has `grade_many(completions, rows)`.
+    A task that can check a batch faster than single completions also has `check_many(completions, rows)`.
     """
 
-    def load(self, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
+    def load(self, split: str, source: str | None = None) -> list[Row]:
         """Return the rows of the split "train" or "eval".
 
         Args:
             source: path of a JSON Lines file, a Hub dataset id, or None for the task's default.
-            limit: number of rows to sample without replacement, in file order; None keeps all rows.
 
         Raises:
             UserError: the source is missing or empty, or a row is malformed. The message includes the file and line.
         """
         ...
 
-    def grade(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         """Grade one completion, which may be any string, against its row."""
         ...
 
-    def gold_completion(self, row: Mapping[str, Any]) -> str:
-        """Return a completion in the row's `prompt_style` that `grade` accepts."""
+    def gold(self, row: Mapping[str, Any]) -> str:
+        """Return a completion in the row's `prompt_style` that `check` accepts."""
         ...
 
 
@@ -85,6 +84,6 @@ def get_task(name: str) -> Task:
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Grade B completions of one task against their B rows."""
     task = get_task(task_name)
-    if grade_many := getattr(task, "grade_many", None):
-        return list(grade_many(completions, rows))
-    return [task.grade(completion, row) for completion, row in zip(completions, rows, strict=True)]
+    if check_many := getattr(task, "check_many", None):
+        return list(check_many(completions, rows))
+    return [task.check(completion, row) for completion, row in zip(completions, rows, strict=True)]

@@ -19,11 +19,11 @@ _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz
 _HUB_SPLITS = {"train": "train", "eval": "test"}
 
 
-def load_bundled(task: str, split: str, source: str | None, limit: int | None, seed: int) -> list[Row]:
+def load_bundled(task: str, split: str, source: str | None = None) -> list[Row]:
     """Return bundled rows of the task "starter" or "starter-code"; see `Task.load`. No problem is in both splits."""
     if source is not None:
         raise UserError(f"the {task} task uses its bundled problems, got source {source!r}; remove the source")
-    return sample(starter.problems(task, split), limit, seed)
+    return starter.problems(task, split)
 
 
 def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.gsm8k import gold_completion, grade
+from lora_grpo.tasks.gsm8k import check, gold
 
-__all__ = ["gold_completion", "grade", "load"]
+__all__ = ["check", "gold", "load"]
 
 load = functools.partial(sources.load_bundled, "starter")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.code_grading import gold_completion, grade, grade_many
+from lora_grpo.tasks.code_grading import check, check_many, gold
 
-__all__ = ["gold_completion", "grade", "grade_many", "load"]
+__all__ = ["check", "check_many", "gold", "load"]
 
 load = functools.partial(sources.load_bundled, "starter-code")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lora_grpo.tasks import sources
+
 SCRIPT = Path(__file__).parents[1] / "helpers" / "counted_evaluate.py"
 KILLS = 5
 UNIT, ROWS, SAMPLES = 8, 24, 4
@@ -31,7 +33,7 @@ def command(tmp_path_factory):
     from lora_grpo.tasks import starter_code
 
     samples = tmp_path_factory.mktemp("samples") / "theirs.jsonl"
-    rows = starter_code.load("eval", None, ROWS, 0)
+    rows = sources.sample(starter_code.load("eval"), ROWS, 0)
     lines = [
         {"task_id": row["id"], "completion": row["answer"] + "\n" * (number + 1)}
         for row in rows

@@ -15,6 +15,7 @@ from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.vllm_engine import start_engine
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.registry import get_task
 
@@ -31,7 +32,7 @@ TOKENIZER = base_model.load_tokenizer(ModelConfig())
 
 
 def ask(split, number):
-    rows = add_prompts(STARTER.load(split, None, number, 0), "xml")
+    rows = add_prompts(sources.sample(STARTER.load(split), number, 0), "xml")
     return rows, [render_row(TOKENIZER, row) for row in rows]
 
 
@@ -52,7 +53,7 @@ def adapter(tmp_path_factory):
     rows, requested = ask("train", 256)
     for start in range(0, 256, 16):
         texts = [
-            prompt + STARTER.gold_completion({**row, "prompt_style": "hashes"}) + TOKENIZER.eos_token
+            prompt + STARTER.gold({**row, "prompt_style": "hashes"}) + TOKENIZER.eos_token
             for row, prompt in zip(rows[start : start + 16], requested[start : start + 16], strict=True)
         ]
         batch = TOKENIZER(texts, return_tensors="pt", padding=True, add_special_tokens=False)

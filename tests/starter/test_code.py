@@ -8,6 +8,7 @@ import random
 import pytest
 from starter_model import code_families, code_problems, code_slips, code_styles, corpus
 
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
 starter_code = get_task("starter-code")
@@ -152,8 +153,8 @@ def test_pretraining_documents_have_no_eval_problem():
 
 
 def test_careless_and_unformatted_completions_do_not_pass():
-    rng, rows = random.Random(0), starter_code.load("train", None, 120, 0)
+    rng, rows = random.Random(0), sources.sample(starter_code.load("train"), 120, 0)
     problems = {problem.question: problem for problem in code_problems.pool("train", 4000)}
     for write in (code_styles.careless, code_styles.unformatted):
         texts = [write(problems[row["question"]], rng) for row in rows]
-        assert not any(verdict.passed for verdict in starter_code.grade_many(texts, rows))
+        assert not any(verdict.passed for verdict in starter_code.check_many(texts, rows))

@@ -3,7 +3,7 @@ import pytest
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import code_grading
-from lora_grpo.tasks.code_grading import grade, grade_many, run_tests
+from lora_grpo.tasks.code_grading import check, check_many, run_tests
 
 ROW = {"id": "t/0", "entry_point": "f", "test": "assert f(1) == 2\nassert f(2) == 4\n", "prelude": "", "answer": ""}
 
@@ -33,7 +33,7 @@ def ran(monkeypatch):
 
 
 def test_a_batch_is_one_call_and_what_has_no_code_is_not_run(ran):
-    verdicts = grade_many([WRONG, "I cannot.", RIGHT], [ROW] * 3)
+    verdicts = check_many([WRONG, "I cannot.", RIGHT], [ROW] * 3)
     assert [(verdict.passed, verdict.reason, verdict.detail) for verdict in verdicts] == [
         (False, "failed", "assert f(2) == 4"),
         (False, "no_code", None),
@@ -48,18 +48,18 @@ def test_a_batch_is_one_call_and_what_has_no_code_is_not_run(ran):
 
 
 def test_what_occurs_twice_runs_once(ran):
-    assert [verdict.passed for verdict in grade_many([RIGHT, WRONG, RIGHT, RIGHT], [ROW] * 4)] == [
+    assert [verdict.passed for verdict in check_many([RIGHT, WRONG, RIGHT, RIGHT], [ROW] * 4)] == [
         True,
         False,
         True,
         True,
     ]
-    grade_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "assert f(1) == 3"}])
+    check_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "assert f(1) == 3"}])
     assert [len(call) for call in ran] == [2, 2]
 
 
 def test_nothing_to_run_is_no_call(ran):
-    assert [verdict.reason for verdict in grade_many(["", "No."], [ROW] * 2)] == ["no_code"] * 2
+    assert [verdict.reason for verdict in check_many(["", "No."], [ROW] * 2)] == ["no_code"] * 2
     assert ran == []
 
 
@@ -71,7 +71,7 @@ def test_the_program_says_what_the_sandbox_needs(ran):
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
-    verdicts = grade_many([RIGHT + "#" * 40_000, RIGHT], [ROW] * 2)
+    verdicts = check_many([RIGHT + "#" * 40_000, RIGHT], [ROW] * 2)
     assert [verdict.passed for verdict in verdicts] == [False, True]
     assert (verdicts[0].reason, verdicts[0].extracted) == ("invalid", None)
     assert verdicts[0].detail == "the answer has 40,040 characters; expected at most 32,768"
@@ -83,7 +83,7 @@ def test_a_future_import_goes_but_the_text_of_a_string_stays(ran):
     text = 'TEXT = """\nfrom __future__ import braces\n"""'
     code = f"from __future__ import annotations\n\n{text}\n\n\ndef f(x):\n    return 2 * x"
     row = {**ROW, "completion_prefix": 'def f(x):\n    """Double."""\n'}
-    program = grade(fenced(code), row).extracted
+    program = check(fenced(code), row).extracted
     assert "annotations" not in program and text in program
 
 
@@ -92,7 +92,7 @@ def test_a_future_import_goes_but_the_text_of_a_string_stays(ran):
 def test_a_row_of_another_task_is_refused(ran, missing, row):
     row = {key: value for key, value in row.items() if key != missing} | {"id": "gsm8k/test/1"}
     with pytest.raises(UserError, match=r"row gsm8k/test/1 has no unit tests.*humaneval, mbpp, starter-code"):
-        grade(RIGHT, row)
+        check(RIGHT, row)
 
 
 # With the real sandbox
@@ -112,13 +112,13 @@ def test_a_row_of_another_task_is_refused(ran, missing, row):
     ],
 )
 def test_the_reason_is_the_sandboxs_status(completion, reason):
-    verdict = grade(completion, ROW)
+    verdict = check(completion, ROW)
     assert (verdict.reason, verdict.passed) == (reason, reason == "passed"), verdict.detail
 
 
 def test_a_broken_test_is_an_error_and_names_its_row():
     with pytest.raises(sandbox.BrokenTest, match="t/0"):
-        grade_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "import math\nassert g(1) == 2"}])
+        check_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "import math\nassert g(1) == 2"}])
 
 
 def test_tests_are_counted():
@@ -129,4 +129,4 @@ def test_tests_are_counted():
 def test_a_gold_completion_is_read_back(ran):
     row = {**ROW, "answer": "def f(x):\n    return 2 * x\n"}
     for style in ("code", "xml", "hashes", "think", None):
-        assert grade(code_grading.gold_completion({**row, "prompt_style": style}), row).passed
+        assert check(code_grading.gold({**row, "prompt_style": style}), row).passed

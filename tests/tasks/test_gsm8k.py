@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import gsm8k
+from lora_grpo.tasks import gsm8k, sources
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 STYLES = ("xml", "hashes", "think")
@@ -19,7 +19,7 @@ def row(answer, style="xml"):
 
 
 def robust(completion, answer="18"):
-    return gsm8k.grade(completion, row(answer))
+    return gsm8k.check(completion, row(answer))
 
 
 def write(path, *records):
@@ -172,14 +172,14 @@ def test_extracted_is_the_number_that_was_read():
     ],
 )
 def test_strict_asks_for_the_rows_own_style(style, completion, strict):
-    verdict = gsm8k.grade(completion, row("18", style))
+    verdict = gsm8k.check(completion, row("18", style))
     assert verdict.rules["strict"] is strict
     assert verdict.passed or not strict
 
 
 def test_a_row_without_a_style_is_graded_as_xml():
     bare = {"question": "?", "answer": "18"}
-    assert gsm8k.grade("<reasoning>r</reasoning><answer>18</answer>", bare).rules["strict"]
+    assert gsm8k.check("<reasoning>r</reasoning><answer>18</answer>", bare).rules["strict"]
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_flexible_is_lm_evals_last_number(completion, flexible):
 @pytest.mark.parametrize("style", STYLES)
 def test_the_gold_completion_passes_every_rule(answer, style):
     gold = row(answer, style)
-    verdict = gsm8k.grade(gsm8k.gold_completion(gold), gold)
+    verdict = gsm8k.check(gsm8k.gold(gold), gold)
     assert verdict.rules == {"strict": True, "flexible": True, "robust": True}
 
 
 def test_the_gold_completion_leaves_calculator_notes_out():
-    assert gsm8k.gold_completion({"answer": SOLUTION}) == (
+    assert gsm8k.gold({"answer": SOLUTION}) == (
         "<reasoning>\nHalf is 48/2 = 24.\nTogether 48+24 = 72.\n</reasoning>\n<answer>\n72\n</answer>"
     )
 
@@ -220,12 +220,12 @@ def test_the_gold_completion_leaves_calculator_notes_out():
 @pytest.mark.skipif(not DATA.exists(), reason=f"the GSM8K data is not at {DATA}")
 @pytest.mark.parametrize(("file", "count"), [("train.jsonl", 7473), ("test.jsonl", 1319)])
 def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
-    rows = gsm8k.load("eval", str(DATA / file), None, 0)
+    rows = gsm8k.load("eval", str(DATA / file))
     assert len(rows) == count
     for gold in rows:
         for style in STYLES:
             styled = {**gold, "prompt_style": style}
-            assert all(gsm8k.grade(gsm8k.gold_completion(styled), styled).rules.values()), styled
+            assert all(gsm8k.check(gsm8k.gold(styled), styled).rules.values()), styled
 
         text = gold["answer"].rpartition("#### ")[2]
         number = int(text.replace(",", ""))
@@ -233,7 +233,7 @@ def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
         misses |= {f"{text}0", f"1{text}", text[:-1], text.lstrip("-")[1:], f"{text} #### {number + 1}"}
         misses -= {"0", "00"} if number == 0 else set()
         for miss, marker in zip(sorted(misses), itertools.cycle(("#### {}", "<answer>{}</answer>", "\\boxed{{{}}}"))):
-            assert not gsm8k.grade(marker.format(miss), gold).passed, (gold["id"], miss)
+            assert not gsm8k.check(marker.format(miss), gold).passed, (gold["id"], miss)
 
 
 # --- hostile completions
@@ -246,7 +246,7 @@ def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
 @pytest.mark.parametrize("prefix", ["", "#### ", "<answer>", "\\boxed{"])
 def test_hostile_completions_are_graded_without_raising(unit, prefix):
     for style in STYLES:
-        assert not gsm8k.grade(prefix + unit * 3000, row("18", style)).passed
+        assert not gsm8k.check(prefix + unit * 3000, row("18", style)).passed
 
 
 @pytest.mark.parametrize("unit", ["#### ", "<answer>", "\\boxed{1}", "\\boxed{", "1,", "{"])
@@ -256,7 +256,7 @@ def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
     def work(repeats):
         read = []
         monkeypatch.setattr(gsm8k, "_numbers", lambda content: read.append(len(content)) or [])
-        gsm8k.grade(unit * repeats, row("18"))
+        gsm8k.check(unit * repeats, row("18"))
         return sum(read)
 
     monkeypatch.setattr(gsm8k, "_gold_number", lambda row: "18")
@@ -265,12 +265,12 @@ def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
 
 @pytest.mark.parametrize("completion", ["\ud800 #### 18", "\x00#### 18", "#### 18\u2028", "\N{ARABIC-INDIC DIGIT ONE}"])
 def test_odd_characters_do_not_raise(completion):
-    gsm8k.grade(completion, row("18"))
+    gsm8k.check(completion, row("18"))
 
 
 def test_a_row_without_a_readable_answer_is_the_rows_fault():
     with pytest.raises(UserError, match=r"row t/0: no readable number in answer 'many'.*#### 18"):
-        gsm8k.grade("#### 18", row("many"))
+        gsm8k.check("#### 18", row("many"))
 
 
 # --- loading
@@ -282,7 +282,7 @@ def test_a_file_is_loaded_in_order_with_its_other_columns(tmp_path):
         {"question": "a?", "answer": "1", "topic": "sums", "id": "old", "prompt": "x", "completion": "y"},
         {"question": "b?", "answer": SOLUTION},
     )
-    assert gsm8k.load("train", source, None, 0) == [
+    assert gsm8k.load("train", source) == [
         {"id": "mine/0", "question": "a?", "answer": "1", "topic": "sums"},
         {"id": "mine/1", "question": "b?", "answer": SOLUTION},
     ]
@@ -291,16 +291,16 @@ def test_a_file_is_loaded_in_order_with_its_other_columns(tmp_path):
 def test_blank_lines_a_byte_order_mark_and_line_separators_are_read(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_bytes('\ufeff{"question": "a\u2028b?", "answer": "1"}\r\n\r\n{"question": "c", "answer": "2"}'.encode())
-    assert [r["question"] for r in gsm8k.load("eval", str(path), None, 0)] == ["a\u2028b?", "c"]
+    assert [r["question"] for r in gsm8k.load("eval", str(path))] == ["a\u2028b?", "c"]
 
 
 def test_a_limit_draws_by_seed_and_keeps_file_order(tmp_path):
     source = write(tmp_path / "m.jsonl", *({"question": f"{i}?", "answer": f"{i}"} for i in range(50)))
-    drawn = [r["id"] for r in gsm8k.load("eval", source, 10, 1)]
-    assert drawn == [r["id"] for r in gsm8k.load("eval", source, 10, 1)]
+    drawn = [r["id"] for r in sources.sample(gsm8k.load("eval", source), 10, 1)]
+    assert drawn == [r["id"] for r in sources.sample(gsm8k.load("eval", source), 10, 1)]
     assert drawn == sorted(set(drawn), key=lambda name: int(name.split("/")[1])) and len(drawn) == 10
-    assert drawn != [r["id"] for r in gsm8k.load("eval", source, 10, 2)]
-    assert len(gsm8k.load("eval", source, 99, 1)) == 50
+    assert drawn != [r["id"] for r in sources.sample(gsm8k.load("eval", source), 10, 2)]
+    assert len(sources.sample(gsm8k.load("eval", source), 99, 1)) == 50
 
 
 GOOD = {"question": "a?", "answer": "1"}
@@ -326,7 +326,7 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
     path = tmp_path / "m.jsonl"
     path.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
     with pytest.raises(UserError) as error:
-        gsm8k.load("eval", str(path), None, 0)
+        gsm8k.load("eval", str(path))
     assert str(error.value).startswith(f"{path}:3: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -335,7 +335,7 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
 @pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.parquet", "a.ndjson", "a.JSONL"])
 def test_a_missing_file_is_not_looked_up_on_the_hub(name):
     with pytest.raises(UserError, match=f"{name} cannot be read: No such file"):
-        gsm8k.load("eval", f"mine/{name}", None, 0)
+        gsm8k.load("eval", f"mine/{name}")
 
 
 def test_an_empty_dataset_is_a_one_line_error(monkeypatch):
@@ -343,18 +343,18 @@ def test_an_empty_dataset_is_a_one_line_error(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: [])
     with pytest.raises(UserError, match="'mine/data' has no rows in split 'test'; pass another"):
-        gsm8k.load("eval", "mine/data", None, 0)
+        gsm8k.load("eval", "mine/data")
 
 
 def test_a_file_that_cannot_be_used(tmp_path):
     with pytest.raises(UserError, match="Is a directory"):
-        gsm8k.load("eval", str(tmp_path), None, 0)
+        gsm8k.load("eval", str(tmp_path))
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"empty\.jsonl: no rows"):
-        gsm8k.load("eval", str(tmp_path / "empty.jsonl"), None, 0)
+        gsm8k.load("eval", str(tmp_path / "empty.jsonl"))
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9", "answer": "1"}')
     with pytest.raises(UserError, match=r"latin\.jsonl cannot be read: .* in position 17"):
-        gsm8k.load("eval", str(tmp_path / "latin.jsonl"), None, 0)
+        gsm8k.load("eval", str(tmp_path / "latin.jsonl"))
 
 
 @pytest.fixture
@@ -374,12 +374,12 @@ def hub(monkeypatch):
 
 
 def test_the_default_source_is_the_hubs_test_split(hub):
-    assert gsm8k.load("eval", None, None, 0) == [{"id": "gsm8k/test/0", **GOOD}]
+    assert gsm8k.load("eval") == [{"id": "gsm8k/test/0", **GOOD}]
     assert hub.calls == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
 def test_another_data_set_on_the_hub(hub):
-    assert gsm8k.load("train", "someone/sums", None, 0)[0]["id"] == "someone/sums/train/0"
+    assert gsm8k.load("train", "someone/sums")[0]["id"] == "someone/sums/train/0"
     assert hub.calls == [(("someone/sums", None), {"split": "train"})]
 
 
@@ -389,11 +389,11 @@ def test_an_unreachable_hub_says_what_to_pass_instead(hub, error):
     with pytest.raises(
         UserError, match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON Lines file with --data\.train)"
     ):
-        gsm8k.load("eval", None, None, 0)
+        gsm8k.load("eval")
 
 
 @pytest.mark.parametrize("source", ["missing.jsonl", "some/missing.json", "./missing", "../missing", "~/missing/x"])
 def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
     with pytest.raises(UserError, match="No such file"):
-        gsm8k.load("eval", source, None, 0)
+        gsm8k.load("eval", source)
     assert hub.calls == []

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import humaneval
+from lora_grpo.tasks import humaneval, sources
 
 PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
 RECORD = {
@@ -53,8 +53,9 @@ def test_both_splits_are_all_rows_and_a_limit_draws(tmp_path):
     path = tmp_path / "h.jsonl.gz"
     path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
     assert humaneval.load("train", str(path)) == humaneval.load("eval", str(path))
-    drawn = humaneval.load("eval", str(path), 5, 1)
-    assert len(drawn) == 5 and drawn == humaneval.load("eval", str(path), 5, 1) != humaneval.load("eval", str(path), 5)
+    rows = humaneval.load("eval", str(path))
+    drawn = sources.sample(rows, 5, 1)
+    assert len(drawn) == 5 and drawn == sources.sample(rows, 5, 1) != sources.sample(rows, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -95,25 +96,25 @@ def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_
     (row,) = humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD))
     for style in ("code", "xml", "think", "hashes", None):
         asked = {**row, "prompt_style": style}
-        assert humaneval.grade(humaneval.gold_completion(asked), asked).passed, style
-    verdict = humaneval.grade(humaneval.gold_completion(row).replace("2 *", "3 *"), row)
+        assert humaneval.check(humaneval.gold(asked), asked).passed, style
+    verdict = humaneval.check(humaneval.gold(row).replace("2 *", "3 *"), row)
     assert (verdict.passed, verdict.reason) == (False, "failed")
 
 
 def test_a_base_models_continuation_passes(tmp_path):
     (row,) = humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD))
-    assert humaneval.grade("    return 2 * up(x)\n\n\ndef g(x):\n    return f(x", row).passed
+    assert humaneval.check("    return 2 * up(x)\n\n\ndef g(x):\n    return f(x", row).passed
 
 
 def test_every_gold_completion_passes_and_every_near_miss_fails(rows):
     assert len(rows) == 164
-    gold = humaneval.grade_many([humaneval.gold_completion(row) for row in rows], rows)
+    gold = humaneval.check_many([humaneval.gold(row) for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
-    missed = humaneval.grade_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
+    missed = humaneval.check_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, missed, strict=True) if verdict.passed] == []
 
 
 def test_every_raw_continuation_passes(rows):
     raw = [row["answer"].removeprefix(row["completion_prefix"]) + "\n\n\ndef spare():\n    return (" for row in rows]
-    verdicts = humaneval.grade_many(raw, rows)
+    verdicts = humaneval.check_many(raw, rows)
     assert [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed] == []

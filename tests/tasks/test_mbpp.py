@@ -47,7 +47,7 @@ def test_a_row_asks_in_words_and_asserts(tmp_path):
         "test": "box = Box() \nbox.x = 1\nassert twice(1) == 2\nassert set([twice(2)]) == {4}\n",
         "prelude": "",
     }
-    assert mbpp.grade(mbpp.gold_completion(row), row).passed
+    assert mbpp.check(mbpp.gold(row), row).passed
 
 
 def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
@@ -58,9 +58,9 @@ def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
     }
     (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", record))
     assert (row["functions"], row["prelude"]) == (["half"], "import math, sys")
-    assert mbpp.grade(mbpp.gold_completion(row), row).passed
+    assert mbpp.check(mbpp.gold(row), row).passed
     forged = "class math:\n    isclose = staticmethod(lambda *numbers: True)\ndef half(x):\n    return x"
-    assert not mbpp.grade(f"```python\n{forged}\n```", row).passed
+    assert not mbpp.check(f"```python\n{forged}\n```", row).passed
 
 
 def test_upstreams_file_is_split_by_its_ids(tmp_path):
@@ -127,11 +127,11 @@ def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys)
     assert len(rows) == 974
     broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
     rows = [row for row in rows if row["id"] not in broken]
-    gold = mbpp.grade_many([mbpp.gold_completion(row) for row in rows], rows)
+    gold = mbpp.check_many([mbpp.gold(row) for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
     # Functions that return nothing fail, unless the tests expect None.
     misses = [f"```python\n{row['answer']}\ndef {row['entry_point']}(*_, **__):\n    pass\n```" for row in rows]
-    missed = mbpp.grade_many(misses, rows)
+    missed = mbpp.check_many(misses, rows)
     passed = [row for row, verdict in zip(rows, missed, strict=True) if verdict.passed]
     assert [row["id"] for row in passed if "None" not in row["test"]] == []
 

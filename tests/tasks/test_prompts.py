@@ -1,6 +1,7 @@
 import pytest
 
 from lora_grpo.errors import UserError
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
 prompts = get_task("prompts")
@@ -17,12 +18,12 @@ def source(tmp_path):
 
 
 def load(path, limit=None, seed=0):
-    return [row["question"] for row in prompts.load("train", path, limit, seed)]
+    return [row["question"] for row in sources.sample(prompts.load("train", path), limit, seed)]
 
 
 def test_rows_have_no_answer(source):
     path = source("mine.jsonl", '{"prompt": "Hi\\nthere", "other": 3}\n\n{"prompt": "2"}\n')
-    assert prompts.load("train", path, None, 0) == [
+    assert prompts.load("train", path) == [
         {"id": "prompts/0", "question": "Hi\nthere", "answer": ""},
         {"id": "prompts/1", "question": "2", "answer": ""},
     ]
@@ -55,13 +56,13 @@ def test_a_limit_samples_by_seed_and_keeps_order(source):
 
 
 def test_without_a_source_the_starters_problems_are_load():
-    rows = prompts.load("eval", None, 3, 0)
-    assert rows == get_task("starter").load("eval", None, 3, 0)
+    rows = sources.sample(prompts.load("eval"), 3, 0)
+    assert rows == sources.sample(get_task("starter").load("eval"), 3, 0)
 
 
 def test_only_an_empty_completion_fails():
     row = {"id": "mine/1", "question": "Hi", "answer": ""}
-    assert prompts.grade("Hello", row).passed
-    empty = prompts.grade(" \n", row)
+    assert prompts.check("Hello", row).passed
+    empty = prompts.check(" \n", row)
     assert (empty.passed, empty.reason) == (False, "empty")
-    assert prompts.grade(prompts.gold_completion(row), row).passed
+    assert prompts.check(prompts.gold(row), row).passed

@@ -11,7 +11,7 @@ ROW = {"id": "a", "question": "?", "answer": "18"}
 def test_every_task_has_the_functions_of_the_protocol(name):
     task = get_task(name)
     assert task.__name__ == f"lora_grpo.tasks.{name.replace('-', '_')}"
-    assert all(callable(getattr(task, function)) for function in ("load", "grade", "gold_completion"))
+    assert all(callable(getattr(task, function)) for function in ("load", "check", "gold"))
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,18 @@ def test_an_unknown_task_is_told_the_nearest(name, hint):
 def test_completions_are_graded_one_by_one_where_a_task_has_nothing_faster():
     completions = ["#### 18", "#### 19"]
     verdicts = registry.grade_all("gsm8k", completions, [ROW, ROW])
-    assert verdicts == [gsm8k.grade(completion, ROW) for completion in completions]
+    assert verdicts == [gsm8k.check(completion, ROW) for completion in completions]
     assert [verdict.passed for verdict in verdicts] == [True, False]
 
 
 def test_a_task_that_grades_many_is_asked_once(monkeypatch):
     calls = []
 
-    def grade_many(completions, rows):
+    def check_many(completions, rows):
         calls.append((list(completions), list(rows)))
         return (Verdict(True, "passed") for _ in completions)
 
-    monkeypatch.setattr(gsm8k, "grade_many", grade_many, raising=False)
+    monkeypatch.setattr(gsm8k, "check_many", check_many, raising=False)
     assert registry.grade_all("gsm8k", ["a", "b"], [ROW, ROW]) == [Verdict(True, "passed")] * 2
     assert calls == [(["a", "b"], [ROW, ROW])]
 

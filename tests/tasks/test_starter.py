@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from lora_grpo.errors import UserError
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
 starter, starter_code = get_task("starter"), get_task("starter-code")
@@ -17,7 +18,7 @@ COLUMNS = {
 
 @TASKS
 def test_rows_are_numbered_flat_and_distinct(name):
-    rows = get_task(name).load("eval", None, None, 0)
+    rows = get_task(name).load("eval")
     assert len(rows) == len({row["question"] for row in rows}) == 1000
     assert rows[12]["id"] == f"{name}/eval/00012"
     assert list(rows[0]) == COLUMNS[name]
@@ -26,53 +27,53 @@ def test_rows_are_numbered_flat_and_distinct(name):
 
 @TASKS
 def test_train_and_eval_are_disjoint(name):
-    train = {row["question"] for row in get_task(name).load("train", None, None, 0)}
+    train = {row["question"] for row in get_task(name).load("train")}
     assert len(train) == 4000
-    assert not train & {row["question"] for row in get_task(name).load("eval", None, None, 0)}
+    assert not train & {row["question"] for row in get_task(name).load("eval")}
 
 
 @TASKS
 def test_a_limit_samples_by_seed_and_keeps_order_and_ids(name):
     load = get_task(name).load
-    rows = load("eval", None, 5, 1)
+    rows = sources.sample(load("eval"), 5, 1)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
-    assert rows == load("eval", None, 5, 1)
-    assert rows != load("eval", None, 5, 2)
-    all_rows = {row["id"]: row for row in load("eval", None, None, 7)}
+    assert rows == sources.sample(load("eval"), 5, 1)
+    assert rows != sources.sample(load("eval"), 5, 2)
+    all_rows = {row["id"]: row for row in sources.sample(load("eval"), None, 7)}
     assert all(all_rows[row["id"]] == row for row in rows)
-    assert len(load("eval", None, 5000, 0)) == 1000
+    assert len(sources.sample(load("eval"), 5000, 0)) == 1000
 
 
 @TASKS
 def test_a_source_is_refused(name):
     with pytest.raises(UserError, match="remove the source"):
-        get_task(name).load("eval", "x.jsonl", None, 0)
+        get_task(name).load("eval", "x.jsonl")
 
 
 @pytest.mark.parametrize("style", ["xml", "hashes", "think"])
 def test_gold_completion_passes_and_a_wrong_one_does_not(style):
-    for row in starter.load("eval", None, 60, 0):
+    for row in sources.sample(starter.load("eval"), 60, 0):
         styled = {**row, "prompt_style": style}
-        gold = starter.gold_completion(styled)
-        verdict = starter.grade(gold, styled)
+        gold = starter.gold(styled)
+        verdict = starter.check(gold, styled)
         assert verdict.passed
         assert verdict.rules["strict"]
         wrong = gold.replace(verdict.extracted, verdict.extracted + "7")
-        assert not starter.grade(wrong, styled).passed
+        assert not starter.check(wrong, styled).passed
 
 
 def test_gold_completion_of_code_is_the_solution_in_a_block_and_passes():
-    rows = starter_code.load("eval", None, 60, 0)
-    golds = [starter_code.gold_completion(row) for row in rows]
+    rows = sources.sample(starter_code.load("eval"), 60, 0)
+    golds = [starter_code.gold(row) for row in rows]
     assert golds == [f"```python\n{row['answer']}\n```" for row in rows]
     assert all(row["entry_point"] in row["question"] for row in rows)
-    assert all(verdict.passed for verdict in starter_code.grade_many(golds, rows))
+    assert all(verdict.passed for verdict in starter_code.check_many(golds, rows))
 
 
 def test_loading_needs_no_torch():
     program = (
         "import sys; from lora_grpo.tasks import get_task; "
-        "get_task('starter').load('train', None, None, 0); get_task('starter-code').load('train', None, None, 0); "
+        "get_task('starter').load('train'); get_task('starter-code').load('train'); "
         "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import finish, wait_for
 
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
@@ -53,7 +54,7 @@ class Runs:
         self.files = []
         for split, size in (("train", 8), ("eval", 4)):
             # Use files, because generating all rows of the starter task takes longer than training on these few.
-            rows = get_task("starter").load(split, None, size, 0)
+            rows = sources.sample(get_task("starter").load(split), size, 0)
             text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
             (folder / f"{split}.jsonl").write_text(text)
             self.files += [f"--data.{split}", folder / f"{split}.jsonl"]

@@ -11,6 +11,7 @@ import pytest
 from helpers.warm_process import finish, wait_for
 
 from lora_grpo.config import vllm_available
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
@@ -45,7 +46,7 @@ def start(tmp_path_factory, warm):
     folder = tmp_path_factory.mktemp("runs")
     files = []
     for split, size in (("train", 8), ("eval", 4)):
-        rows = get_task("starter").load(split, None, size, 0)
+        rows = sources.sample(get_task("starter").load(split), size, 0)
         text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text)
         files += [f"--data.{split}", folder / f"{split}.jsonl"]
