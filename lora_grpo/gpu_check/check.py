@@ -1,4 +1,4 @@
-"""The GPU check: measures the GPU, runs every row within the time limit, and keeps the table up to date."""
+"""The GPU check: measures the GPU, runs every row within the time limit, keeps the table up to date, and concludes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from lora_grpo.runs import git_revision, now, versions
 
 _MEASURE_SECONDS = 120
 _MEASURE = "import json; from lora_grpo.planning.roofline import measure; print(json.dumps(measure()))"
+
+_PREFERRED = (("unsloth", "vllm"), ("peft", "vllm"), ("unsloth", "transformers"), ("peft", "transformers"))
+"""Engines and backends, the ones that `auto` chooses first."""
 
 _COLUMNS = (
     ("model", "model", "{}"),
@@ -51,7 +54,12 @@ class Options:
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
-    """Measure the GPU, run the recipe for every row, and write and print the table."""
+    """Measure the GPU, run the recipe for every row, write and print the table, and print a conclusion.
+
+    Raises:
+        UserError: torch cannot use the GPU.
+        RunError: a row failed, or no row ran.
+    """
     started = time.monotonic()
     gpus, why_none = nvidia_gpus()
     if not gpus:
@@ -63,7 +71,10 @@ def check_gpu(options: Options, recipe: Path) -> None:
         raise UserError(f"--minutes is {options.minutes:g}; expected more than 0")
     with lock.holding(options.output, "--output"):
         use_one_gpu()  # also applies to the processes started below
+        _progress(f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB\nmeasuring its rates: ")
         measured = _measure_gpu(options.output / "measure.log")
+        rates = f"{measured['copy_gb_per_second']:,.0f} GB/s, {measured['matmul_tflops']:,.0f} TFLOP/s"
+        _progress(f"{rates} in {measured['precision']}\n")
         machine = {
             "gpu": gpus[0].name,
             "memory_gib": round(gpus[0].memory_gib, 2),
@@ -76,10 +87,31 @@ def check_gpu(options: Options, recipe: Path) -> None:
         seconds = 60 * options.minutes - (time.monotonic() - started)
         results = run_rows(all_rows(), CheckSettings(recipe, options.output, seconds, limits), machine)
     print((options.output / "results.md").read_text(encoding="utf-8"))
-    if failed := [result["row"] for result in results if result["status"] == "failed"]:
-        raise RunError(f"{len(failed)} of {len(results)} rows failed ({', '.join(failed)}); see the logs in the table")
-    if not any(result["status"] == "ran" for result in results):
-        raise RunError("no row ran; the table lists the reasons")
+    sentence, works = conclude(results)
+    if not works:
+        raise RunError(sentence)
+    print(sentence)
+
+
+def conclude(results: Sequence[dict[str, Any]]) -> tuple[str, bool]:
+    """Return which engines and backends work and what to do, in one sentence, and whether no row failed."""
+    ran = {(each["engine"], each["backend"]) for each in results if each["status"] == "ran"}
+    failed = [each for each in results if each["status"] == "failed"]
+    if not ran:
+        first = (failed or results)[0]
+        fix = "see results.md" if failed else "pass more --minutes, or stop other programs that use the GPU"
+        return f"this GPU does not work: {first['row']} {first['status']}, {first['reason']}; {fix}", False
+    pairs = [pair for pair in _PREFERRED if pair in ran]
+    works = f"this GPU works with {', '.join(map(' + '.join, pairs))}"
+    if not failed:
+        return works, True
+    engine, backend = pairs[0]
+    first = failed[0]
+    return (
+        f"{works}; {len(failed)} of {len(results)} rows failed, the first is {first['row']}: {first['reason']}; "
+        f"train with --model.engine {engine} --sampling.backend {backend}",
+        False,
+    )
 
 
 def _measure_gpu(log: Path) -> dict[str, Any]:
@@ -118,10 +150,16 @@ def run_rows(rows: Sequence[Row], settings: CheckSettings, machine: dict[str, An
     _write(settings.output, machine, results)
     with tempfile.TemporaryDirectory(prefix="lora_grpo-check-") as folder:
         for row, result in zip(rows, results, strict=True):
-            print(f"{row.name}: {deadline - time.monotonic():.0f} s left", file=sys.stderr)
+            _progress(f"{row.name} ({max(0, deadline - time.monotonic()):.0f} s left): ")
             result |= run_row(row, settings, Path(folder), deadline)
             _write(settings.output, machine, results)
+            rate = f"{result['step_seconds']:.2f} s per step" if result["status"] == "ran" else result["reason"]
+            _progress(f"{result['status']}, {rate}\n")
     return results
+
+
+def _progress(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:

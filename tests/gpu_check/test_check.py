@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -345,13 +346,41 @@ def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, 
     monkeypatch.setattr("lora_grpo.gpu_check.check._MEASURE", f"{_WARNED}print(json.dumps({measured})); {_WARNS}")
     monkeypatch.setattr("lora_grpo.gpu_check.check.all_rows", lambda: [row()])
     check_gpu(Options(output=tmp_path / "out"), stand_in(finishes()).recipe)
-    table = capsys.readouterr().out
+    table, stages = capsys.readouterr()
+    assert stages.splitlines()[:2] == ["Card with 16 GiB", "measuring its rates: 900 GB/s, 90 TFLOP/s in bfloat16"]
+    assert re.fullmatch(r"tiny-peft-transformers \(\d+ s left\): ran, 11\.00 s per step", stages.splitlines()[2])
+    assert table.splitlines()[-1] == "this GPU works with peft + transformers"
     assert table.startswith("Card with 16 GiB; measured 900 GB/s copying and 90 TFLOP/s in bfloat16; ")
     assert "| tiny | peft | transformers | 4 |" in table
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written["measured"] == measured and written["versions"]["torch"] and written["rows"][0]["decoding_share"]
-    with pytest.raises(RunError, match=r"1 of 1 rows failed \(tiny-peft-transformers\)"):
+    with pytest.raises(RunError, match=r"^this GPU does not work: tiny-peft-transformers failed, the log is empty"):
         check_gpu(Options(output=tmp_path / "out"), stand_in("sys.exit(1)").recipe)
+
+
+def test_the_conclusion_names_what_works_and_what_to_pass():
+    def results(**statuses):
+        reasons = {"ran": None, "failed": "no kernel (x.log)", "skipped": "no time left"}
+        return [
+            {"row": f"0.5B-{name}", "status": status, "reason": reasons[status]}
+            | dict(zip(("engine", "backend"), name.split("_"), strict=True))
+            for name, status in statuses.items()
+        ]
+
+    every = {"peft_vllm": "ran", "unsloth_vllm": "ran", "peft_transformers": "skipped"}
+    assert check.conclude(results(**every)) == ("this GPU works with unsloth + vllm, peft + vllm", True)
+    assert check.conclude(results(**{**every, "unsloth_vllm": "failed"})) == (
+        "this GPU works with peft + vllm; 1 of 3 rows failed, the first is 0.5B-unsloth_vllm: no kernel (x.log); train "
+        "with --model.engine peft --sampling.backend vllm",
+        False,
+    )
+    assert check.conclude(results(peft_vllm="skipped", unsloth_vllm="failed")) == (
+        "this GPU does not work: 0.5B-unsloth_vllm failed, no kernel (x.log); see results.md",
+        False,
+    )
+    assert check.conclude(results(peft_vllm="skipped"))[0].endswith(
+        "skipped, no time left; pass more --minutes, or stop other programs that use the GPU"
+    )
 
 
 @pytest.mark.engines
