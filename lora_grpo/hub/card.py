@@ -55,6 +55,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     record = facts.record
     config, data = record.get("config", {}), record.get("data", {})
     names = [file.name for file in files]
+    template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
     values = {**facts.adapter, **flat(config)}
     text = environment.get_template("card.md.jinja").render(
         table=_table,
@@ -68,7 +69,10 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         data=_data(data),
         system_prompt=chat.SYSTEM_PROMPTS.get(str(config.get("data", {}).get("prompt_style"))),
         is_code=data.get("task") in CODE_TASKS,
-        has_chat="chat_template.jinja" in names and "tokenizer.json" in names,
+        has_chat=template and "tokenizer.json" in names,
+        template_arguments=Markup(
+            "".join(f", {name}={value!r}" for name, value in chat.TEMPLATE_VARIABLES.items() if name in template)
+        ),
         ggufs=[name for name in names if name.endswith(".gguf")],
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()

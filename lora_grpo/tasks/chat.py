@@ -27,7 +27,7 @@ _COMPLETIONS = {
 
 DEFAULT_STYLE = "xml"
 
-_TEMPLATE_VARIABLES: dict[str, Any] = {
+TEMPLATE_VARIABLES: dict[str, Any] = {
     # Models with both modes, such as Qwen3, do not think: the prompt styles ask for the reasoning in the answer, and a
     # thinking model rarely finishes within the length of a completion.
     "enable_thinking": False,
@@ -75,7 +75,7 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    list(prompt), tokenize=False, add_generation_prompt=True, **_TEMPLATE_VARIABLES
+                    list(prompt), tokenize=False, add_generation_prompt=True, **TEMPLATE_VARIABLES
                 )
             )
         except TemplateError as error:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import yaml
+from helpers.gguf_models import published_template
 from helpers.pushed_runs import BASE, COMMIT, PRIVATE, make_merged, make_run, safetensors, write_evaluation
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import RepoCard
@@ -102,6 +103,14 @@ def test_an_adapter_that_vllm_cannot_serve_has_no_example_for_it(run, capsys):
     _, text, _ = card_of(run / "adapter", "adapter")
     assert "vllm serve" not in text and "| use_dora | True |" in text
     assert "the card does not mention vLLM" in capsys.readouterr().err
+
+
+def test_the_example_gives_the_chat_template_the_variables_of_the_run(run):
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert 'return_tensors="pt"\n).to(model.device)' in text
+    write_adapter(run, "chat_template.jinja", published_template("qwen3").encode())
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert 'return_tensors="pt", enable_thinking=False\n).to(model.device)' in text
 
 
 def test_remote_code_is_mentioned(tmp_path):
