@@ -196,6 +196,7 @@ def _import_unsloth() -> None:
     # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
     # 8.0 (T4). Elsewhere it is never used, because all requests have a seed or return logprobs.
     os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
+    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_engine.py
     require("unsloth", extra="gpu", feature="--model.engine unsloth", otherwise=f"pass {' '.join(_PEFT)}")
 
 

@@ -25,6 +25,7 @@ _SETTINGS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",  # otherwise vLLM connects to the internet to find it
+    "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",  # otherwise vLLM 0.27 fails on WSL2: "UVA is not available"
 }
 _CPU_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
