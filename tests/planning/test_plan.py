@@ -7,6 +7,8 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from helpers.fresh_imports import HEAVY, RECIPES, run_recipe
@@ -413,6 +415,31 @@ def test_a_run_does_not_use_the_shipped_dimensions(machine, tmp_path, monkeypatc
     assert plan.shape.parameters == 494_032_768
     _, plan = make_plan(config, Invocation())
     assert plan.not_planned.endswith("cannot be read: it is not cached, and HF_HUB_OFFLINE is set")
+
+
+def test_a_gated_model_is_planned_and_its_run_says_how_to_get_access(tmp_path):
+    class Gated(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(403)
+            self.send_header("X-Error-Code", "GatedRepo")
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gated) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hub = f"http://127.0.0.1:{server.server_port}"
+        away = {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+        access = "the model is gated; accept its license at huggingface.co/{}, then run hf auth login"
+        for name, code in (("meta-llama/Llama-3.2-1B-Instruct", 0), ("owner/gated", 2)):
+            command = [sys.executable, str(GSM8K), "--preset", "8gb", "--plan", "--model.name", name]
+            ended = subprocess.run(
+                command, capture_output=True, text=True, check=False, env={**os.environ, **away}, cwd=tmp_path
+            )
+            assert ended.returncode == code, ended.stderr
+            assert access.format(name) in (ended.stderr if code else ended.stdout)
+        server.shutdown()
 
 
 def test_the_filter_is_named_as_not_counted(machine, model):
