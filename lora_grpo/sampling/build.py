@@ -45,7 +45,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
             config.model,
             rank=reserved_rank(config.lora.rank),
             max_sequence_tokens=longest,
-            gpu_memory_share=config.model.gpu_memory_share or 0.5,  # None only on a CPU, which ignores it
+            gpu_memory_share=config.model.gpu_memory_share,
             seed=config.seed,
             max_batch_size=batch_shape(config).completions_per_process,
             sleeps=True,
@@ -99,7 +99,6 @@ def load_sampler(
                 target.base,
                 rank=served_rank(target.adapter) if target.adapter else None,
                 max_sequence_tokens=sequence_tokens,
-                gpu_memory_share=0.85,
                 seed=seed,
             )
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)

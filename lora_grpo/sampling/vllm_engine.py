@@ -43,6 +43,8 @@ _CPU_BATCH_SIZE = 128
 _CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 512, 4096
 """Tokens per prefill batch. On a CPU, vLLM copies the adapter's matrices for each token. On a GPU, a few prompts are
 enough to saturate it, and vLLM subtracts the memory of this batch from the cache (its default is 8192 or more)."""
+_FREE_SHARE = 0.85
+"""Share of the free GPU memory that an engine uses by default. vLLM does not start if it requests more than is free."""
 _WORKER_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS")
 """Environment variables that vLLM sets for worker processes. Programs run by the grader would inherit them."""
 
@@ -146,8 +148,8 @@ def start_engine(
     *,
     rank: int | None,
     max_sequence_tokens: int,
-    gpu_memory_share: float,
     seed: int,
+    gpu_memory_share: float | None = None,
     max_batch_size: int | None = None,
     sleeps: bool = False,
 ) -> VllmEngine:
@@ -155,8 +157,9 @@ def start_engine(
 
     Args:
         rank: rank to reserve memory for (see `served_rank`). None disables adapters.
-        gpu_memory_share: share of GPU memory for weights and cache, 0 to 1.
         seed: of vLLM's global random generators. Completions have their own seeds.
+        gpu_memory_share: share of the GPU's total memory for weights and cache, 0 to 1. None uses most of the free
+            memory.
         max_batch_size: completions decoded together. None uses vLLM's default.
         sleeps: on a GPU, allow `VllmEngine.sleep` to release memory.
 
@@ -173,8 +176,9 @@ def start_engine(
         options = {**_CPU_ENGINE, "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, max_sequence_tokens)}
         max_batch_size = min(max_batch_size or _CPU_BATCH_SIZE, _CPU_BATCH_SIZE)
     else:
+        free, total = torch.cuda.mem_get_info()
         options = {
-            "gpu_memory_utilization": gpu_memory_share,
+            "gpu_memory_utilization": gpu_memory_share or _FREE_SHARE * free / total,
             "enable_sleep_mode": sleeps,
             "max_num_batched_tokens": max(_GPU_BATCH_TOKENS, max_sequence_tokens),
         }

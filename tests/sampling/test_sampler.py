@@ -1,3 +1,6 @@
+import sys
+import types
+
 import pytest
 import torch
 from helpers.made_runs import WIDTH, make_adapter
@@ -12,6 +15,7 @@ from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
+from lora_grpo.sampling.vllm_engine import start_engine
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
@@ -168,3 +172,22 @@ def test_the_vllm_engine_of_a_process_decodes_its_completions_at_once(monkeypatc
         "train": {"prompts_per_step": 8},
     }
     assert build.build_sampler(policy, replace(RunConfig(), settings)).engine == 64 // processes
+
+
+@pytest.mark.parametrize(("requested", "share"), [(None, 0.85 * 6 / 8), (0.3, 0.3)])
+def test_vllm_requests_no_more_memory_than_is_free(monkeypatch, requested, share):
+    """vLLM reads the share as one of the total memory, of which a desktop uses some."""
+
+    class Started(BaseException):
+        pass
+
+    def start(name, **options):
+        raise Started(options)
+
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.llm", types.SimpleNamespace(LLM=start))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (6 << 30, 8 << 30))
+    with pytest.raises(Started) as started:
+        start_engine(ModelConfig(), rank=None, max_sequence_tokens=64, seed=0, gpu_memory_share=requested)
+    assert started.value.args[0]["gpu_memory_utilization"] == pytest.approx(share)

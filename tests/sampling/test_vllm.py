@@ -67,8 +67,7 @@ def adapter(tmp_path_factory):
 
 
 def engine(settings, rank):
-    options = {"max_sequence_tokens": TOKENS, "gpu_memory_share": 0.85, "seed": 0}
-    return start_engine(settings, rank=rank, **options)
+    return start_engine(settings, rank=rank, max_sequence_tokens=TOKENS, seed=0)
 
 
 PLAIN = pytest.mark.parametrize("pair", [16], indirect=True)
