@@ -15,9 +15,9 @@ import tyro
 from lora_grpo import distributed
 from lora_grpo.cli.flags import join_help_lines, read_flags
 from lora_grpo.cli.validate import check
-from lora_grpo.config import Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
+from lora_grpo.config import STARTER, Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
 from lora_grpo.errors import UserError
-from lora_grpo.models import check_model
+from lora_grpo.models import base_model, check_download, check_model
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
@@ -86,6 +86,13 @@ def parse(
     if not parsed.invocation.plan:  # a plan needs neither weights nor engines
         check_model(config)
     _check_invocation(parsed.invocation)
+    chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
+    if chose_model and not parsed.invocation.plan:
+        try:
+            check_download(config.model)
+        except base_model.HubUnavailable as error:
+            print(f"note: no weights of {config.model.name} ({error}); using --preset {STARTER}", file=sys.stderr)
+            return parse([*arguments, "--preset", STARTER], recipe=recipe, description=description, presets=presets)
     print(reason, file=sys.stderr)
     return config, parsed.invocation
 

@@ -6,6 +6,7 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 base_model.py     finds, checks and loads the base model and its tokenizer; sets up torch
+download.py       whether a model's weights are on this machine, and how large the download is
 policy.py         loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
 shape.py          the dimensions of a transformer, read from its config.json
 known_models.py   the dimensions of the models in the presets, for plans without a network
@@ -14,6 +15,7 @@ memory.py         estimates the memory of each part of a GRPO step from the shap
 
 from lora_grpo.models import base_model, memory
 from lora_grpo.models.architectures import check_architecture, check_sampling
+from lora_grpo.models.download import announce_download, check_download
 from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
@@ -31,8 +33,10 @@ __all__ = [
     "Shape",
     "UnknownFamily",
     "adapter_sha256",
+    "announce_download",
     "base_model",
     "check_architecture",
+    "check_download",
     "check_model",
     "check_sampling",
     "load_adapter",

@@ -137,15 +137,24 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
 
 def _from_hub(settings: ModelConfig) -> Path:
     """Return the path of a model's config.json in the Hub cache, and download the file if necessary."""
-    import httpx
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
     with contextlib.suppress(LocalEntryNotFoundError):
         return Path(hf_hub_download(**wanted, local_files_only=True))
-    try:  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
-        get_hf_file_metadata(hf_hub_url(**wanted), timeout=_HUB_SECONDS)
+    reach_hub(settings)  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
+    return Path(hf_hub_download(**wanted))
+
+
+def reach_hub(settings: ModelConfig) -> None:
+    """Request a model's metadata from the Hub, or raise HubUnavailable if it is unreachable or refuses access."""
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        get_hf_file_metadata(hf_hub_url(settings.name, "config.json", revision=settings.revision), timeout=_HUB_SECONDS)
     except OfflineModeIsEnabled:
         raise HubUnavailable("it is not cached, and HF_HUB_OFFLINE is set") from None
     except (httpx.TransportError, ConnectionError) as error:
@@ -155,7 +164,10 @@ def _from_hub(settings: ModelConfig) -> Path:
             f"it is not cached, and the model is gated; accept its license at huggingface.co/{settings.name}, then run "
             "hf auth login"
         ) from None
-    return Path(hf_hub_download(**wanted))
+    except HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            raise
+        raise HubUnavailable(f"it is not cached, and the Hub fails ({first_line(error)})") from None
 
 
 def load_base(settings: ModelConfig) -> Any:

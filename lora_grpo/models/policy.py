@@ -19,6 +19,7 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
+from lora_grpo.models.download import announce_download
 from lora_grpo.optional import require, starting
 
 
@@ -60,6 +61,7 @@ def load_policy(config: RunConfig) -> Policy:
     """Load the base model and add a new, seeded adapter, or raise a UserError."""
     base_model.wait_without_spinning()
     use_one_gpu()
+    announce_download(config.model)
     engine = choose_engine(config)
     if engine == "unsloth":
         with starting("Unsloth", is_auto=config.model.engine == "auto", instead=_PEFT):

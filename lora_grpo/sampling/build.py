@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models import ModelSpec, Policy, base_model, check_sampling
+from lora_grpo.models import ModelSpec, Policy, announce_download, base_model, check_sampling
 from lora_grpo.optional import starting
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
@@ -90,6 +90,7 @@ def load_sampler(
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
     `is_auto` says that `--backend auto` chose the backend; see `optional.starting`.
     """
+    announce_download(target.base)
     base_model.prepare_torch(seed)
     generation_config = base_model.generation_config(target.base)
     eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, target.base_name)

@@ -1,0 +1,104 @@
+"""Before a download: its size is announced, and a preset that nobody chose gives way where the Hub is out of reach."""
+
+import json
+
+import pytest
+from helpers.hub_stand_in import HubStandIn
+from huggingface_hub import constants
+
+from lora_grpo.cli import parse
+from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
+from lora_grpo.models import announce_download, check_download
+from lora_grpo.models.base_model import HubUnavailable
+
+QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
+PRESETS = {
+    "starter": starter_preset(data={"task": "starter"}),
+    "16gb": gpu_preset(QWEN, data={"task": "gsm8k"}),
+}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Return a function that puts files of a model into an otherwise empty Hub cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def add(name, **files):
+        folder = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text("c0ffee")
+        (folder / "snapshots" / "c0ffee").mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            (folder / "snapshots" / "c0ffee" / file.replace("__", ".")).write_text(json.dumps(content))
+
+    return add
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub that can be reached."""
+    server = HubStandIn()
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield server
+    server.close()
+
+
+def announced(name, capsys):
+    announce_download(ModelConfig(name=name))
+    return capsys.readouterr().err
+
+
+def test_the_size_of_a_download_is_announced(cache, capsys):
+    assert announced(QWEN, capsys) == (
+        f"downloading {QWEN} from the Hugging Face Hub: about 3.09 GB to {constants.HF_HUB_CACHE}\n"
+    )
+    small = {
+        **{"model_type": "qwen2", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 1},
+        **{"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64, "tie_word_embeddings": True},
+    }
+    cache("o/small", config__json={**small, "torch_dtype": "float32"})
+    assert "about 0.37 MB to" in announced("o/small", capsys)
+    cache("o/new", config__json={"model_type": "unheard_of"})
+    assert "the Hugging Face Hub: to " in announced("o/new", capsys)
+
+
+def test_weights_that_are_here_are_not_announced(cache, capsys, tmp_path):
+    assert announced("starter", capsys) == announced(str(tmp_path), capsys) == ""
+    cache("o/whole", model__safetensors="")
+    assert announced("o/whole", capsys) == ""
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    cache(QWEN, model__safetensors__index__json=index, one__safetensors="")
+    assert announced(QWEN, capsys)
+    cache(QWEN, two__safetensors="")
+    assert announced(QWEN, capsys) == ""
+    check_download(ModelConfig(name=QWEN))
+
+
+def chosen(*arguments):
+    config, _ = parse(arguments, recipe="r", description="", presets=PRESETS)
+    return config.preset, config.model.name
+
+
+def test_without_the_hub_the_bundled_model_replaces_that_of_an_automatic_preset(machine, cache, capsys):
+    machine(16_376)
+    with pytest.raises(HubUnavailable, match="HF_HUB_OFFLINE is set"):
+        check_download(ModelConfig(name=QWEN))
+    for arguments in ((), ("--preset", "auto", "--seed", "3")):
+        assert chosen(*arguments) == ("starter", "starter")
+        assert capsys.readouterr().err.splitlines()[0] == (
+            f"note: no weights of {QWEN} (it is not cached, and HF_HUB_OFFLINE is set); using --preset starter"
+        )
+    assert chosen("--preset", "16gb") == chosen("--plan") == ("16gb", QWEN)
+    assert chosen("--model.name", "o/mine") == ("16gb", "o/mine")
+    cache(QWEN, model__safetensors="")
+    assert chosen() == ("16gb", QWEN)
+
+
+def test_with_the_hub_an_automatic_preset_stays(machine, cache, hub):
+    machine(16_376)
+    assert chosen() == ("16gb", QWEN)
+    assert hub.requests == [("HEAD", f"/{QWEN}/resolve/main/config.json")]
+    hub.fail("HEAD", QWEN, status=503)
+    assert chosen() == ("starter", "starter")
