@@ -22,7 +22,7 @@ def rows(document, start):
 
 
 GPUS = {row[0]: row for row in rows("gpu.md", "`nvidia-smi` shows")}
-HOURS = rows("decisions/0017-hyperparameters.md", "model")
+HOURS = rows("decisions/0018-hyperparameters.md", "model")
 HOURS_ON = ("NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3")
 
 
