@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
+import shutil
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 from lora_grpo.errors import EngineFailed, RunError, UserError, first_line
@@ -29,6 +33,24 @@ def require(name: str, *, extra: str, feature: str, otherwise: str) -> ModuleTyp
         raise UserError(
             f"{feature} needs {name}, which cannot be imported here ({reason(error)}); install it again, or {otherwise}"
         ) from error
+
+
+def require_compiler(*, feature: str, otherwise: str) -> None:
+    """Check for what Triton (3.7) needs to run a kernel on a GPU, or raise UserError.
+
+    It compiles a small C extension, which fails in the first training step or deep inside vLLM. Arguments as above.
+    """
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
+    missing = []
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        missing.append("a C compiler")
+    if not Path(sysconfig.get_paths(scheme)["include"], "Python.h").is_file():
+        missing.append("Python's C headers")
+    if missing:
+        raise UserError(
+            f"{feature} needs {' and '.join(missing)} to compile GPU kernels (Ubuntu: `sudo apt install gcc "
+            f"python3-dev`); install them, or {otherwise}"
+        )
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.models.download import announce_download
-from lora_grpo.optional import require, starting
+from lora_grpo.optional import require, require_compiler, starting
 
 
 @dataclass
@@ -225,7 +225,10 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from unsloth import FastLanguageModel
 
-    options = _vllm_options(config) if torch.cuda.is_available() and uses_vllm(config) else {}
+    options: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        require_compiler(feature="--model.engine unsloth", otherwise=f"pass {' '.join(_PEFT)}")
+        options = _vllm_options(config) if uses_vllm(config) else {}
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=base_model.source(config.model.name),

@@ -16,7 +16,7 @@ from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model
-from lora_grpo.optional import reason, require
+from lora_grpo.optional import reason, require, require_compiler
 from lora_grpo.sampling.merged_copy import plain_copy
 
 _SETTINGS = {
@@ -212,6 +212,8 @@ def start_engine(
                 feature="the vllm backend",
                 otherwise="select the transformers backend",
             )
+            if not on_cpu:
+                require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
             try:
                 llm = vllm.LLM(
                     name,

@@ -102,6 +102,23 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
     assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("missing", "said"), [("gcc", "needs a C compiler to compile"), ("headers", "needs Python's C headers to compile")]
+)
+def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch, missing, said):
+    broken(unsloth="FastLanguageModel = None")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("CC", "" if missing == "gcc" else "cc")
+    if missing == "headers":
+        monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": "/nowhere"})
+    with pytest.raises(EngineFailed) as failed:
+        load_policy(config())
+    assert failed.value.arguments == ("--model.engine", "peft")
+    assert said in failed.value.problem and failed.value.problem.endswith("`sudo apt install gcc python3-dev`)")
+    with pytest.raises(UserError, match=r"install them, or pass --model\.engine peft$"):
+        load_policy(config("unsloth", "vllm"))
+
+
 def sampler(config):
     return build.build_sampler(Policy(SimpleNamespace(), None, [0], "peft", {}), config)
 
