@@ -40,8 +40,11 @@ def test_a_listed_model_fits_its_gpu_with_the_listed_limits(machine, row):
     assert plan.longest_context == pytest.approx(int(longest.replace(",", "")), rel=0.05)
 
 
-@pytest.mark.parametrize("recipe", ["gsm8k_lora", "code_lora"])
+LONG = ("--sampling.max-completion-tokens", "1024", "--model.max-sequence-tokens", "1536")
+
+
+@pytest.mark.parametrize("command", [("gsm8k_lora",), ("code_lora",), ("gsm8k_lora", *LONG)], ids=" ".join)
 @pytest.mark.parametrize(("preset", "name"), [row[:2] for row in TABLE])
-def test_a_listed_model_fits_a_gpu_that_reports_less_and_drives_a_desktop(machine, recipe, preset, name):
+def test_a_listed_model_fits_a_gpu_that_reports_less_and_drives_a_desktop(machine, command, preset, name):
     machine(int(0.93 * 1024 * int(preset.removesuffix("gb"))))
-    assert planned(recipe, "--preset", preset, "--model.name", name).fit.fits
+    assert planned(*command, "--preset", preset, "--model.name", name).fit.fits
