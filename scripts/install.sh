@@ -20,13 +20,14 @@ fi
 "$PYTHON" -m venv "$VENV"
 # Python compiles the modules that a run imports. To compile all modules now would take half of the installation time.
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
+torch=$(sed -n 's/^ *"torch==\([^"]*\)",/\1/p' pyproject.toml)
 if [ -n "$EXTRA" ]; then
     # The lock is complete, and leaves out a package that Unsloth lists but that cannot load beside this torch.
     echo "installing PyTorch with CUDA, Unsloth and vLLM: 8.4 GB on disk, several minutes" >&2
-    "${pip[@]}" install --no-compile --no-deps -r requirements-gpu.lock
+    # pip prefers a CPU build of the same version if one of its sources has it.
+    "${pip[@]}" install --no-compile --no-deps -r requirements-gpu.lock "torch!=$torch+cpu"
     "${pip[@]}" install --no-compile --no-deps -e .
 else
-    torch=$(sed -n 's/^ *"torch==\([^"]*\)",/\1/p' pyproject.toml)
     if ! "${pip[@]}" install --no-compile "torch==$torch+cpu" 2>/dev/null; then
         echo "no CPU build of torch $torch in pip's sources; taking the plain one, which brings CUDA libraries along" >&2
         echo "(to avoid them, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, see pytorch.org, and run this again)" >&2
