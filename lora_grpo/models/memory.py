@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
 from lora_grpo.models.shape import Shape
 
 GIB = 1024**3
@@ -85,7 +86,8 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         # The copy, plus the base weights of layers with an adapter.
         "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(lora.targets)),
         "vllm_weights": weight_bytes(shape, model.bits, double_quantized=False) if step.sampler == "vllm" else 0,
-        "vllm_adapter": 2 * adapter if engine else 0,
+        # vLLM reserves memory for an adapter on all linear layers, whatever the targets are.
+        "vllm_adapter": 2 * sum(shape.adapter_tensors(reserved_rank(lora.rank))) if engine else 0,
         "vllm_workspace": VLLM_WORKSPACE if engine else 0,
         "context": 0 if step.on_cpu else CONTEXT,
         "workspace": 0 if step.on_cpu else WORKSPACE,
@@ -111,6 +113,17 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
         phase: {name: size for name, size in sizes.items() if name in names and size}
         for phase, names in names_by_phase.items()
     }
+
+
+def reserved_rank(rank: int) -> int:
+    """Return the rank that vLLM must reserve memory for, or raise a UserError if it does not serve this rank."""
+    if not 1 <= rank <= _RANKS[-1]:
+        raise UserError(f"vLLM serves ranks up to {_RANKS[-1]}, not rank {rank}; select the transformers backend")
+    return min(served for served in _RANKS if served >= rank)
+
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
 
 
 def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, width: int = 2) -> int:

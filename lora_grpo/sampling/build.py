@@ -9,13 +9,13 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models import ModelSpec, Policy, announce_download, base_model, check_sampling
+from lora_grpo.models import ModelSpec, Policy, announce_download, base_model, check_sampling, memory
 from lora_grpo.optional import starting
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.vllm_engine import VllmEngine, start_engine
-from lora_grpo.sampling.vllm_sampler import VllmSampler, reserved_rank, served_rank
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
 from lora_grpo.tasks import Row, chat
 
@@ -43,7 +43,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
     with starting("vLLM", is_auto=config.sampling.backend == "auto", instead=("--sampling.backend", "transformers")):
         return start_engine(
             config.model,
-            rank=reserved_rank(config.lora.rank),
+            rank=memory.reserved_rank(config.lora.rank),
             max_sequence_tokens=longest,
             gpu_memory_share=config.model.gpu_memory_share,
             seed=config.seed,

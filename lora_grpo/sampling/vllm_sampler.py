@@ -9,12 +9,11 @@ from typing import Any
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import json_files
+from lora_grpo.models import memory
 from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams
 from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_server import VllmServer
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
 _NOT_SERVED = (
     *("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "rank_pattern", "alpha_pattern"),
     *("layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora"),
@@ -126,7 +125,7 @@ def request_options(
 
 
 def served_rank(adapter: Path) -> int:
-    """Return `reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
+    """Return `memory.reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
     config = json_files.read_object(adapter / "adapter_config.json")
     reasons = [name for name in _NOT_SERVED if config.get(name)]
     if config.get("peft_type") != "LORA":
@@ -139,14 +138,7 @@ def served_rank(adapter: Path) -> int:
         raise UserError(
             f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); select the transformers backend"
         )
-    return reserved_rank(config["r"])
-
-
-def reserved_rank(rank: int) -> int:
-    """Return the rank that vLLM must reserve memory for, or raise a UserError if it does not serve this rank."""
-    if not 1 <= rank <= _RANKS[-1]:
-        raise UserError(f"vLLM serves ranks up to {_RANKS[-1]}, not rank {rank}; select the transformers backend")
-    return min(served for served in _RANKS if served >= rank)
+    return memory.reserved_rank(config["r"])
 
 
 def _write_adapter(model: Any, folder: Path) -> None:

@@ -193,6 +193,17 @@ def test_where_everything_is_as_small_as_can_be_only_the_model_is_left():
         fit(SHAPE, replace(CONFIG, least), card(2), sampler="transformers")
 
 
+def test_vllm_reserves_memory_for_an_adapter_on_all_layers_and_a_rank_that_it_serves():
+    def reserved(rank, *targets):
+        config = replace(CONFIG, {"lora": {"rank": rank, "targets": targets}})
+        return fit(SHAPE, config, card(24), sampler="vllm").parts["vllm_adapter"]
+
+    full = reserved(32, "all-linear")
+    assert full == 2 * sum(SHAPE.adapter_tensors(32)) == reserved(17, "q_proj", "v_proj")
+    with pytest.raises(UserError, match="vLLM serves ranks up to 512, not rank 513"):
+        reserved(513, "q_proj")
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_processes_share_a_step(processes, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(processes))
