@@ -8,7 +8,7 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? c
 # The gpu extra if there is an NVIDIA GPU; otherwise no package that needs CUDA.
 EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 
-.PHONY: install demo test test-all check engines lock clean
+.PHONY: install demo test test-all check engines gpu-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -18,7 +18,7 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/installed engines
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not gpu_rig" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -48,6 +48,12 @@ endif
 lock: $(VENV)/installed
 	$(BIN)/uv pip compile --universal --python-version 3.11 --extra gpu --extra dev --no-annotate --quiet pyproject.toml \
 		-o requirements-gpu.lock
+
+# The gpu extra with its CUDA wheels, for tests of the GPU's training path on a machine without a GPU (tests/gpu_rig).
+gpu-rig: .venv-gpu/installed
+
+.venv-gpu/installed: pyproject.toml requirements-gpu.lock scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-gpu EXTRA=,gpu bash scripts/install.sh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

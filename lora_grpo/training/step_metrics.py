@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -16,18 +17,22 @@ class StepMetrics:
 
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process.
+    - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
     - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. This class
       computes it from the logprobs of the loss when rollouts are used for the first time.
     """
 
     _inputs: dict[str, Any] | None = None
     _metrics: dict[str, Any]
+    _surprisals: Sequence[float] = ()
+    """-logprob of each token sampled in this step, in nats."""
 
     def _generate(self, prompts: list[Any]) -> Any:
         with self._timed("rollouts") as seconds:
             generated = super()._generate(prompts)  # type: ignore[misc]
         tokens = sum(map(len, generated[1]))
         self._metrics["train"]["rollouts/tokens_per_second"].append(tokens / seconds[-1])
+        self._surprisals = [-logprob for row in generated[4] or () for logprob in row if logprob is not None]
         return generated
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,6 +57,13 @@ class StepMetrics:
                 self._metrics["train"][LOGPROB_MISMATCH].append(total / tokens)
             self._inputs = None
         return result
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        metrics = self._metrics["train"]
+        if self._surprisals and not metrics.get("entropy"):
+            metrics["entropy"].append(statistics.fmean(self._surprisals))
+        self._surprisals = ()
+        super().log(*args, **kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[list[float]]:

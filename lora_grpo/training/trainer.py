@@ -50,7 +50,7 @@ def make_trainer(
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
         found = check_logprobs(trainer, sampler, prompts)
-        run.record["logprob_check"] = found or "not needed: the trained model generates"
+        run.record["logprob_check"] = found or {"skipped": "the trained model generates"}
     validation = None
     if validation_rows:
         columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # training columns included

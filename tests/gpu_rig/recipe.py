@@ -1,0 +1,115 @@
+"""Run the recipe on given rollouts, and record the gradients of each step.
+
+    python tests/gpu_rig/card.py CARD tests/gpu_rig/recipe.py ROLLOUTS DTYPE --model.engine ... --output-dir FOLDER
+
+The first run samples with the policy itself and writes its completions and their logprobs to the file ROLLOUTS. Later
+runs read them, so another engine trains on the same batches. As on a GPU with vLLM, the trainer corrects for the
+difference between the sampler's logprobs and its own. The adapter's gradients, before clipping, are written to
+FOLDER/gradients/STEP.pt.
+"""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+from transformers import TrainerCallback
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from helpers.overrides import MIXINS, count_calls, overrides, rejected_calls
+
+from lora_grpo import pipeline
+from lora_grpo.models import base_model
+from lora_grpo.sampling import VllmSampler, build_sampler
+from lora_grpo.training import trainer as trainer_module
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class GivenRollouts(VllmSampler):
+    """Returns recorded completions, or samples and records them. As a VllmSampler, it enables the correction."""
+
+    def __init__(self, path, sampler):
+        self.path, self.sampler = path, sampler
+        self.tokenizer, self.eos_token_ids = sampler.tokenizer, sampler.eos_token_ids
+        self.recorded = json.loads(path.read_text()) if path.exists() else None
+        self.new = {}
+
+    def sample(self, prompts, params, seeds, *, adapter=True):
+        key = json.dumps([list(prompts), list(seeds)])
+        if self.recorded is not None:
+            calls = self.recorded[key]
+            decoded = calls.pop(0) if len(calls) > 1 else calls[0]  # the logprob check repeats its calls
+        else:
+            groups = self.sampler.sample(prompts, params, seeds, adapter=adapter)
+            decoded = [(each.token_ids, each.logprobs) for group in groups for each in group]
+            self.new.setdefault(key, []).append(decoded)
+            self.path.write_text(json.dumps(self.new))
+        samples, size = self._to_samples(decoded), params.num_samples
+        return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+    def close(self):
+        self.sampler.close()
+
+
+def code_points(completions, **columns):
+    """Return the mean code point of each completion, times 0.01: a reward that nearly always differs."""
+    texts = [each[0]["content"] for each in completions]
+    return [0.01 * sum(map(ord, text)) / max(len(text), 1) for text in texts]
+
+
+class RecordGradients(TrainerCallback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.folder.mkdir(exist_ok=True)
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        assert {each.dtype for each in trained.values()} == {torch.float32}
+        torch.save({name: each.grad.clone() for name, each in trained.items()}, self.folder / f"{state.global_step}.pt")
+
+
+def write_overrides(trainer, calls):
+    """Write which overrides the run called, and which calls of the class below they would reject."""
+    classes = [each for each in type(trainer).__mro__[1:] if each not in MIXINS]
+    mixed_in = [(mixin, name) for mixin, name in overrides(classes[0]) if isinstance(trainer, mixin)]
+    found = {
+        "trainer": classes[0].__name__,
+        "mixed_in": [f"{mixin.__name__}.{name}" for mixin, name in mixed_in],
+        "rejected": {name: rejected_calls(mixin, name, classes[0]) for mixin, name in mixed_in},
+        "called": dict(calls),
+    }
+    (Path(trainer.args.output_dir).parent / "overrides.json").write_text(json.dumps(found, indent=1))
+
+
+def main():
+    rollouts, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+    sys.argv = [str(ROOT / "recipes" / "gsm8k_lora.py"), *sys.argv[3:]]
+    make_trainer, calls = pipeline.make_trainer, count_calls(setattr)
+
+    trainers = []
+
+    def make_recording_trainer(run, *args):
+        trainer = make_trainer(run, *args)
+        trainer.add_callback(RecordGradients(run.folder / "gradients"))
+        trainers.append(trainer)
+        return trainer
+
+    base_model.compute_dtype = lambda: dtype
+    pipeline.build_sampler = lambda policy, config: GivenRollouts(rollouts, build_sampler(policy, config))
+    pipeline.make_trainer = make_recording_trainer
+    if (
+        dtype != torch.float32
+    ):  # the noise of the check depends on the dtype, and the recorded calls are those of float32
+        trainer_module.check_logprobs = lambda *args: None
+    pipeline.evaluate = lambda *args: []  # evaluation does not use the trainer
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:  # the recipe ends with sys.exit
+        for trainer in trainers:
+            write_overrides(trainer, calls)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Three steps of the recipe under Unsloth's branches for CUDA, compared with the PEFT engine on the same batches.
+
+The first run trains with PEFT on the CPU and records its rollouts. The others train on them with Unsloth on a pretended
+GPU; card.py says what that cannot show. Each run is a process in `.venv-gpu`, which `make gpu-rig` builds.
+
+- float32: a Tesla T4 without mixed precision, so that rounding hides nothing. Unsloth skips its fused LoRA kernels.
+- bfloat16: an RTX 4090, as by default. The fused LoRA kernels run.
+
+Where Unsloth's trainer bypasses an override of this package, the test says what takes its place.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PYTHON = Path(os.environ.get("LORA_GRPO_RIG_PYTHON", ROOT / ".venv-gpu" / "bin" / "python"))
+T4, RTX_4090 = "Tesla T4,16,7.5", "NVIDIA GeForce RTX 4090,24,8.9"
+STEPS = 3
+ARGUMENTS = f"""--preset starter --model.bits 16 --sampling.backend transformers --sampling.num-generations 2
+    --sampling.max-completion-tokens 16 --train.max-steps {STEPS} --train.checkpoint-steps 2 --train.prompts-per-step 2
+    --train.micro-batch-size 2 --train.warmup-steps 0 --data.eval-limit 4 --monitor.rows 0
+    --rewards {HERE / "recipe.py"}:code_points"""
+
+pytestmark = [
+    pytest.mark.gpu_rig,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} does not exist: make gpu-rig"),
+]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Return a function that runs the recipe and returns what it wrote."""
+    rollouts = tmp_path_factory.mktemp("rollouts") / "rollouts.json"
+    work = tmp_path_factory.mktemp("work")  # Unsloth writes its generated trainer into the working directory
+
+    def run(engine, dtype, folder, *more, card=None):
+        command = [PYTHON, *([HERE / "card.py", card] if card else []), HERE / "recipe.py", rollouts, dtype]
+        command += [*ARGUMENTS.split(), "--model.engine", engine, "--output-dir", folder, *more]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert "not written" not in done.stdout  # the report
+        return read(folder)
+
+    return run
+
+
+def read(folder):
+    return SimpleNamespace(
+        folder=folder,
+        record=json.loads((folder / "run.json").read_text()),
+        steps=[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        gradients=[torch.load(folder / "gradients" / f"{step}.pt") for step in range(STEPS)],
+        overrides=json.loads((folder / "overrides.json").read_text()),
+        adapter=load_file(folder / "adapter" / "adapter_model.safetensors"),
+    )
+
+
+@pytest.fixture(scope="module")
+def peft(train, tmp_path_factory):
+    return train("peft", "float32", tmp_path_factory.mktemp("peft") / "run")
+
+
+@pytest.fixture(scope="module")
+def unsloth(peft, train, tmp_path_factory):
+    return train("unsloth", "float32", tmp_path_factory.mktemp("unsloth") / "run", card=T4)
+
+
+@pytest.fixture(scope="module")
+def default(peft, train, tmp_path_factory):
+    return train("unsloth", "bfloat16", tmp_path_factory.mktemp("default") / "run", card=RTX_4090)
+
+
+def flat(gradients):
+    return torch.cat([gradients[name].flatten() for name in sorted(gradients)])
+
+
+def test_unsloth_trains_on_the_pretended_gpu(unsloth, default):
+    for run in (unsloth, default):
+        assert run.record["policy"]["engine"] == "unsloth" and run.record["status"] == "complete"
+        assert run.overrides["trainer"] == "UnslothGRPOTrainer"
+        assert [step["step"] for step in run.steps] == [1, 2, 3]
+
+
+def test_losses_and_gradients_are_those_of_peft(peft, unsloth):
+    """Same rollouts and seeds, float32: only the order of sums differs."""
+    for step in range(STEPS):
+        ours, theirs = unsloth.steps[step], peft.steps[step]
+        assert theirs["grad_norm"] > 0.01
+        assert ours["reward"] == theirs["reward"] and ours["num_tokens"] == theirs["num_tokens"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+        assert unsloth.gradients[step].keys() == peft.gradients[step].keys()
+        one, other = flat(unsloth.gradients[step]), flat(peft.gradients[step])
+        assert (one - other).norm() < 1e-3 * other.norm()
+
+
+def test_gradients_of_the_default_precision_point_the_same_way(peft, default):
+    """In bfloat16, with the fused LoRA kernels. The adapters are equal only before the first update."""
+    one, other = flat(default.gradients[0]), flat(peft.gradients[0])
+    assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.99
+    assert all(step["grad_norm"] > 0 for step in default.steps)
+
+
+def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
+    """Two are not: Unsloth's `compute_loss` replaces TRL's `_compute_loss`, and computes logprobs without full logits.
+
+    It logs the logprob mismatch itself. It does not compute the entropy, which is estimated from the sampled tokens.
+    """
+    assert not any(unsloth.overrides["rejected"].values())
+    replaced = {"StepMetrics._compute_loss", "ChunkedLogProbs._get_per_token_logps_and_entropies"}
+    assert peft.overrides["called"].keys() - unsloth.overrides["called"].keys() == replaced
+    assert peft.steps[0].keys() <= unsloth.steps[0].keys()
+    for ours, theirs in zip(unsloth.steps, peft.steps, strict=True):
+        assert ours["entropy"] == pytest.approx(theirs["entropy"], abs=0.3)  # about 50 sampled tokens
+
+
+def test_phases_and_the_logprob_mismatch_are_logged(unsloth, default):
+    for run, tolerance in ((unsloth, 1e-4), (default, 0.05)):
+        for step in run.steps:
+            assert step["time/rollouts"] > 0 and step["time/rewards"] > 0 and step["time/training"] > 0
+            assert 0 <= step["sampling/sampling_logp_difference/mean"] < tolerance
+            assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=tolerance)
+
+
+def test_the_logprob_check_passes_with_the_logprobs_of_another_engine(unsloth):
+    check = unsloth.record["logprob_check"]
+    assert check["difference"] < check["tolerance"] and check["moved"] > 5 * check["tolerance"]
+
+
+def test_the_adapter_is_trained_and_saved_in_float32(unsloth, default, peft):
+    """recipe.py asserts the dtype of the trained parameters before every optimizer step."""
+    for run in (unsloth, default):
+        assert run.adapter.keys() == peft.adapter.keys()
+        assert {tensor.dtype for tensor in run.adapter.values()} == {torch.float32}
+    assert all((unsloth.adapter[name] - peft.adapter[name]).abs().max() < 1e-4 for name in peft.adapter)
+
+
+def test_a_resumed_run_ends_in_the_same_bits(unsloth, train, tmp_path):
+    """From the checkpoint of step 2, as if the run had been killed in step 3."""
+    folder = tmp_path / "run"
+    shutil.copytree(unsloth.folder, folder)
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-3")
+    record = {name: value for name, value in unsloth.record.items() if name != "trained_steps"}
+    (folder / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    resumed = train("unsloth", "float32", folder, "--resume", card=T4)
+    assert len(resumed.steps) == STEPS
+    assert all(torch.equal(resumed.adapter[name], unsloth.adapter[name]) for name in unsloth.adapter)
+    untimed = [
+        {k: v for k, v in run.steps[2].items() if "time" not in k and "second" not in k} for run in (resumed, unsloth)
+    ]
+    assert untimed[0] == untimed[1]
