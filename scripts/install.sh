@@ -25,7 +25,7 @@ if [ -n "$EXTRA" ]; then
     # The lock is complete, and leaves out a package that Unsloth lists but that cannot load beside this torch.
     echo "installing PyTorch with CUDA, Unsloth and vLLM: 8.4 GB on disk, several minutes" >&2
     # pip prefers a CPU build of the same version if one of its sources has it.
-    "${pip[@]}" install --no-compile --no-deps -r requirements-gpu.lock "torch!=$torch+cpu"
+    "${pip[@]}" install --no-compile --no-deps -r requirements-gpu.lock "torch==$torch,!=$torch+cpu"
     "${pip[@]}" install --no-compile --no-deps -e .
 else
     if ! "${pip[@]}" install --no-compile "torch==$torch+cpu" 2>/dev/null; then

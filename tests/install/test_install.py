@@ -75,5 +75,5 @@ def test_only_a_gpu_gets_the_lock(machine):
     machine.log.unlink()
     assert machine.make("install", "-B", extra=",gpu").returncode == 0
     lock, project = machine.log.read_text().splitlines()
-    assert re.search(r"install --no-compile --no-deps -r requirements-gpu\.lock torch!=[\d.]+\+cpu$", lock)
+    assert re.search(r"install --no-compile --no-deps -r requirements-gpu\.lock torch==[\d.]+,!=[\d.]+\+cpu$", lock)
     assert project.endswith("install --no-compile --no-deps -e .")
