@@ -71,11 +71,8 @@ def load_policy(config: RunConfig) -> Policy:
     distributed.join()
     import torch
 
-    if hardware.preset_gigabytes(config.preset) and not torch.cuda.is_available():
-        raise UserError(
-            f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
-            "install torch's CUDA build or a newer driver, or pass --preset starter"
-        )
+    if hardware.preset_gigabytes(config.preset):
+        _check_gpu(config.preset)
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
         from_auto = config.model.engine == "auto"
@@ -107,6 +104,25 @@ def load_policy(config: RunConfig) -> Policy:
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     return Policy(model, tokenizer, eos_token_ids, engine, record)
+
+
+def _check_gpu(preset: str) -> None:
+    """Check that torch can use the GPU, or raise a UserError."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"preset {preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
+            "install torch's CUDA build or a newer driver, or pass --preset starter"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    oldest = min(int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_" and arch[3:].isdigit())
+    if 10 * major + minor < oldest:
+        raise UserError(
+            f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}, but torch {torch.__version__} has "
+            f"kernels from {oldest / 10:.1f}; use a newer GPU, or set CUDA_VISIBLE_DEVICES= to train the bundled model "
+            "on the CPU"
+        )
 
 
 def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:

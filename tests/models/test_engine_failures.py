@@ -3,6 +3,7 @@
 Packages on a path of their own stand in for broken installations of the real ones.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import EngineFailed, RunError, UserError
-from lora_grpo.models import Overrides, Policy, base_model, load_policy, resolve
+from lora_grpo.models import Overrides, Policy, base_model, load_policy, policy, resolve
 from lora_grpo.sampling import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +108,7 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
 )
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch, missing, said):
     broken(unsloth="FastLanguageModel = None")
+    base_model.prepare_torch(0)  # transformers does not load if torch claims a GPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CC", "" if missing == "gcc" else "cc")
     if missing == "headers":
@@ -117,6 +119,24 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(
     assert said in failed.value.problem and failed.value.problem.endswith("`sudo apt install gcc python3-dev`)")
     with pytest.raises(UserError, match=r"install them, or pass --model\.engine peft$"):
         load_policy(config("unsloth", "vllm"))
+
+
+@pytest.mark.parametrize(
+    ("available", "capability", "said"),
+    [
+        (False, None, "preset 8gb needs CUDA, but torch .* sees no GPU while nvidia-smi does; install "),
+        (True, (6, 1), "GTX 1080 has compute capability 6.1, but torch .* has kernels from 7.5; use a newer GPU, or "),
+        (True, (7, 5), None),
+        (True, (8, 9), None),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch, available, capability, said):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: available)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_80", "sm_100a", "sm_120", "compute_120"])
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GTX 1080")
+    with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+        policy._check_gpu("8gb")
 
 
 def sampler(config):
