@@ -1,0 +1,92 @@
+"""What vLLM is started with on seven GPUs, by Unsloth and by the kit's own engine, is what the plan of the run says.
+
+Unsloth's own arithmetic runs, and vLLM's `LLM` is reached and replaced. Not covered: whether vLLM then starts, and how
+much memory it takes.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.models.memory import GIB, VLLM_WORKSPACE
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PYTHON = Path(os.environ.get("LORA_GRPO_RIG_PYTHON", ROOT / ".venv-gpu" / "bin" / "python"))
+MEMORY_DOCS = ROOT / "docs" / "memory.md"
+pytestmark = [
+    pytest.mark.gpu_rig,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} does not exist: make gpu-rig"),
+]
+
+GPUS = [
+    # Name, MiB listed by nvidia-smi, GiB reported by torch (the driver keeps 1 to 5%), compute capability.
+    ("NVIDIA GeForce RTX 4060", 8188, "7.63", "8.9"),
+    ("NVIDIA GeForce RTX 3060", 12288, "11.63", "8.6"),
+    ("Tesla T4", 15360, "14.74", "7.5"),
+    ("NVIDIA GeForce RTX 4080", 16376, "15.69", "8.9"),
+    ("NVIDIA GeForce RTX 4090", 24564, "23.64", "8.9"),
+    ("NVIDIA GeForce RTX 5090", 32607, "31.36", "12.0"),
+    ("NVIDIA H100 80GB HBM3", 81559, "79.18", "9.0"),
+]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """What `vllm_arguments.py` prints, by GPU and engine."""
+    folder = tmp_path_factory.mktemp("vllm")
+    command = [PYTHON, HERE / "vllm_arguments.py", json.dumps(GPUS), folder]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {(line["gpu"], line["engine"]): line for line in lines}
+
+
+@pytest.mark.parametrize("engine", ["unsloth", "peft"])
+@pytest.mark.parametrize(("gpu", "capability"), [(gpu, capability) for gpu, *_, capability in GPUS])
+def test_vllm_gets_what_the_plan_says(started, gpu, capability, engine):
+    config, plan, vllm = (started[gpu, engine][name] for name in ("config", "plan", "vllm"))
+    assert plan["gpu"] == gpu
+    assert plan["max_num_seqs"] == 64 == vllm["max_num_seqs"]  # all completions of a step
+    assert vllm["gpu_memory_utilization"] == pytest.approx(plan["gpu_memory_share"])
+    assert vllm["max_model_len"] == config["model"]["max_sequence_tokens"]
+    assert vllm["dtype"].removeprefix("torch.") == ("float16" if capability == "7.5" else "bfloat16")
+    assert vllm["quantization"] == "bitsandbytes"
+    assert vllm["max_lora_rank"] == config["lora"]["rank"] and vllm["max_loras"] == 1
+    assert vllm["logprobs_mode"] == "processed_logprobs"
+    assert vllm["enable_lora"] and vllm["enable_prefix_caching"] and vllm["enable_sleep_mode"]
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu, *_ in GPUS])
+def test_unsloth_expects_room_for_the_planned_cache(started, gpu):
+    """It expects a little more, because it does not count vLLM's activations."""
+    line = started[gpu, "unsloth"]
+    planned = line["plan"]["planned_gib"]["kv_cache"]
+    assert 0.95 * line["kv_cache_gib"] >= planned  # Unsloth keeps 5% in reserve
+    assert line["kv_cache_gib"] - planned < VLLM_WORKSPACE / GIB
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu, *_ in GPUS])
+def test_the_documented_figures_are_these(started, gpu):
+    line = started[gpu, "unsloth"]
+    plan = line["plan"]
+    row = f"| {plan['gpu_memory_share']:.3f} | {plan['max_num_seqs']} |"
+    caches = f"| {plan['planned_gib']['kv_cache']:.2f} | {line['kv_cache_gib']:.2f} |"
+    [documented] = [each for each in MEMORY_DOCS.read_text().splitlines() if each.startswith(f"| {gpu} |")]
+    assert row in documented and documented.endswith(caches)
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu, *_ in GPUS])
+def test_flashinfer_is_off(started, gpu):
+    """With its sampler, vLLM 0.27 does not start below compute capability 8.0."""
+    assert started[gpu, "unsloth"]["flashinfer_sampler"] == "0"
+
+
+@pytest.mark.parametrize("engine", ["unsloth", "peft"])
+def test_memory_is_pinned_on_wsl(started, engine):
+    """Otherwise vLLM 0.27 ends with "UVA is not available"; vLLM's default on WSL2 is not to pin."""
+    assert started["WSL2", engine]["pins_memory"]

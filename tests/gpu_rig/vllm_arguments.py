@@ -1,0 +1,129 @@
+"""Print what vLLM would be started with on each GPU, one JSON line per GPU and engine.
+
+    python tests/gpu_rig/vllm_arguments.py '[["NVIDIA GeForce RTX 4090", 24564, "23.64", "8.9"]]' FOLDER
+
+A GPU is a name, the MiB that nvidia-smi lists, the GiB that torch reports, and a compute capability. FOLDER gets
+stand-ins for nvidia-smi and a CUDA toolkit, and models without weights. For each GPU, the recipe's preset is planned,
+and its policy loaded, with Unsloth and with PEFT, until vLLM would start.
+"""
+
+import json
+import os
+import runpy
+import sys
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {
+    "0.5B": {},
+    "1.5B": {"hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28, "intermediate_size": 8960},
+    "3B": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36, "intermediate_size": 11008},
+}
+
+
+class Extension(types.ModuleType):
+    """A compiled module of vLLM, which cannot be loaded without a driver."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments, **options: None
+
+
+class Started(BaseException):
+    """Raised where vLLM would load the model. Unsloth tries again after an Exception."""
+
+
+def import_unsloth():
+    """Import Unsloth as for a GPU."""
+    from lora_grpo.models import policy
+
+    sys.modules.update((name, Extension(name)) for name in ("vllm._C_stable_libtorch", "vllm.cumem_allocator"))
+    run, os.system = os.system, lambda command: 1  # Unsloth runs ldconfig to find a driver
+    policy._import_unsloth()
+    os.system = run
+
+
+def make_plan_on(name, mebibytes, folder, *flags):
+    """Plan the recipe's preset for a GPU, and return its configuration and the plan."""
+    from helpers.model_configs import QWEN25_HALF
+
+    from lora_grpo.cli import parse
+    from lora_grpo.config import hardware, replace
+    from lora_grpo.planning import make_plan
+
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '0, GPU-0, {name}, {mebibytes}, {mebibytes - 500}'\n")
+    tool.chmod(0o755)
+    hardware._query.cache_clear()
+    presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
+    config, invocation = parse(["--plan", *flags], recipe="gsm8k_lora", description="", presets=presets)
+    [size] = [size for size in SIZES if f"-{size}-" in config.model.name]
+    model = folder / f"{size}-without-weights"
+    model.mkdir(exist_ok=True)
+    shape = {**QWEN25_HALF, **SIZES[size], "max_position_embeddings": 32768, "architectures": ["Qwen2ForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(shape))
+    return make_plan(replace(config, {"model": {"name": str(model)}}), invocation)
+
+
+def main():
+    gpus, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    sys.path[:0] = [str(ROOT / "tests")]
+    for tool in ("nvcc", "ninja", "libcuda.so"):  # Unsloth uses FlashInfer only if it finds these
+        (folder / tool).touch(mode=0o755)
+    os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", LIBRARY_PATH=str(folder))
+    import card
+
+    card.pretend(gpus[0][0], *gpus[0][2:])
+    import_unsloth()
+    from unsloth_zoo import vllm_utils
+    from vllm.entrypoints import llm
+    from vllm.platforms import cuda
+
+    from lora_grpo.models import policy
+    from lora_grpo.sampling import build
+
+    def start(self, *arguments, **options):
+        raise Started(options)
+
+    def pins_memory_on_wsl():
+        cuda.in_wsl, cuda._get_wsl_kernel_version = lambda: True, lambda: (6, 6, 87)
+        return cuda.CudaPlatformBase.is_pin_memory_available()
+
+    def remember(*arguments, **options):
+        nonlocal expected
+        expected = approximate(*arguments, **options)
+        return expected
+
+    llm.LLM.__init__ = start
+    approximate, vllm_utils.approximate_vllm_memory_usage = vllm_utils.approximate_vllm_memory_usage, remember
+    load = {"unsloth": policy._load_unsloth, "peft": build._engine}
+    print(json.dumps({"gpu": "WSL2", "engine": "unsloth", "pins_memory": pins_memory_on_wsl()}))
+    os.environ.pop("VLLM_WSL2_ENABLE_PIN_MEMORY", None)
+    for name, mebibytes, gibibytes, capability in gpus:
+        card.pretend(name, gibibytes, capability)
+        for engine in load:
+            flags = ["--model.engine", engine, "--sampling.backend", "vllm"]
+            config, plan = make_plan_on(name, mebibytes, folder, *flags)
+            expected, options = None, {}
+            try:
+                with card.OnCpu():
+                    load[engine](config)
+            except Started as started:
+                [options] = started.args
+            line = {
+                "gpu": name,
+                "engine": engine,
+                "config": config.to_dict(),
+                "plan": plan.fit.record(),
+                "vllm": {key: value for key, value in options.items() if not hasattr(value, "inductor_compile_config")},
+                "flashinfer_sampler": os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None),
+                "kv_cache_gib": expected and expected[3],
+            }
+            print(json.dumps(line, default=str))
+    print(json.dumps({"gpu": "WSL2", "engine": "peft", "pins_memory": pins_memory_on_wsl()}))
+
+
+if __name__ == "__main__":
+    main()
