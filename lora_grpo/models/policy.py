@@ -116,7 +116,8 @@ def _check_gpu(preset: str) -> None:
             "install torch's CUDA build or a newer driver, or pass --preset starter"
         )
     major, minor = torch.cuda.get_device_capability()
-    oldest = min(int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_" and arch[3:].isdigit())
+    compiled = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_" and arch[3:].isdigit()]
+    oldest = min(compiled, default=0)
     if 10 * major + minor < oldest:
         raise UserError(
             f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}, but torch {torch.__version__} has "
