@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -82,10 +83,17 @@ def wait_without_spinning() -> None:
 
 
 def prepare_torch(seed: int) -> None:
-    """Import and seed torch, silence the libraries, and make results on a CPU deterministic."""
+    """Import and seed torch, silence the libraries, and make results on a CPU deterministic.
+
+    Raises:
+        UserError: bitsandbytes cannot be imported.
+    """
     wait_without_spinning()
     silence_libraries()
     import torch
+
+    if importlib.util.find_spec("bitsandbytes"):  # peft, which transformers imports, imports it if it is installed
+        require("bitsandbytes", extra="dev", feature="PEFT", otherwise="uninstall it and load the base in 16 bits")
     from transformers import set_seed
     from transformers.utils import logging as transformers_logging
 
@@ -178,7 +186,6 @@ def load_base(settings: ModelConfig) -> Any:
     dtype = compute_dtype()
     quantization = None
     if settings.bits == 4:
-        require("bitsandbytes", extra="dev", feature="a base in 4 bits", otherwise="uninstall it and load 16 bits")
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

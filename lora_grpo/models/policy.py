@@ -151,6 +151,7 @@ def load_adapter(model: Any, path: Path) -> None:
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     import torch
+    from peft import LoraConfig, get_peft_model
 
     try:
         base = base_model.load_base(config.model)
@@ -159,8 +160,6 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
             f"out of GPU memory loading {config.model.name}; stop other programs that use the GPU, or pass a smaller "
             "model"
         ) from error
-    from peft import LoraConfig, get_peft_model  # imports bitsandbytes, which `load_base` has checked
-
     _disable_dropout(base)
     if base.config.model_type in COUNTS_POSITIONS:
         base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)

@@ -178,9 +178,10 @@ def test_a_start_of_vllm_fails(broken, statement, said):
 @pytest.mark.parametrize("statement", [f"raise OSError({LIBRARY!r})", "raise RuntimeError('built for another torch')"])
 def test_an_import_of_bitsandbytes_fails(broken, statement):
     broken(bitsandbytes=statement)
-    with pytest.raises(UserError, match=r"a base in 4 bits needs bitsandbytes, which cannot be imported") as refused:
-        load_policy(config("peft", bits=4))
-    assert "\n" not in str(refused.value)
+    for bits in (4, 16):
+        with pytest.raises(UserError, match=r"^PEFT needs bitsandbytes, which cannot be imported") as refused:
+            load_policy(config("peft", bits=bits))
+        assert "\n" not in str(refused.value)
 
 
 def test_bitsandbytes_lacks_a_cuda_library(monkeypatch, machine):
