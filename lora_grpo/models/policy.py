@@ -259,6 +259,13 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
+    vllm = getattr(model, "vllm_engine", None)
+    if vllm is not None and (context := vllm.model_config.max_model_len) < config.model.max_sequence_tokens:
+        # By its arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, and 1.5 GiB more for 32B.
+        raise RunError(
+            f"Unsloth limits vLLM to {context} tokens of context, less than --model.max-sequence-tokens, because its "
+            f"estimate of the memory is higher than the plan's; pass {' '.join(_PEFT)}"
+        )
     all_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(config.seed)
     model = FastLanguageModel.get_peft_model(

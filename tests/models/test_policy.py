@@ -10,7 +10,7 @@ from helpers.tiny_models import CONFIGS, make_model
 from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import policy
 from lora_grpo.models.base_model import load_base, load_tokenizer
 from lora_grpo.models.policy import check_model, load_policy
@@ -90,9 +90,29 @@ def test_a_damaged_model_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.fixture
+def load_unsloth(monkeypatch):
+    """Load a policy with a stand-in for Unsloth's `from_pretrained`, on a GPU with 6 of 8 GiB free."""
+
+    def load(from_pretrained, prompts_per_step=8):
+        loader = types.SimpleNamespace(from_pretrained=from_pretrained)
+        monkeypatch.setitem(sys.modules, "unsloth", types.SimpleNamespace(FastLanguageModel=loader))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (6 << 30, 8 << 30))
+        settings = {
+            "model": {"gpu_memory_share": 0.3, "engine": "unsloth"},
+            "sampling": {"backend": "vllm", "num_generations": 8},
+            "train": {"prompts_per_step": prompts_per_step},
+        }
+        policy._load_unsloth(replace(config(), settings))
+
+    return load
+
+
 @pytest.mark.parametrize(("prompts_per_step", "at_once"), [(8, 64), (32, 257)])
 def test_unsloth_starts_vllm_with_the_share_of_the_total_memory_and_all_completions(
-    monkeypatch, prompts_per_step, at_once
+    load_unsloth, prompts_per_step, at_once
 ):
     """Unsloth multiplies the share by the free memory, and takes 256 completions for its default, which is 8 to 256."""
 
@@ -102,25 +122,19 @@ def test_unsloth_starts_vllm_with_the_share_of_the_total_memory_and_all_completi
     def from_pretrained(**options):
         raise Loaded(options)
 
-    monkeypatch.setitem(sys.modules, "unsloth", types.SimpleNamespace(FastLanguageModel=types.SimpleNamespace(
-        from_pretrained=from_pretrained)))  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (6 << 30, 8 << 30))
-    settings = replace(
-        config(),
-        {
-            "model": {"gpu_memory_share": 0.3, "engine": "unsloth"},
-            "sampling": {"backend": "vllm", "num_generations": 8},
-            "train": {"prompts_per_step": prompts_per_step},
-        },
-    )
     with pytest.raises(Loaded) as loaded:
-        policy._load_unsloth(settings)
+        load_unsloth(from_pretrained, prompts_per_step)
     [options] = loaded.value.args
     assert options["gpu_memory_utilization"] * 6 / 8 == pytest.approx(0.3)
     assert options["max_num_seqs"] == at_once
     assert options["dtype"] == torch.float16
+
+
+def test_a_context_that_unsloth_shortens_is_an_error(load_unsloth):
+    shorter = types.SimpleNamespace(max_model_len=768)
+    model = types.SimpleNamespace(vllm_engine=types.SimpleNamespace(model_config=shorter))
+    with pytest.raises(RunError, match="limits vLLM to 768 tokens of context, less than --model"):
+        load_unsloth(lambda **options: (model, None))
 
 
 @pytest.mark.parametrize("bits", [4, 16])
