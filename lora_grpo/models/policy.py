@@ -61,7 +61,6 @@ def load_policy(config: RunConfig) -> Policy:
     """Load the base model and add a new, seeded adapter, or raise a UserError."""
     base_model.wait_without_spinning()
     use_one_gpu()
-    announce_download(config.model)
     engine = choose_engine(config)
     if engine == "unsloth":
         with starting("Unsloth", is_auto=config.model.engine == "auto", instead=_PEFT):
@@ -73,6 +72,7 @@ def load_policy(config: RunConfig) -> Policy:
 
     if hardware.preset_gigabytes(config.preset):
         _check_gpu(config.preset)
+    announce_download(config.model)
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
         from_auto = config.model.engine == "auto"
