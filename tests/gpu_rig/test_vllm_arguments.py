@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 GPUS = [
-    # Name, MiB listed by nvidia-smi, GiB reported by torch (the driver keeps 1 to 5%), compute capability.
+    # Name, MiB listed by nvidia-smi, approximate GiB reported by torch (the driver keeps some), compute capability.
     ("NVIDIA GeForce RTX 4060", 8188, "7.63", "8.9"),
     ("NVIDIA GeForce RTX 3060", 12288, "11.63", "8.6"),
     ("Tesla T4", 15360, "14.74", "7.5"),
