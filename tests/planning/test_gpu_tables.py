@@ -82,6 +82,7 @@ def test_vllm_takes_the_documented_attention():
     assert result.stdout.splitlines()[-len(GPUS) :] == [row[4] for row in GPUS.values()], result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", HOURS, ids=lambda row: row[0])
 def test_the_documented_hours_are_those_of_the_plan(machine, row):
     model, *hours = row

@@ -43,7 +43,7 @@ def test_a_listed_model_fits_its_gpu_with_the_listed_limits(machine, row):
 LONG = ("--sampling.max-completion-tokens", "1024", "--model.max-sequence-tokens", "1536")
 
 
-@pytest.mark.parametrize("command", [("gsm8k_lora",), ("code_lora",), ("gsm8k_lora", *LONG)], ids=" ".join)
+@pytest.mark.parametrize("command", [("code_lora",), ("gsm8k_lora", *LONG)], ids=" ".join)
 @pytest.mark.parametrize(("preset", "name"), [row[:2] for row in TABLE])
 def test_a_listed_model_fits_a_gpu_that_reports_less_and_drives_a_desktop(machine, command, preset, name):
     machine(int(0.93 * 1024 * int(preset.removesuffix("gb"))))
