@@ -4,11 +4,12 @@
 
 `torch.cuda` describes the named GPU (name, GiB, compute capability), so all code takes its branches for CUDA: Unsloth's
 patches of TRL, transformers and PEFT, its fused layers, its GRPO loss. Tensors that are created on or moved to a GPU
-stay on the CPU. PyTorch computes what Unsloth's kernels for RMSNorm, RoPE and SwiGLU do, because Triton's interpreter
-takes a minute per forward pass and reads bfloat16 as integers.
+stay on the CPU, with the mixed precision that is asked for. PyTorch computes what Unsloth's kernels for RMSNorm, RoPE
+and SwiGLU do, because Triton's interpreter takes a minute per forward pass and reads bfloat16 as integers. bitsandbytes
+dequantizes 4-bit weights on the CPU.
 
 What this cannot show: kernels (Triton, bitsandbytes, vLLM, FlashInfer, attention backends), compiled code
-(`torch.compile` is off), mixed precision on a real GPU, speed, and memory. Unsloth's `generate` returns NaN here, so
+(`torch.compile` is off), rounding on a real GPU, speed, and memory. Unsloth's `generate` returns NaN here, so
 completions must come from another sampler.
 """
 
@@ -94,6 +95,16 @@ def on_cpu(device):
     return "cpu" if kind == "cuda" else device
 
 
+def autocast_on_cpu():
+    """Have mixed precision for a GPU apply to tensors on the CPU."""
+    start, enabled, dtype = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
+    torch.autocast.__init__ = lambda self, device_type, *args, **kwargs: start(
+        self, on_cpu(device_type), *args, **kwargs
+    )
+    torch.is_autocast_enabled = lambda device_type="cpu": enabled(on_cpu(device_type))
+    torch.get_autocast_dtype = lambda device_type="cpu": dtype(on_cpu(device_type))
+
+
 class OnCpu(TorchFunctionMode):
     """Create tensors on the CPU if they are requested on a GPU."""
 
@@ -135,6 +146,13 @@ def rotate(queries, keys, cosines, sines, positions=None):
     return turned(queries), turned(keys)
 
 
+def dequantize(weight, state=None, out=None, use_global_buffer=False):
+    """Compute Unsloth's `fast_dequantize` with bitsandbytes' code for the CPU."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    return weight if state is None else dequantize_4bit(weight, state)
+
+
 def import_unsloth():
     """Import Unsloth, which runs ldconfig to find a driver, and have it load models into the CPU's memory."""
     run, os.system = os.system, lambda command: 1
@@ -146,6 +164,8 @@ def import_unsloth():
     fast_lora = sys.modules["unsloth.kernels.fast_lora"]
     fast_lora.swiglu_fg_kernel = lambda gate, up: torch.nn.functional.silu(gate.float()).to(up.dtype) * up
     fast_lora.swiglu_DWf_DW_dfg_kernel = sys.modules["unsloth.kernels.swiglu"]._DWf_DW_dfg_traced
+    for name in ("unsloth.kernels", "unsloth.kernels.utils", "unsloth.kernels.fast_lora"):
+        sys.modules[name].fast_dequantize = dequantize
     load = unsloth.FastLanguageModel.from_pretrained
     unsloth.FastLanguageModel.from_pretrained = staticmethod(
         lambda *args, **options: load(*args, **{"device_map": {"": "cpu"}, **options})
@@ -154,6 +174,7 @@ def import_unsloth():
 
 def main():
     pretend(*sys.argv[1].split(","))
+    autocast_on_cpu()
     sys.argv = sys.argv[2:]
     if "unsloth" in sys.argv:
         os.environ.update(UNSLOTH_VLLM_STANDBY="1", UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE="1")

@@ -3,8 +3,8 @@
 The first run trains with PEFT on the CPU and records its rollouts. The others train on them with Unsloth on a pretended
 GPU; card.py says what that cannot show. Each run is a process in `.venv-gpu`, which `make gpu-rig` builds.
 
-- float32: a Tesla T4 without mixed precision, so that rounding hides nothing. Unsloth skips its fused LoRA kernels.
-- bfloat16: an RTX 4090, as by default. The fused LoRA kernels run.
+- float32: a Tesla T4 without mixed precision, so that rounding hides nothing. Unsloth skips its fused LoRA layers.
+- bfloat16: an RTX 4090 and a base in NF4, as by default, and a KL penalty. The fused LoRA layers run.
 
 Where Unsloth's trainer bypasses an override of this package, the test says what takes its place.
 """
@@ -25,7 +25,7 @@ ROOT = HERE.parents[1]
 PYTHON = Path(os.environ.get("LORA_GRPO_RIG_PYTHON", ROOT / ".venv-gpu" / "bin" / "python"))
 T4, RTX_4090 = "Tesla T4,16,7.5", "NVIDIA GeForce RTX 4090,24,8.9"
 STEPS = 3
-ARGUMENTS = f"""--preset starter --model.bits 16 --sampling.backend transformers --sampling.num-generations 2
+ARGUMENTS = f"""--preset starter --sampling.backend transformers --sampling.num-generations 2
     --sampling.max-completion-tokens 16 --train.max-steps {STEPS} --train.checkpoint-steps 2 --train.prompts-per-step 2
     --train.micro-batch-size 2 --train.warmup-steps 0 --data.eval-limit 4 --monitor.rows 0
     --rewards {HERE / "recipe.py"}:code_points"""
@@ -67,17 +67,18 @@ def read(folder):
 
 @pytest.fixture(scope="module")
 def peft(train, tmp_path_factory):
-    return train("peft", "float32", tmp_path_factory.mktemp("peft") / "run")
+    return train("peft", "float32", tmp_path_factory.mktemp("peft") / "run", "--model.bits", "16")
 
 
 @pytest.fixture(scope="module")
 def unsloth(peft, train, tmp_path_factory):
-    return train("unsloth", "float32", tmp_path_factory.mktemp("unsloth") / "run", card=T4)
+    return train("unsloth", "float32", tmp_path_factory.mktemp("unsloth") / "run", "--model.bits", "16", card=T4)
 
 
 @pytest.fixture(scope="module")
 def default(peft, train, tmp_path_factory):
-    return train("unsloth", "bfloat16", tmp_path_factory.mktemp("default") / "run", card=RTX_4090)
+    arguments = ("--model.bits", "4", "--train.beta", "0.04")
+    return train("unsloth", "bfloat16", tmp_path_factory.mktemp("default") / "run", *arguments, card=RTX_4090)
 
 
 def flat(gradients):
@@ -105,10 +106,11 @@ def test_losses_and_gradients_are_those_of_peft(peft, unsloth):
 
 
 def test_gradients_of_the_default_precision_point_the_same_way(peft, default):
-    """In bfloat16, with the fused LoRA kernels. The adapters are equal only before the first update."""
+    """Up to the quantization of the base. The policies are the same only before the first update."""
     one, other = flat(default.gradients[0]), flat(peft.gradients[0])
-    assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.99
+    assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.95
     assert all(step["grad_norm"] > 0 for step in default.steps)
+    assert [step["kl"] > 0 for step in default.steps] == [False, True, True]
 
 
 def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
@@ -125,11 +127,12 @@ def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
 
 
 def test_phases_and_the_logprob_mismatch_are_logged(unsloth, default):
-    for run, tolerance in ((unsloth, 1e-4), (default, 0.05)):
+    """With the default precision, the rollouts are those of a base that is not quantized."""
+    for run, mismatch, off in ((unsloth, 1e-4, 1e-3), (default, 0.05, 0.2)):
         for step in run.steps:
             assert step["time/rollouts"] > 0 and step["time/rewards"] > 0 and step["time/training"] > 0
-            assert 0 <= step["sampling/sampling_logp_difference/mean"] < tolerance
-            assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=tolerance)
+            assert 0 <= step["sampling/sampling_logp_difference/mean"] < mismatch
+            assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=off)
 
 
 def test_the_logprob_check_passes_with_the_logprobs_of_another_engine(unsloth):
@@ -152,7 +155,7 @@ def test_a_resumed_run_ends_in_the_same_bits(unsloth, train, tmp_path):
     shutil.rmtree(folder / "checkpoints" / "checkpoint-3")
     record = {name: value for name, value in unsloth.record.items() if name != "trained_steps"}
     (folder / "run.json").write_text(json.dumps({**record, "status": "running"}))
-    resumed = train("unsloth", "float32", folder, "--resume", card=T4)
+    resumed = train("unsloth", "float32", folder, "--model.bits", "16", "--resume", card=T4)
     assert len(resumed.steps) == STEPS
     assert all(torch.equal(resumed.adapter[name], unsloth.adapter[name]) for name in unsloth.adapter)
     untimed = [
