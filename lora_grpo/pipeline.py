@@ -20,7 +20,7 @@ from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.tasks import UNGRADED_TASKS, Data, fit_to_context, load_data, split_validation, start_sandbox
+from lora_grpo.tasks import Data, fit_to_context, is_task_file, load_data, split_validation, start_sandbox
 from lora_grpo.training import filter_by_difficulty, make_trainer, train
 
 
@@ -53,50 +53,51 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
 
 
 def train_and_evaluate(run: Run, data: Data) -> None:
-    """Train a run's adapter and, for tasks with a grader, compare it with the base."""
+    """Train a run's adapter and compare it with the base."""
     config = run.config
     check_server(config)
     policy = load_policy(config)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     train_rows, validation_rows = split_validation(train_rows, config)
-    is_graded = config.data.evaluation_task not in UNGRADED_TASKS
-    eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval") if is_graded else []
+    eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
     sampler = build_sampler(policy, config)
     trainer = make_trainer(run, policy, train_rows, sampler, validation_rows)
     run.begin(policy.record)
 
-    before = evaluate(run, sampler, eval_rows, "base") if is_graded else []
+    before = evaluate(run, sampler, eval_rows, "base")
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
     train(run, policy, trainer, rows)
-    after = evaluate(run, sampler, eval_rows, "trained") if is_graded else []
+    after = evaluate(run, sampler, eval_rows, "trained")
     finish_run(run, before, after)
 
 
-def finish_run(run: Run, before: Sequence[Result] = (), after: Sequence[Result] = ()) -> None:
+def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:
     """Complete run.json, write the report, and print the results and the next steps.
 
-    The graded samples of the base and of the trained model are empty for tasks without a grader.
+    Args:
+        before: the graded samples of the base.
+        after: those of the trained model.
     """
     if not distributed.is_main():
         return
-    report = report_run(run, before, after) if before else None
+    report = report_run(run, before, after)
     reward = reward_change(run)
-    run.finish({"table": [row.model_dump() for row in report.table] if report else [], "reward": reward})
+    run.finish({"table": [row.model_dump() for row in report.table], "reward": reward})
     line = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
-    if report:
-        report.show()
+    report.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     best = run.record.get("best")
     if best:
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
     longer = f"--train.max-steps {2 * run.config.train.max_steps}"
     more = "--monitor.early-stopping 0" if "stopped_early" in run.record else longer
-    folder = shlex.quote(str(run.folder))
+    folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
+    named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,
-        "samples": f"{run.evaluation}/*.samples.jsonl" if report else None,
-        "evaluate": f"python scripts/evaluate.py {folder} --compare base" if report else None,
+        "samples": f"{run.evaluation}/*.samples.jsonl",
+        "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}",
         "merge": f"python scripts/merge.py {folder}",
         "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
         "longer": f"the same command with --resume {more}",

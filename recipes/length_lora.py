@@ -1,25 +1,46 @@
 """The smallest GRPO run: learn to answer in a given number of characters.
 
-Method. The training rows are prompts without reference answers. There is one reward: it equals 1 at the target length
-and decreases with the distance from it. There is no evaluation, because the task has no correct answers; the reward
-curve is the result.
+Method. The reward equals 1 at the target length and decreases with the distance from it. An answer passes within a
+tenth of the target. The rows are prompts without reference answers: only the length of a completion counts.
 
-    python recipes/length_lora.py --rewards near_length:80
-    python recipes/length_lora.py --data.train my_prompts.jsonl
+    python recipes/length_lora.py
+    python recipes/length_lora.py --data.train my_prompts.jsonl --data.eval other_prompts.jsonl
 """
 
 from lora_grpo.config import gpu_preset, starter_preset
+from lora_grpo.files import json_files
 from lora_grpo.pipeline import run_recipe
+from lora_grpo.starter import problems
+
+CHARACTERS = 120
+THRESHOLD = 0.9
+
+
+def load(split, source=None):
+    """Return the bundled questions, or the prompts of a JSON Lines file with the key "prompt"."""
+    if source is None:
+        return [{"prompt": row["question"]} for row in problems("starter", split)]
+    return [{"prompt": record["prompt"]} for _, record in json_files.read_lines(source, "a JSON Lines file")]
+
+
+def check(completion, row):
+    """Return the closeness to the target length."""
+    return max(0.0, 1 - abs(len(completion) - CHARACTERS) / CHARACTERS)
+
+
+def gold(row):
+    """Return a completion of the target length."""
+    return "." * CHARACTERS
+
 
 PRESETS = {
     "starter": starter_preset(
-        data={"task": "prompts"},
+        data={"task": __file__, "eval_limit": 200},
         sampling={"num_generations": 8},
-        rewards=("near_length:120",),
         train={"max_steps": 40, "learning_rate": 1e-3, "max_grad_norm": 0.2},
     ),
     "8gb": gpu_preset(
-        "Qwen/Qwen2.5-0.5B-Instruct", data={"task": "prompts"}, rewards=("near_length:400",), train={"max_steps": 100}
+        "Qwen/Qwen2.5-0.5B-Instruct", data={"task": __file__, "eval_limit": 200}, train={"max_steps": 100}
     ),
 }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import tyro
 
@@ -18,6 +20,7 @@ from lora_grpo.cli.validate import check
 from lora_grpo.config import STARTER, Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, check_download, check_model
+from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
@@ -37,6 +40,11 @@ class _Arguments:
 
 
 @dataclass(frozen=True)
+class _EarlyData:
+    task: str | None = None
+
+
+@dataclass(frozen=True)
 class _EarlyArguments:
     """The flags that determine the defaults of all other flags."""
 
@@ -45,6 +53,7 @@ class _EarlyArguments:
     output_dir: str | None = None
     resume: bool = False
     plan: bool = False
+    data: _EarlyData = field(default_factory=lambda: _EarlyData())
 
 
 def parse(
@@ -65,6 +74,7 @@ def parse(
         )
         _show_help(replace(base, presets["starter"]), f"{recipe}.py", about, only_main=bool(hint))
     _refuse_repeated_lists(arguments)
+    arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
     layers = [("", _read_settings(Path(early.config)))] if early.config else []
     folder = early.output_dir or (layers[0][1].get("output_dir") if layers else None) or base.output_dir
@@ -73,7 +83,8 @@ def parse(
         layers.insert(0, (str(record), {**_read_settings(record), "output_dir": folder}))
     requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
     preset, reason = choose_preset(requested, presets, planning=early.plan)
-    config = replace(base, presets[preset])
+    named = (early.data.task, presets[preset].get("data", {}).get("task"))
+    config = _with_rewards_of_task(replace(base, presets[preset]), named[0] or named[1])
     for path, layer in layers:
         try:
             config = check_fields(replace(config, layer))
@@ -82,6 +93,9 @@ def parse(
     parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
     config = replace(parsed.run, {"preset": preset, "output_dir": parsed.run.output_dir or base.output_dir})
     config = _settle_task(check_fields(config))
+    for task in (config.data.task, config.data.evaluation_task):
+        if is_task_file(task) and task not in (*named, *arguments):
+            raise UserError(f"the settings name the task file {task}; pass --task {shlex.quote(task)} to run it")
     check(config)
     if not parsed.invocation.plan:  # a plan needs neither weights nor engines
         check_model(config)
@@ -95,6 +109,13 @@ def parse(
             return parse([*arguments, "--preset", STARTER], recipe=recipe, description=description, presets=presets)
     print(reason, file=sys.stderr)
     return config, parsed.invocation
+
+
+def _with_rewards_of_task(config: RunConfig, task: str | None) -> RunConfig:
+    """Return a configuration with the rewards that a task file suggests, instead of the preset's."""
+    if not task or not is_task_file(task):
+        return config
+    return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards})
 
 
 def _show_help(config: RunConfig, program: str, description: str, *, only_main: bool) -> None:

@@ -74,8 +74,8 @@ class LoraSettings:
 @dataclass(frozen=True)
 class DataConfig:
     task: str = "starter"
-    """Task of the training rows: `gsm8k`, `mbpp`, `humaneval`, `prompts` (no correct answers), or the bundled
-    `starter` and `starter-code`."""
+    """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
+    `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
     train: str | None = None
     """Training set: a .jsonl file or a Hub dataset id. None uses the task's own dataset."""
     eval: str | None = None

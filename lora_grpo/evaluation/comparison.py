@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.measurement import Bounds, Counts, Schema, counts_by_task, metrics
+from lora_grpo.evaluation.measurement import Bounds, Metric, Schema, counts_by_task, metrics
 from lora_grpo.evaluation.results import GREEDY, Result
 
 SIGNIFICANT = 0.05
@@ -61,9 +61,9 @@ class TaskChange(Schema):
 
 
 def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int], seed: int) -> list[Comparison]:
-    """Compare the samples of two models on the same tasks: pass@k for each k, and greedy decoding."""
-    first, second = metrics(before, ks), metrics(after, ks)
-    return [_compare(metric, counts, second[metric][0], k, seed) for metric, (counts, k) in first.items()]
+    """Compare the samples of two models on the same tasks, metric by metric."""
+    first, second = metrics(before, ks, seed), metrics(after, ks, seed)
+    return [_compare(name, first[name], second[name], seed) for name in first if name in second]
 
 
 def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[list[TaskChange], list[TaskChange]]:
@@ -94,23 +94,21 @@ def _p_value(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _compare(metric: str, before: Counts, after: Counts, k: int, seed: int) -> Comparison:
-    values, interval = pass_at_k.estimate(list(before.values()), k, seed)
-    values_after, interval_after = pass_at_k.estimate(list(after.values()), k, seed)
-    one_sample = all(total == 1 for counts in (before, after) for total, _ in counts.values())
-    if one_sample:
-        test, p = "exact McNemar", pass_at_k.mcnemar_exact(values, values_after)
+def _compare(name: str, before: Metric, after: Metric, seed: int) -> Comparison:
+    pair = before.values, after.values
+    if before.is_one_sample and after.is_one_sample:
+        test, p = "exact McNemar", pass_at_k.mcnemar_exact(*pair)
     else:
-        test, p = "paired permutation", pass_at_k.paired_permutation(values, values_after, seed=seed)
+        test, p = "paired permutation", pass_at_k.paired_permutation(*pair, seed=seed)
     return Comparison(
-        metric=metric,
-        before=float(values.mean()),
-        before_interval=list(interval),
-        after=float(values_after.mean()),
-        after_interval=list(interval_after),
-        difference=float((values_after - values).mean()),
-        difference_interval=list(pass_at_k.difference_interval(values, values_after, seed=seed)),
+        metric=name,
+        before=before.mean,
+        before_interval=list(before.interval),
+        after=after.mean,
+        after_interval=list(after.interval),
+        difference=float((after.values - before.values).mean()),
+        difference_interval=list(pass_at_k.difference_interval(*pair, seed=seed)),
         p_value=p,
         test=test,
-        detectable=pass_at_k.minimum_detectable_change(values, values_after),
+        detectable=pass_at_k.minimum_detectable_change(*pair),
     )

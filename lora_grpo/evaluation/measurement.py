@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_grpo.evaluation import pass_at_k
@@ -40,7 +44,7 @@ class Measurement(Schema):
 
     label: str
     scores: dict[str, float]
-    """`pass@k` for each requested k, and `greedy` if there are greedy samples, as fractions."""
+    """`pass@k` for each requested k, `greedy` and `mean score`, as fractions; see `metrics`."""
     intervals: dict[str, Bounds]
     curve: list[CurvePoint]
     """pass@k for more values of k."""
@@ -60,17 +64,17 @@ def measure(
     label: str, results: Sequence[Result], source: Mapping[str, Any], ks: Iterable[int], seed: int
 ) -> Measurement:
     """Return the metrics of one model's graded samples. `ks` are the k of the scores; the curve has more."""
-    estimates = {metric: _estimate(counts, k, seed) for metric, (counts, k) in metrics(results, ks).items()}
+    found = metrics(results, ks, seed)
     curve = []
     if sampled := counts_by_task(results, greedy=False):
         for k in sorted({*ks, *_curve_ks(min(total for total, _ in sampled.values()))}):
-            value, interval = _estimate(sampled, k, seed)
-            curve.append(CurvePoint(k=k, value=value, interval=interval))
+            point = _pass_rate(sampled, k, seed)
+            curve.append(CurvePoint(k=k, value=point.mean, interval=list(point.interval)))
     statuses = Counter(str(result["status"]) for result in results)
     return Measurement(
         label=label,
-        scores={metric: value for metric, (value, _) in estimates.items()},
-        intervals={metric: interval for metric, (_, interval) in estimates.items()},
+        scores={name: metric.mean for name, metric in found.items()},
+        intervals={name: list(metric.interval) for name, metric in found.items()},
         curve=curve,
         tasks=len({result["task_id"] for result in results}),
         samples=len(results),
@@ -81,11 +85,39 @@ def measure(
     )
 
 
-def metrics(results: Iterable[Result], ks: Iterable[int]) -> dict[str, tuple[Counts, int]]:
-    """Return (samples, passed) by task and the k of each metric: `pass@k`, and `greedy` if there are such samples."""
+@dataclass(frozen=True)
+class Metric:
+    """The values of one metric on T tasks."""
+
+    values: NDArray[np.float64]
+    """(T,) fractions, in the order of task_id."""
+    interval: pass_at_k.Interval
+    """Of their mean."""
+    is_one_sample: bool
+    """Whether each value is that of one sample that passed or failed."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+
+def metrics(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str, Metric]:
+    """Return `pass@k` for each k, `greedy` if there are such samples, and `mean score` if the task gives scores.
+
+    The mean score is that of the greedy samples only if there are no others.
+    """
     sampled, greedy = (counts_by_task(results, greedy=greedy) for greedy in (False, True))
-    found = {f"pass@{k}": (sampled, k) for k in ks} if sampled else {}
-    return found | ({"greedy": (greedy, 1)} if greedy else {})
+    found = {f"pass@{k}": _pass_rate(sampled, k, seed) for k in ks} if sampled else {}
+    if greedy:
+        found["greedy"] = _pass_rate(greedy, 1, seed)
+    if any("score" in result for result in results):
+        by_task: dict[str, list[float]] = {task: [] for task in sampled or greedy}
+        for result in results:
+            if not sampled or result.get("draw") != GREEDY:
+                by_task[str(result["task_id"])].append(result.get("score", float(result["passed"])))
+        values = np.array([statistics.fmean(scores) for scores in by_task.values()])
+        found["mean score"] = Metric(values, pass_at_k.bootstrap_interval(values, seed=seed), is_one_sample=False)
+    return found
 
 
 def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
@@ -99,9 +131,9 @@ def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
     return {task: (total[task], passed[task]) for task in sorted(total)}
 
 
-def _estimate(counts: Counts, k: int, seed: int) -> tuple[float, list[float]]:
+def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
     values, interval = pass_at_k.estimate(list(counts.values()), k, seed)
-    return float(values.mean()), list(interval)
+    return Metric(values, interval, all(total == 1 for total, _ in counts.values()))
 
 
 def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:

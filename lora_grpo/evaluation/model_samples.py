@@ -19,7 +19,7 @@ from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.models import BASE, ModelSpec
 from lora_grpo.sampling import Sampler, build
-from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint
+from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, task_sha256, task_title
 
 
 class Loader:
@@ -72,7 +72,8 @@ class ModelSamples:
         """Everything that determines the samples and verdicts."""
         limits = self.limits if self.plan.task in CODE_TASKS else None
         return {
-            "task": self.plan.task,
+            "task": task_title(self.plan.task),
+            "task_sha256": task_sha256(self.plan.task),
             "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples
             "seed": self.plan.seed,
             "backend": self.loader.backend,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -15,7 +16,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, GradedTask
+from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, get_task, is_task_file
 
 _FOR_MODELS = (
     *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
@@ -30,8 +31,9 @@ class EvaluateOptions:
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, or a file of samples."""
-    task: GradedTask | None = None
-    """Task to evaluate on; default: the evaluation task of the run."""
+    task: str | None = None
+    """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
+    the task of the run, unless it is a file, which is run only if it is named here."""
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter), or
     another run, adapter or model."""
@@ -118,8 +120,11 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
     """Combine the flags with the settings of the run that trained the model, given as its run.json."""
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
     task = options.task or (config.data.evaluation_task if run else None)
-    if task is None or task not in get_args(GradedTask):
-        raise UserError(f"--task is missing; expected {', '.join(get_args(GradedTask))}")
+    if task is None:
+        raise UserError(f"--task is missing; expected {', '.join(TASK_NAMES)}, or a file: my_task.py")
+    if is_task_file(task) and not options.task:
+        raise UserError(f"the run was trained on a file, {task}; pass --task {shlex.quote(task)} to run it")
+    get_task(task)
     trained = run is not None and config.data.evaluation_task == task and options.data in (None, config.data.eval)
     if trained:
         data, defaults = config.data, config.eval

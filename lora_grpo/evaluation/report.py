@@ -17,7 +17,7 @@ from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS
+from lora_grpo.tasks import CODE_TASKS, is_task_file, task_sha256, task_title
 
 REPORT = "report.json"
 _LISTED = 20
@@ -42,6 +42,8 @@ class Protocol(Schema):
     """The settings that two evaluations must share for their scores to be comparable."""
 
     task: str
+    task_sha256: str | None = None
+    """Of a task that is a user's file."""
     rows: int
     data_sha256: str
     data_source: str | None = None
@@ -168,7 +170,8 @@ def make_protocol(
 ) -> Protocol:
     """Return the protocol of an evaluation that samples a model. `record` is the `data` entry of run.json."""
     return Protocol(
-        task=data.evaluation_task,
+        task=task_title(data.evaluation_task),
+        task_sha256=task_sha256(data.evaluation_task),
         rows=rows,
         data_sha256=record["eval"]["sha256"],
         data_source=data.eval,
@@ -226,6 +229,8 @@ def read_report(folder: Path) -> Report | None:
 
 def how_graded(task: str, *, as_program: bool = False) -> str:
     """Return a description of how a task is graded. `as_program`: completions are whole programs."""
+    if is_task_file(task):
+        return f"`check` in {task_title(task)}.py"
     if task not in CODE_TASKS:
         return "one number on the line of the last ####, \\boxed{} or <answer>, compared by value (`robust`)"
     program = "the completion as it is" if as_program else "the last code block that defines the function"

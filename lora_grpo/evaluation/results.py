@@ -15,7 +15,8 @@ from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 
 Result = dict[str, Any]
 """`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),
-`status` (the reason for the verdict), and every rule of the task. This package's samples also have `draw` ("greedy" or
+`status` (the reason for the verdict), `score` (partial credit, if the task gives any), and every rule of the task. This
+package's samples also have `draw` ("greedy" or
 a number), `num_tokens` and `truncated`. They have `response`, the model's text, if `completion` is only a part of it.
 """
 
@@ -45,7 +46,8 @@ def outcome(verdict: Verdict) -> Result:
     else:
         message = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
         status = verdict.reason
-    return {"passed": verdict.passed, "result": message, "status": status, **verdict.rules}
+    score = {} if verdict.score is None else {"score": verdict.score}
+    return {"passed": verdict.passed, "result": message, "status": status, **score, **verdict.rules}
 
 
 def sampled(task: str, row: Row, draw: str | int, sample: SampledTokens, verdict: Verdict) -> Result:

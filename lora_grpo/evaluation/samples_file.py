@@ -28,7 +28,18 @@ from lora_grpo.evaluation.options import EvaluateOptions, Plan
 from lora_grpo.evaluation.report import Graded, Protocol, how_graded
 from lora_grpo.evaluation.results import Result, append, outcome, task_id
 from lora_grpo.files import atomic, json_files
-from lora_grpo.tasks import CODE_TASKS, Row, Verdict, code_grading, fingerprint, get_task, grade_all, mbpp
+from lora_grpo.tasks import (
+    CODE_TASKS,
+    Row,
+    Verdict,
+    code_grading,
+    fingerprint,
+    get_task,
+    grade_all,
+    mbpp,
+    task_sha256,
+    task_title,
+)
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
@@ -42,6 +53,7 @@ class SampleFile:
     """A validated file of samples to grade."""
 
     label: str
+    task: str
     samples: list[Sample]
     request: Request
     protocol: Protocol
@@ -58,7 +70,7 @@ class SampleFile:
 
     def grade(self, folder: Path, name: str) -> Graded:
         """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk."""
-        path, task = folder / name, self.protocol.task
+        path, task = folder / name, self.task
         results: list[Result] = json_files.read_finished_lines(path)
         if len(results) > len(self.samples) or not all(map(_fits, self.samples, results)):
             raise UserError(f"{path} does not fit the samples; delete it and run the command again")
@@ -85,14 +97,19 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
     rows = _rows(task, plan.data.eval, style)
     samples = _samples(path, task, rows)
     data_sha256 = fingerprint(list(rows.values()))
-    request: dict[str, Any] = {"task": task, "samples_sha256": atomic.sha256(path), "data_sha256": data_sha256}
+    request: dict[str, Any] = {
+        "task": task_title(task),
+        "samples_sha256": atomic.sha256(path),
+        "data_sha256": data_sha256,
+    }
     if task in CODE_TASKS:
         code_grading.check_tests({row["id"]: row for _, row in samples}.values())
         request |= {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:
         request["style"] = style
     protocol = Protocol(
-        task=task,
+        task=task_title(task),
+        task_sha256=task_sha256(task),
         rows=len(rows),
         data_sha256=data_sha256,
         data_source=plan.data.eval,
@@ -100,7 +117,7 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
         grading=how_graded(task, as_program=True),
         seed=plan.seed,
     )
-    return SampleFile(label, samples, request, protocol, options.sandbox)
+    return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
 def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:

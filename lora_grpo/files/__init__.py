@@ -11,10 +11,11 @@ atomic.py       files and folders that are complete or absent, and checksum mani
 disk.py         too small and full disks as one-line errors
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
+python_file.py  Python files of users
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
-from lora_grpo.files import atomic, disk, json_files, lock
+from lora_grpo.files import atomic, disk, json_files, lock, python_file
 from lora_grpo.files.tensors import (
     DTYPES,
     INDEX,
@@ -41,6 +42,7 @@ __all__ = [
     "json_files",
     "lock",
     "model_tensors",
+    "python_file",
     "row_blocks",
     "same_values",
 ]

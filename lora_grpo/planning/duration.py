@@ -45,7 +45,7 @@ class Work:
             completions_per_step=config.train.prompts_per_step * config.sampling.num_generations,
             prompt_tokens=config.model.max_sequence_tokens - completion,
             completion_tokens=completion,
-            evaluated=0 if config.data.evaluation_task == "prompts" else evaluated,
+            evaluated=evaluated,
         )
 
     @property

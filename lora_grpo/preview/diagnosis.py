@@ -78,7 +78,7 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
         text = f"{found.truncated} of completions are truncated at {limit} tokens"
         flags = f"--sampling.max-completion-tokens {2 * limit} --model.max-sequence-tokens {context + limit}"
         findings.append(Finding(text, f"{flags}, then another preview"))
-    if rights and found.unparsed and found.unparsed.value >= _WORTH_REPORTING:
+    if rights and found.unparsed.value >= _WORTH_REPORTING:
         explained = explained or found.unparsed.value >= _MOST_FLAT
         text = f"{found.unparsed} of completions end without an answer that can be parsed"
         findings.append(Finding(text, _readable(config, found.varying)))
@@ -98,7 +98,6 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
 
 
 def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
-    assert found.solved is not None and found.difficulty is not None
     always, mixed, never = found.difficulty
     larger = f"--sampling.num-generations {2 * size}"
     ways = []

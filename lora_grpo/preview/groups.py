@@ -22,8 +22,7 @@ class Answer:
     truncated: bool
     rewards: dict[str, float | None]
     """Each reward times its weight; None if the reward could not grade the completion."""
-    verdict: Verdict | None
-    """The grader's verdict; None for a task without correct answers."""
+    verdict: Verdict
 
     @property
     def total(self) -> float | None:
@@ -33,7 +32,7 @@ class Answer:
 
     @property
     def is_correct(self) -> bool:
-        return self.verdict is not None and self.verdict.passed
+        return self.verdict.passed
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,11 @@ class Summary:
     """Rewards that differ within at least one group."""
     flat: Share
     """Share of groups whose completions all have the same total reward."""
-    solved: Share | None
-    """Share of correct completions. This and the next two fields are None for a task without correct answers."""
-    difficulty: tuple[int, int, int] | None
+    solved: Share
+    """Share of correct completions."""
+    difficulty: tuple[int, int, int]
     """Number of problems solved by all, some and none of their completions."""
-    unparsed: Share | None
+    unparsed: Share
     """Share of completions that ended without a parsable answer."""
     truncated: Share
     distinct: float
@@ -100,7 +99,6 @@ def measure(groups: Sequence[Group]) -> Summary:
     """
     answers = [answer for group in groups for answer in group.answers]
     names = list(answers[0].rewards)
-    graded = answers[0].verdict is not None
     always, mixed = sum(group.solved == len(group.answers) for group in groups), sum(g.is_mixed for g in groups)
     values = {name: _graded(groups, name) for name in (*names, "sum")}
     return Summary(
@@ -109,9 +107,9 @@ def measure(groups: Sequence[Group]) -> Summary:
         rewards={name: (statistics.mean(v), statistics.pstdev(v)) if v else None for name, v in values.items()},
         varying=tuple(name for name in names if any(group.differs_in(name) for group in groups)),
         flat=share_of(sum(not group.differs_in("sum") for group in groups), len(groups)),
-        solved=_share([[a.is_correct for a in g.answers] for g in groups]) if graded else None,
-        difficulty=(always, mixed, len(groups) - always - mixed) if graded else None,
-        unparsed=_share([[_is_unparsed(a) for a in g.answers] for g in groups]) if graded else None,
+        solved=_share([[a.is_correct for a in g.answers] for g in groups]),
+        difficulty=(always, mixed, len(groups) - always - mixed),
+        unparsed=_share([[_is_unparsed(a) for a in g.answers] for g in groups]),
         truncated=_share([[a.truncated for a in g.answers] for g in groups]),
         distinct=statistics.mean(len({a.text for a in g.answers}) for g in groups),
         num_tokens=statistics.mean(a.num_tokens for a in answers),
@@ -130,7 +128,7 @@ def _graded(groups: Sequence[Group], reward: str) -> list[float]:
 
 
 def _is_unparsed(answer: Answer) -> bool:
-    return answer.verdict is not None and answer.verdict.reason in UNPARSED and not answer.truncated
+    return answer.verdict.reason in UNPARSED and not answer.truncated
 
 
 def _share(groups: Sequence[Sequence[bool]]) -> Share:

@@ -57,14 +57,11 @@ def _summary(found: Summary) -> list[str]:
     for name, moments in found.rewards.items():
         text = "mean {:.2f}, std {:.2f}".format(*moments) if moments else "graded no completion"
         lines.append((name, text))
-    if found.solved and found.difficulty and found.unparsed:
-        always, mixed, never = found.difficulty
-        lines += [
-            ("solved", f"{found.solved} of completions"),
-            ("problems solved", f"{always} by all completions, {mixed} by some, {never} by none"),
-            ("unparsed", f"{found.unparsed} of completions end without an answer that can be parsed"),
-        ]
+    always, mixed, never = found.difficulty
     lines += [
+        ("solved", f"{found.solved} of completions"),
+        ("problems solved", f"{always} by all completions, {mixed} by some, {never} by none"),
+        ("unparsed", f"{found.unparsed} of completions end without an answer that can be parsed"),
         ("truncated", f"{found.truncated} of completions"),
         ("zero-variance", f"{found.flat} of groups (all completions have the same reward)"),
         ("distinct", f"{found.distinct:.1f} of {found.completions // found.groups} completions in a group"),

@@ -11,7 +11,6 @@ from lora_grpo.preview.page import show
 from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 from lora_grpo.tasks import (
-    UNGRADED_TASKS,
     Data,
     Row,
     chat,
@@ -58,8 +57,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     rewards = resolve(parse_reward_specs(config.rewards))
     weights = {reward.name: reward.weight for reward in rewards}
     values = score(rewards, repeated, texts, [each.token_ids for each in samples])
-    task = config.data.task
-    verdicts = [None] * len(texts) if task in UNGRADED_TASKS else grade_all(task, texts, repeated)
+    verdicts = grade_all(config.data.task, texts, repeated)
     answers = []
     for each, earned, verdict in zip(samples, values, verdicts, strict=True):
         weighted = {name: None if value is None else weights[name] * value for name, value in earned.items()}

@@ -13,6 +13,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import is_number, reward_names
 from lora_grpo.runs import RunFiles, flat
+from lora_grpo.tasks import task_title
 
 _SECTIONS = ("policy", "data", "machine", "logprob_check", "plan", "memory", "filter")
 """Parts of run.json that have their own section."""
@@ -35,7 +36,8 @@ def state(run: RunFiles) -> str:
 def headline(run: RunFiles) -> list[tuple[str, str]]:
     """Return the most important facts as pairs of label and value."""
     config, record = run.record["config"], run.record
-    task, eval_task = config["data"]["task"], config["data"]["eval_task"]
+    data = config["data"]
+    task, eval_task = task_title(data["task"]), data["eval_task"] and task_title(data["eval_task"])
     stopped = ", stopped early" if record.get("stopped_early") else ""
     rows = [
         ("Recipe", record.get("recipe", "unknown")),

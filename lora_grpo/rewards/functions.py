@@ -48,13 +48,13 @@ def _of_text(rate: Callable[[str], float]) -> RewardFunction:
 
 
 def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward 1 for a completion that passes the grader of the rows' task, which evaluation uses too.
+    """Reward a completion by the `check` of the rows' task, which evaluation uses too: 1 or 0, or its score.
 
     All rows of a batch have the same `task`; without this column, it is gsm8k.
     """
     rows = _rows(columns, len(completions))
     texts = [completion_text(completion) for completion in completions]
-    return [float(verdict.passed) for verdict in grade_all(rows[0].get("task", "gsm8k"), texts, rows)]
+    return [verdict.value for verdict in grade_all(rows[0].get("task", "gsm8k"), texts, rows)]
 
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:

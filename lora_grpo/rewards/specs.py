@@ -16,20 +16,17 @@ and has any range for TRL and user-defined rewards. `functions.DEFAULT_WEIGHTS` 
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.util
 import math
 import re
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.files import python_file
 from lora_grpo.rewards.functions import (
     DEFAULT_WEIGHTS,
     LENGTH_REWARDS,
@@ -192,24 +189,7 @@ def _check_file(path: Path, function: str) -> None:
 
 
 def _load_file(path: Path, function: str) -> RewardFunction:
-    reward = getattr(_import_file(path.resolve()), function)
+    reward = getattr(python_file.load(path, "a file with reward functions"), function)
     if not callable(reward):
         raise UserError(f"{path}: {function!r} is {reward!r:.60}; expected a function (completions, **columns)")
     return reward
-
-
-@functools.cache
-def _import_file(path: Path) -> ModuleType:
-    """Run a user's file, only once even if it defines several rewards."""
-    name = f"reward_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Required by dataclasses and pickle.
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}:{lines[-1]}" if lines else str(path)
-        raise UserError(f"{where}: importing this file raised {type(error).__name__}: {first_line(error)}") from error
-    return module

@@ -75,8 +75,8 @@ class RunRecord:
     recipe: str | None = None
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
     trained_steps: int | None = None
-    reward_files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of user reward files, by path."""
+    user_files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the user's task file and reward files, by path."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:

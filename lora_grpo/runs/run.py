@@ -20,6 +20,7 @@ from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.runs.checkpoints import newest_step, saved_bytes
 from lora_grpo.runs.reader import Line, read_metrics
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
+from lora_grpo.tasks import is_task_file
 
 _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "validation"),
@@ -176,7 +177,7 @@ def open_run(
             "started": now(),
             "command": sys.argv,
             "data": data_record,
-            "reward_files": _reward_files(config),
+            "user_files": _user_files(config),
             "versions": versions(),
             "git_revision": git_revision(),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
@@ -201,7 +202,9 @@ def close_run(status: str, error: str | None = None) -> str | None:
                 run.update(status=status, ended=now(), error=error)
         ranks = str(distributed.world_size())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
-        return shlex.join([sys.executable, *launcher, sys.argv[0], "--resume", "--output-dir", str(run.folder)])
+        task = run.config.data.task
+        named = ["--task", task] if is_task_file(task) and not _is_recipe(task) else []
+        return shlex.join([sys.executable, *launcher, sys.argv[0], *named, "--resume", "--output-dir", str(run.folder)])
     if distributed.is_main():
         with contextlib.suppress(OSError):  # not empty: it existed before
             run.checkpoints.rmdir()
@@ -242,8 +245,8 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
             raise UserError(
                 f"the {split} rows have changed since the run in {folder} began; restore the file, {elsewhere}"
             )
-    for path, digest in _reward_files(config).items():
-        if record.get("reward_files", {}).get(path) != digest:
+    for path, digest in _user_files(config).items():
+        if record.get("user_files", {}).get(path) != digest:
             raise UserError(f"{path} has changed since the run in {folder} began; restore it, {elsewhere}")
     installed = versions()
     changed = [
@@ -255,9 +258,15 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
         print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
 
 
-def _reward_files(config: RunConfig) -> dict[str, str]:
-    """Return the entry `reward_files` of run.json."""
-    names = [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
+def _is_recipe(path: str) -> bool:
+    """Return whether a file is the recipe that this process runs."""
+    return Path(path).resolve() == Path(sys.argv[0]).resolve()
+
+
+def _user_files(config: RunConfig) -> dict[str, str]:
+    """Return the entry `user_files` of run.json."""
+    names = [config.data.task, config.data.evaluation_task]
+    names += [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
     return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
 
 

@@ -5,9 +5,10 @@
     text = chat.render_row(tokenizer, data.train[0])      # the text that the model continues
     (verdict,) = grade_all("gsm8k", [completion], [data.train[0]])
 
-A task is a module that implements the three functions of the `Task` protocol: `load` returns rows, `check` returns a
-verdict, and `gold` returns a completion that must pass. To add a task, create `tasks/<name>.py` and add the name in
-`registry.py` to `GradedTask` (and to `CODE_TASKS` if unit tests grade it).
+A task is a module with the three functions of the `Task` protocol: `load` returns rows, `check` returns a verdict, and
+`gold` returns a completion that must pass. A user's file is such a module too (`task_file.py`). To add a task to the
+kit, create `tasks/<name>.py` and add the name in `registry.py` to `TASK_NAMES` (and to `CODE_TASKS` if unit tests
+grade it).
 
 registry.py          the `Task` protocol, `Verdict`, and lookup by name
 loading.py           the rows of a run: disjoint splits, validation rows, prompt order, fingerprints
@@ -18,7 +19,7 @@ humaneval.py         functions to complete
 mbpp.py              short programs
 starter.py           bundled word problems
 starter_code.py      bundled code problems
-prompts.py           prompts without correct answers
+task_file.py         a user's task: one Python file
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
 program_text.py      helpers for Python source and syntax trees
@@ -38,22 +39,23 @@ from lora_grpo.tasks.loading import (
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
     TASK_NAMES,
-    UNGRADED_TASKS,
-    GradedTask,
     Row,
     Verdict,
     get_task,
     grade_all,
+    is_task_file,
     runs_programs,
+    task_sha256,
+    task_title,
 )
+from lora_grpo.tasks.task_file import TaskFile
 
 __all__ = [
     "CODE_TASKS",
     "TASK_NAMES",
-    "UNGRADED_TASKS",
     "Data",
-    "GradedTask",
     "Row",
+    "TaskFile",
     "Verdict",
     "chat",
     "code_grading",
@@ -62,6 +64,7 @@ __all__ = [
     "get_task",
     "grade_all",
     "gsm8k",
+    "is_task_file",
     "load_data",
     "load_evaluation_rows",
     "mbpp",
@@ -69,4 +72,6 @@ __all__ = [
     "runs_programs",
     "split_validation",
     "start_sandbox",
+    "task_sha256",
+    "task_title",
 ]

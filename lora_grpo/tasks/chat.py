@@ -49,17 +49,22 @@ def add_prompts(
 ) -> list[dict[str, Any]]:
     """Return copies of rows with `prompt`, a list of `{"role", "content"}` messages, and `prompt_style`.
 
-    Examples, as (question, completion), are shown first. A prompt never includes the solution of its own row.
+    Examples, as (question, completion), follow the system message. A prompt never includes the solution of its own
+    row. Rows of a task file have their messages already.
     """
     check_style(style)
     prompted = []
     for row in rows:
-        prompt: list[Message] = [{"role": "system", "content": SYSTEM_PROMPTS[style]}]
+        asked: list[Message] = row.get("prompt") or [
+            {"role": "system", "content": SYSTEM_PROMPTS[style]},
+            {"role": "user", "content": row["question"]},
+        ]
+        shown: list[Message] = []
         for question, completion in examples:
             if question != row["question"]:
-                prompt += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
-        prompt.append({"role": "user", "content": row["question"]})
-        prompted.append({**row, "prompt": prompt, "prompt_style": style})
+                shown += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
+        start = int(asked[0]["role"] == "system")
+        prompted.append({**row, "prompt": [*asked[:start], *shown, *asked[start:]], "prompt_style": style})
     return prompted
 
 

@@ -15,7 +15,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
-from lora_grpo.tasks.registry import CODE_TASKS, ONE_SPLIT_TASKS, Row, get_task, runs_programs
+from lora_grpo.tasks.registry import CODE_TASKS, ONE_SPLIT_TASKS, Row, get_task, runs_programs, task_title
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
         return [{**row, "task": task_name} for row in add_prompts(rows, data.prompt_style, examples)]
 
     record = {
-        "task": data.task,
-        "eval_task": data.evaluation_task,
+        "task": task_title(data.task),
+        "eval_task": task_title(data.evaluation_task),
         "train": {"source": data.train, "rows": len(train), "sha256": fingerprint([*shown, *train])},
         "eval": {"source": data.eval, "rows": len(evaluation), "sha256": fingerprint(evaluation)},
         "trained_on_benchmark": data.task if one_split else None,

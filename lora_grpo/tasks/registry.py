@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast, get_args
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
+from lora_grpo.files import atomic
 
 Row = dict[str, Any]
 """A flat, JSON-serializable dictionary with at least `id`, `question` and `answer`."""
@@ -16,14 +18,10 @@ Row = dict[str, Any]
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 """Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
 
-UNGRADED_TASKS = ("prompts",)
-"""Tasks without correct answers. Every non-empty completion passes."""
-
 ONE_SPLIT_TASKS = ("humaneval",)
 """Benchmarks without a training split. Rows used for training are removed from the evaluation set."""
 
-GradedTask = Literal["gsm8k", "humaneval", "mbpp", "starter", "starter-code"]
-TASK_NAMES = (*get_args(GradedTask), *UNGRADED_TASKS)
+TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,13 @@ class Verdict:
     """The result of each rule of the task, such as `{"strict": False, "flexible": True, "robust": True}`."""
     detail: str | None = None
     """An additional line, such as the failed assertion."""
+    score: float | None = None
+    """Partial credit from 0 to 1; None if the completion is either correct or not."""
+
+    @property
+    def value(self) -> float:
+        """The score, or 1 for a completion that passes and 0 for any other."""
+        return float(self.passed) if self.score is None else self.score
 
 
 class Task(Protocol):
@@ -74,11 +79,29 @@ def runs_programs(data: DataConfig) -> bool:
     return bool({data.task, data.evaluation_task} & {*CODE_TASKS})
 
 
+def is_task_file(name: str) -> bool:
+    """Return whether a task is a user's Python file."""
+    return name.endswith(".py")
+
+
+def task_title(name: str) -> str:
+    """Return the name of a task without the folder of its file."""
+    return Path(name).stem if is_task_file(name) else name
+
+
+def task_sha256(name: str) -> str | None:
+    """Return the SHA-256 of a task file; None for a task of this package."""
+    return atomic.sha256(Path(name).expanduser()) if is_task_file(name) else None
+
+
 def get_task(name: str) -> Task:
-    """Return the task module with this name, or raise UserError if there is none."""
-    if name not in TASK_NAMES:
-        raise UserError(f"unknown task {name!r}; {suggestion(name, TASK_NAMES)}")
-    return cast(Task, importlib.import_module(f"lora_grpo.tasks.{name.replace('-', '_')}"))
+    """Return a task by its name or file, or raise UserError if there is none. A file is run."""
+    is_file = is_task_file(name)
+    if not is_file and name not in TASK_NAMES:
+        hint = suggestion(name, TASK_NAMES, otherwise=f"expected one of {', '.join(TASK_NAMES)}, or a file: my_task.py")
+        raise UserError(f"unknown task {name!r}; {hint}")
+    module = importlib.import_module(f"lora_grpo.tasks.{'task_file' if is_file else name.replace('-', '_')}")
+    return cast(Task, module.read(name) if is_file else module)
 
 
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:

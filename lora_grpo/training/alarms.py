@@ -93,13 +93,13 @@ class Alarms:
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
         """Return the alarms that a validation pass raises. Step 0 is the base.
 
-        `passed` maps each row id to whether its completion is correct. It is empty for tasks without correct answers.
+        `passed` maps each row id to whether its completion is correct.
         """
         mean = statistics.fmean(rewards)
         if not step and len(rewards) > 1:
             self._best = (mean, statistics.variance(rewards) / len(rewards))
         self._passes.append((step, mean, passed))
-        message = self._hacking(mean, passed) if passed else None
+        message = self._hacking(mean, passed)
         self.hacked = message is not None
         return self._new(step, {"hacking": message})
 

@@ -11,7 +11,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import RewardFunction, completion_text
-from lora_grpo.tasks import UNGRADED_TASKS, Row, grade_all
+from lora_grpo.tasks import Row, grade_all
 
 
 @dataclass
@@ -71,20 +71,18 @@ def completion_lines(
 ) -> list[dict[str, Any]]:
     """Grade completions of one task and return one line for each.
 
-    `reward` is the weighted sum of the rewards that can grade the row. `passed`, `status` and `extracted` are None if
-    the task has no correct answers.
+    `reward` is the weighted sum of the rewards that can grade the row.
     """
-    task = rows[0]["task"]
-    verdicts = [None] * len(rows) if task in UNGRADED_TASKS else grade_all(task, completions, rows)
+    verdicts = grade_all(rows[0]["task"], completions, rows)
     return [
         {
             "id": row["id"],
             "question": row["question"],
             "answer": row.get("answer"),
             "completion": completion,
-            "extracted": verdict.extracted if verdict else None,
-            "passed": verdict.passed if verdict else None,
-            "status": verdict and ("passed" if verdict.passed else verdict.reason),
+            "extracted": verdict.extracted,
+            "passed": verdict.passed,
+            "status": "passed" if verdict.passed else verdict.reason,
             "num_tokens": len(ids),
             "truncated": not ids or ids[-1] not in eos_token_ids,
             "rewards": dict(earned),

@@ -105,7 +105,7 @@ class Monitor:
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Update the alarms and the best step with a validation pass."""
         means = _means(lines)
-        passed = {line["id"]: line["passed"] for line in lines if "accuracy" in means}
+        passed = {line["id"]: line["passed"] for line in lines}
         alarms = self.alarms.validation(step, [line["reward"] for line in lines], passed)
         if not self._best or (means["reward"] > self._best["reward"] and not self.alarms.hacked):
             self._best, self._passes_since_best = {"step": step, **means}, 0
@@ -128,8 +128,8 @@ class Monitor:
 
 
 def _means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean `reward` of a validation pass and, for graded tasks, its `accuracy`."""
-    means = {"reward": statistics.fmean(line["reward"] for line in lines)}
-    if lines[0]["passed"] is not None:
-        means["accuracy"] = statistics.fmean(line["passed"] for line in lines)
-    return means
+    """Return the mean `reward` of a validation pass and its `accuracy`."""
+    return {
+        "reward": statistics.fmean(line["reward"] for line in lines),
+        "accuracy": statistics.fmean(line["passed"] for line in lines),
+    }

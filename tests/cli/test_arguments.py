@@ -279,9 +279,34 @@ def test_a_key_of_a_preset_that_does_not_exist():
 def test_files_over_the_starters_problems_are_read_as_gsm8k():
     assert config().data.task == "starter"
     assert config("--data.train", "a.jsonl", "--data.eval", "b.jsonl").data.task == "gsm8k"
-    assert config("--data.task", "prompts", "--data.train", "a.jsonl").data.task == "prompts"
     assert config("--data.task", "gsm8k", "--data.train", "a.jsonl").data.task == "gsm8k"
     assert config(*settings("data: {train: a.jsonl, eval: b.jsonl}\n")).data.task == "gsm8k"
+
+
+TASK = "def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n"
+
+
+def test_a_task_file_suggests_its_rewards():
+    Path("mine.py").write_text(TASK)
+    assert config("--task", "mine.py").data.task == "mine.py"
+    assert config("--task=mine.py").rewards == ("correct_answer=1.0",)
+    Path("other.py").write_text(f"REWARDS = ('correct_answer=2.0', 'near_length:9')\n{TASK}")
+    assert config("--data.task", "other.py").rewards == ("correct_answer=2.0", "near_length:9")
+    assert config("--task", "other.py", "--rewards", "near_length:8").rewards == ("near_length:8",)
+    assert config("--task", "other.py", *settings("rewards: [near_length:7]\n")).rewards == ("near_length:7",)
+    assert len(config("--task", "gsm8k").rewards) == 5
+
+
+def test_a_task_file_runs_only_if_it_is_named_on_the_command_line():
+    Path("mine.py").write_text(f"open('ran', 'w')\n{TASK}")
+    for name in ("task", "eval_task"):
+        assert "--task mine.py to run it" in refusal(*settings(f"data: {{{name}: mine.py}}\n"))
+    run_folder("old", data={"task": "mine.py"})
+    assert "--task mine.py to run it" in refusal("--config", "old/run.json")
+    assert "--task mine.py to run it" in refusal("--output-dir", "old", "--resume")
+    assert not Path("ran").exists()
+    assert config("--output-dir", "old", "--resume", "--task", "mine.py").data.task == "mine.py"
+    assert Path("ran").exists()
 
 
 # Files that the kit wrote itself

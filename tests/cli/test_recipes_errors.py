@@ -163,22 +163,9 @@ def test_a_mistake_in_the_code_recipe_is_one_line_and_leaves_nothing(recipe, tmp
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_prompts_of_the_length_recipe_are_checked_as_well(recipe, tmp_path):
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Hi"}\n')
-    result = recipe("--data.train", "mine.jsonl", name="length_lora")
-    assert "mine.jsonl:2: 'prompt' is missing; expected a non-empty string" in refused(result)
-    assert not (tmp_path / "outputs").exists()
-
-
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
 def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path):
     assert "needs the package unsloth; run `pip install" in refused(recipe("--model.engine", "unsloth"))
-    assert not (tmp_path / "outputs").exists()
-
-
-def test_a_filter_needs_right_answers(recipe, tmp_path):
-    result = recipe("--data.filter-by-difficulty", name="length_lora")
-    assert "--data.task prompts has none; leave it out" in refused(result)
     assert not (tmp_path / "outputs").exists()
 
 

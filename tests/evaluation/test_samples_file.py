@@ -436,7 +436,7 @@ def test_the_script_prints_a_table_and_where_the_files_are(asked):
     ("arguments", "message"),
     [
         (["--task", "mbpp"], "nothing or two things to evaluate"),
-        (["--task", "humanevall"], "humanevall"),
+        (["starter", "--task", "humanevall"], "did you mean 'humaneval'"),
         (["--limmit", "3"], "--limmit"),
     ],
 )

@@ -99,7 +99,7 @@ def make_run(folder, adapter_bytes=1000, **changes):
             "left_out_as_trained_on": 0,
             "sandbox": None,
         },
-        "reward_files": {f"{PRIVATE}/mine.py": "d" * 64},
+        "user_files": {f"{PRIVATE}/mine.py": "d" * 64},
         "versions": {"python": "3.11.7", "lora_grpo": "0.1.0", "trl": "1.14.2"},
         "status": "complete",
         "policy": {

@@ -560,16 +560,6 @@ def test_a_duration_is_said_in_plain_numbers(seconds, said):
     assert Duration("here", seconds).text() == f"{said} for the steps (here)"
 
 
-def test_a_recipe_without_an_evaluation_counts_none(machine, tmp_path):
-    config = replace(asked(folder_of(tmp_path, QWEN25_HALF)), {"data": {"task": "prompts"}})
-    config = replace(config, {"output_dir": str(tmp_path / "run")})
-    settled, plan = make_plan(config, Invocation(plan=True))
-    assert plan.work.evaluated == 0
-    with_steps(tmp_path / "run", settled, [9.0, 4.0, 4.0])
-    said = make_plan(config, Invocation(plan=True))[1].duration.text()
-    assert said.startswith("13 min for the steps (measured: the median of 2 steps")
-
-
 def test_too_few_measured_steps_are_none(machine, tmp_path):
     run_folder = tmp_path / "run"
     config, _ = recipe("--output-dir", str(run_folder))

@@ -82,15 +82,9 @@ def test_a_line_holds_a_completion_its_verdict_and_what_it_earned(log):
     ]
 
 
-def test_without_a_right_answer_there_is_no_verdict(log):
-    step(log, 1, "ab", task="prompts")
-    (line,) = lines(log, 1)
-    assert (line["passed"], line["status"], line["extracted"]) == (None, None, None)
-
-
 def test_a_completion_without_an_end_is_truncated(log):
     log.weights = {"longer": 1.0}
-    columns = {"id": ["t"], "question": ["q"], "task": ["prompts"], "completion_ids": [[5, 6]]}
+    columns = {"id": ["t"], "question": ["q"], "task": ["gsm8k"], "answer": ["3"], "completion_ids": [[5, 6]]}
     log.wrap(longer)(completions=["ab"], trainer_state=trainer_state(1), **columns)
     assert lines(log, 1)[0]["truncated"] is True
 
@@ -123,7 +117,7 @@ def test_messages_are_written_as_their_text(log):
 
 
 def test_of_two_batches_in_one_step_the_last_is_shown(log):
-    columns = {"id": ["t"], "question": ["q"], "task": ["prompts"], "completion_ids": [[0]]}
+    columns = {"id": ["t"], "question": ["q"], "task": ["gsm8k"], "answer": ["3"], "completion_ids": [[0]]}
     columns["trainer_state"] = trainer_state(1)
     for completion in ("first", "second!"):
         log.wrap(longer)(completions=[completion], **columns)

@@ -1,0 +1,185 @@
+"""A task of your own in one Python file: `--task my_task.py`.
+
+The file defines two functions:
+
+    load(split)               rows, as dictionaries; the split is "train" or "eval"
+    check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`
+
+and, if you want to, any of these:
+
+    prompt(row)               the question, or a list of chat messages; default: the row's "question" or "prompt"
+    gold(row)                 a completion that `check` must accept
+    load(split, source)       instead of load(split), to read the file or dataset given with --data.train or --data.eval
+    SYSTEM_PROMPT             the system message; default: none
+    REWARDS                   what --rewards takes, such as ("correct_answer=1.0",), which is the default
+    THRESHOLD                 the score from which a completion counts as correct; default: 1.0
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import python_file
+from lora_grpo.tasks import sources
+from lora_grpo.tasks.registry import Row, Verdict
+
+_FUNCTIONS = {"load": (1, 2), "check": (2,), "prompt": (1,), "gold": (1,)}
+"""Possible numbers of arguments."""
+_OPTIONAL = ("prompt", "gold")
+
+
+class CheckError(RunError):
+    """The `check` function of a task file raised an exception or returned an invalid value. The run stops."""
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """The `Task` that a file defines."""
+
+    path: Path
+    module: ModuleType
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """The file's `REWARDS`."""
+        rewards = getattr(self.module, "REWARDS", ("correct_answer=1.0",))
+        if isinstance(rewards, str) or not all(isinstance(each, str) for each in rewards):
+            raise UserError(
+                f"{self.path}: REWARDS is {rewards!r:.60}; expected a tuple such as ('correct_answer=1.0',)"
+            )
+        return tuple(rewards)
+
+    @property
+    def has_gold(self) -> bool:
+        return hasattr(self.module, "gold")
+
+    def load(self, split: str, source: str | None = None) -> list[Row]:
+        """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`."""
+        returned = self._call("load", split, *self._source(source))
+        rows = list(returned) if isinstance(returned, Iterable) else []
+        if not rows or not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{self.path}: load({split!r}) returned {returned!r:.60}; expected a list of dictionaries")
+        loaded = [self._row(dict(row), split, index) for index, row in enumerate(rows)]
+        sources.check_ids(loaded, str(self.path))
+        return loaded
+
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+        """Return what the file's `check` returns, as a verdict.
+
+        Raises:
+            CheckError: `check` raised an exception, or returned something else than a score or a verdict.
+        """
+        where = f"row {row.get('id')}, completion {completion!r:.200}"
+        try:
+            found = self.module.check(completion, dict(row))
+        except (Exception, SystemExit) as error:
+            line = python_file.line_of(error, self.path)
+            raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
+        if isinstance(found, Verdict):
+            return found
+        if hasattr(found, "item") and getattr(found, "ndim", None) == 0:  # a NumPy or torch scalar
+            found = found.item()
+        if not isinstance(found, (bool, int, float)) or not math.isfinite(found) or not 0 <= found <= 1:
+            raise CheckError(
+                f"{self.path}: check returned {found!r:.60}; expected True, False, a score from 0 to 1, or a Verdict; "
+                f"{where}"
+            )
+        passed = found >= getattr(self.module, "THRESHOLD", 1.0)
+        score = None if isinstance(found, bool) else float(found)
+        return Verdict(passed, "correct" if passed else "wrong_answer", score=score)
+
+    def gold(self, row: Mapping[str, Any]) -> str:
+        """Return the row's reference completion."""
+        if not self.has_gold:
+            raise UserError(f"{self.path} defines no gold(row), which worked examples and their rewards need")
+        gold = self._call("gold", dict(row))
+        if not isinstance(gold, str):
+            raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
+        return gold
+
+    def _source(self, source: str | None) -> tuple[str | None, ...]:
+        if _accepts(self.module.load, 2):
+            return (source,)
+        if source is not None:
+            raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")
+        return ()
+
+    def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
+        name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")
+        asked: Any = row.get("question", row.get("prompt"))
+        if hasattr(self.module, "prompt"):
+            asked = self._call("prompt", row)
+        if isinstance(asked, str) and asked.strip():
+            asked = [{"role": "user", "content": asked}]
+        if not _is_chat(asked):
+            raise UserError(
+                f"{self.path}: row {name} asks {asked!r:.60}; expected a text or messages from prompt(row), or a "
+                "'question' in the row"
+            )
+        system = getattr(self.module, "SYSTEM_PROMPT", None)
+        messages = [{"role": "system", "content": system}] if system and asked[0]["role"] != "system" else []
+        row = {"question": asked[-1]["content"], "answer": "", **row, "id": name, "prompt": [*messages, *asked]}
+        try:
+            json.dumps(row, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.path}: row {name} is not JSON: {first_line(error)}; keep plain values") from None
+        return row
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.module, name)(*arguments)
+        except (Exception, SystemExit) as error:
+            line = python_file.line_of(error, self.path)
+            raise UserError(f"{line}: {name} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def read(name: str) -> TaskFile:
+    """Import a task file, once per process.
+
+    Raises:
+        UserError: the file cannot be read or imported, or lacks `load` or `check`.
+    """
+    return _read(Path(name).expanduser().resolve())
+
+
+@functools.cache
+def _read(path: Path) -> TaskFile:
+    expected = "a task file with load(split) and check(completion, row)"
+    module = python_file.load(path, expected)
+    for function, arguments in _FUNCTIONS.items():
+        found = getattr(module, function, None)
+        if found is None and function in _OPTIONAL:
+            continue
+        if not callable(found):
+            raise UserError(f"{path} defines no function {function!r}; expected {expected}")
+        if not any(_accepts(found, number) for number in arguments):
+            raise UserError(
+                f"{path}: {function}{inspect.signature(found)} cannot be called with {arguments[-1]} arguments; see "
+                "docs/your-task.md"
+            )
+    return TaskFile(path, module)
+
+
+def _accepts(function: Callable[..., Any], number: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError:
+        return False
+    return True
+
+
+def _is_chat(messages: Any) -> bool:
+    return isinstance(messages, (list, tuple)) and bool(messages) and all(map(_is_message, messages))
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))

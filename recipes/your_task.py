@@ -1,0 +1,56 @@
+"""Your own task in one file: rows, prompts, and a check. Copy this file and change it.
+
+This example teaches a model to show its work. A completion is right if each calculation in it holds (14+28=42) and if
+together they use every number of the question. It also shows partial credit: the score is the share of correct
+calculations, and a completion passes with a score of 1.
+
+    python recipes/your_task.py                        # train on the bundled problems, evaluate before and after
+    python recipes/your_task.py --preview              # can the base model learn this? trains nothing
+    python recipes/your_task.py --task my_task.py      # the same with your file
+
+The functions below are all that a task needs. docs/your-task.md explains each of them.
+"""
+
+import re
+
+from lora_grpo.config import gpu_preset, starter_preset
+from lora_grpo.pipeline import run_recipe
+from lora_grpo.starter import problems
+
+SYSTEM_PROMPT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
+CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": lambda a, b: a / b if b else None}
+
+
+def load(split):
+    """Return the rows of the split "train" or "eval". Each row needs a question."""
+    return [{"question": row["question"]} for row in problems("starter", split)]
+
+
+def check(completion, row):
+    """Return the share of calculations that hold; 0 if they do not use every number of the question."""
+    calculations = CALCULATION.findall(completion)
+    used = {number for first, _, second, _ in calculations for number in (first, second)}
+    if not calculations or not used.issuperset(numbers(row)):
+        return 0.0
+    right = [OPERATIONS[sign](int(a), int(b)) == int(result) for a, sign, b, result in calculations]
+    return sum(right) / len(right)
+
+
+def gold(row):
+    """Return a completion that `check` accepts."""
+    return "\n".join(f"{number}+0={number}" for number in numbers(row))
+
+
+def numbers(row):
+    """Return the whole numbers of a question. A percentage becomes a division, so its number need not appear."""
+    return re.findall(r"\b\d+\b(?!%)", row["question"])
+
+
+PRESETS = {
+    "starter": starter_preset(data={"task": __file__, "eval_limit": 200}),
+    "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data={"task": __file__, "eval_limit": 200}),
+}
+
+if __name__ == "__main__":
+    run_recipe("your_task", __doc__, PRESETS)

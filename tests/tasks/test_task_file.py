@@ -1,0 +1,172 @@
+"""A task in a user's file: its rows, prompts and verdicts, and what is said about a wrong one."""
+
+import textwrap
+
+import pytest
+
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, task_sha256, task_title
+
+LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
+CHECK = "def check(completion, row): return completion == str(row['n'])\n"
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Return a function that writes a file and returns its path and task."""
+
+    def write(text, name="my_task.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return str(path), get_task(str(path))
+
+    return write
+
+
+def test_rows_get_an_id_a_question_and_a_prompt(task):
+    _, found = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'")
+    assert found.load("eval")[1] == {
+        "id": "my_task/eval/1",
+        "question": "eval 1",
+        "answer": "",
+        "n": 1,
+        "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "eval 1"}],
+    }
+
+
+def test_a_prompt_function_gives_a_text_or_messages(task):
+    _, text = task("def load(split): return [{'n': 4}]\ndef prompt(row): return f\"count to {row['n']}\"\n" + CHECK)
+    assert text.load("train")[0]["question"] == "count to 4"
+    messages = "[{'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'count'}]"
+    asked = f"def load(split): return [{{}}]\ndef prompt(row): return {messages}\n"
+    _, talk = task(asked + CHECK + "SYSTEM_PROMPT = 'x'", "b.py")
+    (row,) = talk.load("train")
+    assert [message["content"] for message in row["prompt"]] == ["s", "count"]
+    assert row["question"] == "count"
+
+
+def test_worked_examples_follow_the_system_message(task):
+    _, found = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'\ndef gold(row): return str(row['n'])")
+    rows = found.load("train")
+    shown = [(rows[0]["question"], found.gold(rows[0]))]
+    prompted = chat.add_prompts(rows[1:2], "xml", shown)[0]["prompt"]
+    assert [message["content"] for message in prompted] == ["Count.", "train 0", "0", "train 1"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "passed", "score"),
+    [
+        ("True", True, None),
+        ("False", False, None),
+        ("1", True, 1.0),
+        ("1.0", True, 1.0),
+        ("0.9", False, 0.9),
+        ("0", False, 0.0),
+        ("__import__('numpy').bool_(True)", True, None),
+        ("__import__('numpy').float32(0.5)", False, 0.5),
+        ("__import__('torch').tensor(0.5)", False, 0.5),
+    ],
+)
+def test_what_check_returns_becomes_a_verdict(task, returned, passed, score):
+    path, _ = task(LOAD + f"def check(completion, row): return {returned}")
+    (verdict,) = grade_all(path, ["x"], [{"id": "a"}])
+    assert (verdict.passed, verdict.score, verdict.value) == (passed, score, float(passed) if score is None else score)
+
+
+def test_a_verdict_is_kept_and_a_threshold_decides(task):
+    reason = "from lora_grpo.tasks import Verdict\ndef check(completion, row): return Verdict(True, 'fine', detail='d')"
+    path, _ = task(LOAD + reason)
+    assert grade_all(path, ["x"], [{}]) == [Verdict(True, "fine", detail="d")]
+    path, _ = task(LOAD + "THRESHOLD = 0.5\ndef check(completion, row): return float(completion)", "b.py")
+    assert [verdict.passed for verdict in grade_all(path, ["0.49", "0.5"], [{}, {}])] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [("None", "None"), ("1.5", "1.5"), ("float('nan')", "nan"), ("'yes'", "'yes'"), ("[1.0]", "[1.0]")],
+)
+def test_a_check_that_returns_something_else_stops_the_run_and_names_the_row(task, returned, got):
+    path, _ = task(LOAD + f"def check(completion, row): return {returned}")
+    with pytest.raises(RunError) as error:
+        grade_all(path, ["the text"], [{"id": "row 7"}])
+    assert f"check returned {got}" in str(error.value)
+    assert "row 7" in str(error.value) and "the text" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_exception_in_check_names_the_line_and_the_row(task):
+    path, _ = task(LOAD + "def check(completion, row):\n    return row['missing']\n")
+    with pytest.raises(RunError, match=r"my_task\.py:3: check raised KeyError: 'missing'; row row 7"):
+        grade_all(path, ["x"], [{"id": "row 7"}])
+
+
+def test_check_cannot_change_the_rows(task):
+    path, _ = task(LOAD + "def check(completion, row):\n    return row.pop('n') == 3")
+    row = {"n": 3}
+    assert all(verdict.passed for verdict in grade_all(path, ["a", "b"], [row, row]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CHECK, "defines no function 'load'"),
+        (LOAD, "defines no function 'check'"),
+        (LOAD + "check = 3", "defines no function 'check'"),
+        (LOAD + "def check(completion): return True", "check(completion) cannot be called with 2 arguments"),
+        ("def load(): return []\n" + CHECK, "load() cannot be called with 2 arguments"),
+        ("import no_such_module", "my_task.py:1: importing this file raised ModuleNotFoundError"),
+        ("def load(split) return 1", "SyntaxError"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path, text, message):
+    (tmp_path / "my_task.py").write_text(text)
+    with pytest.raises(UserError) as error:
+        get_task(str(tmp_path / "my_task.py"))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ("return []", "returned []"),
+        ("return None", "returned None"),
+        ("return 'text'", "returned 'text'"),
+        ("return [1]", "returned [1]"),
+        ("return [{'n': 1}]", "row my_task/train/0 asks None"),
+        ("return [{'question': ' '}]", "asks ' '"),
+        ("return [{'question': 'a', 'id': 'x'}, {'question': 'b', 'id': 'x'}]", "2 rows have the id 'x'"),
+        ("return [{'question': 'a', 'date': object()}]", "row my_task/train/0 is not JSON"),
+        ("return [{'question': 'a', 'n': float('nan')}]", "is not JSON"),
+        ("raise OSError('no file')", "load raised OSError: no file"),
+    ],
+)
+def test_wrong_rows_are_one_line(task, load, message):
+    _, found = task(f"def load(split): {load}\n{CHECK}")
+    with pytest.raises(UserError) as error:
+        found.load("train")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_source_needs_a_load_that_takes_it(task):
+    _, found = task(LOAD + CHECK)
+    with pytest.raises(UserError, match=r"takes no source, got 'a\.jsonl'; define load\(split, source\)"):
+        found.load("train", "a.jsonl")
+    _, found = task("def load(split, source=None): return [{'question': f'{split} {source}'}]\n" + CHECK, "b.py")
+    assert found.load("eval", "a.jsonl")[0]["question"] == "eval a.jsonl"
+    assert found.load("eval")[0]["question"] == "eval None"
+
+
+def test_a_missing_file_and_a_file_without_gold_say_so(task, tmp_path):
+    with pytest.raises(UserError, match=r"none\.py: no such file; expected a task file"):
+        get_task(str(tmp_path / "none.py"))
+    _, found = task(LOAD + CHECK)
+    with pytest.raises(UserError, match=r"defines no gold\(row\)"):
+        found.gold({"id": "a"})
+
+
+def test_the_name_of_a_file_and_its_digest(task):
+    path, _ = task(LOAD + CHECK)
+    assert (is_task_file(path), task_title(path)) == (True, "my_task")
+    assert (is_task_file("gsm8k"), task_title("gsm8k"), task_sha256("gsm8k")) == (False, "gsm8k", None)
+    before = task_sha256(path)
+    task(LOAD + CHECK + "# changed")
+    assert len(before) == 64 and task_sha256(path) != before
