@@ -37,13 +37,9 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completion
-from lora_grpo.tasks.registry import Row, Verdict
+from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
 
 HUB_DATASET = "openai/gsm8k"
-
-# Columns that the kit or TRL adds. Dataset columns with these names are dropped.
-_RESERVED_COLUMNS = {"id", "task", "prompt", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
-_RESERVED_COLUMNS |= {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 
 _NUMBER = re.compile(r"-?(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 _DIGIT_RUN = re.compile(r"[0-9.,]+")
@@ -214,6 +210,8 @@ def _row(record: Any, row_id: str, where: str) -> Row:
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         record = {**record, "answer": str(answer)}
     sources.texts(record, ("question", "answer"), where)
-    row = {"id": row_id} | {key: value for key, value in record.items() if key not in _RESERVED_COLUMNS}
+    row = {"id": row_id} | {
+        key: value for key, value in record.items() if key not in {"id", "prompt", *RESERVED_COLUMNS}
+    }
     _gold_number(row, where)
     return row

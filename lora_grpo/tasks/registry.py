@@ -24,6 +24,13 @@ ONE_SPLIT_TASKS = ("humaneval",)
 TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
 
+RESERVED_COLUMNS = frozenset(
+    {"task", "prompts", "prompt_style", "completion", "completions", "completion_ids", "trainer_state", "log_extra"}
+    | {"log_metric", "environments", "image", "images", "tools"}
+)
+"""Columns that the kit or TRL adds to rows, or reads in a way of its own."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The grade of one completion."""

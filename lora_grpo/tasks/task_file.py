@@ -30,7 +30,7 @@ from typing import Any
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.registry import Row, Verdict
+from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
 
 _FUNCTIONS = {"load": (1, 2), "check": (2,), "prompt": (1,), "gold": (1,)}
 """Possible numbers of arguments."""
@@ -124,6 +124,10 @@ class TaskFile:
             raise UserError(
                 f"{self.path}: row {name} asks {asked!r:.60}; expected a text or messages from prompt(row), or a "
                 "'question' in the row"
+            )
+        if reserved := sorted(RESERVED_COLUMNS & row.keys()):
+            raise UserError(
+                f"{self.path}: row {name} has the column {reserved[0]!r}, which the trainer uses; rename it"
             )
         system = getattr(self.module, "SYSTEM_PROMPT", None)
         messages = [{"role": "system", "content": system}] if system and asked[0]["role"] != "system" else []

@@ -136,6 +136,7 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
         ("return [{'question': 'a', 'id': 'x'}, {'question': 'b', 'id': 'x'}]", "2 rows have the id 'x'"),
         ("return [{'question': 'a', 'date': object()}]", "row my_task/train/0 is not JSON"),
         ("return [{'question': 'a', 'n': float('nan')}]", "is not JSON"),
+        ("return [{'question': 'a', 'completion': 'b'}]", "has the column 'completion', which the trainer uses"),
         ("raise OSError('no file')", "load raised OSError: no file"),
     ],
 )
