@@ -9,13 +9,14 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import RunError, UserError, first_line, suggestion
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
@@ -88,8 +89,9 @@ def load_policy(config: RunConfig) -> Policy:
             "for chat prompts, pass an instruct model",
             file=sys.stderr,
         )
-    base_model.keep_frozen(model)
     base = model.get_base_model()
+    _check_targets(base, config.lora.targets)
+    base_model.keep_frozen(model)
     eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
     device = next(model.parameters()).device
     path = Path(base_model.source(config.model.name))
@@ -176,6 +178,16 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     if model.peft_config["default"].target_parameters:
         raise UserError(f"{given}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
     return model, base_model.load_tokenizer(config.model)
+
+
+def _check_targets(base: Any, targets: Sequence[str]) -> None:
+    """Raise UserError for a target that names no adapted module. PEFT ignores it if another target matches."""
+    adapted = [name for name, module in base.named_modules() if hasattr(module, "lora_A")]
+    for target in targets:
+        if target != "all-linear" and not any(f".{name}".endswith(f".{target}") for name in adapted):
+            linear = {name.split(".")[-1] for name, module in base.named_modules() if hasattr(module, "in_features")}
+            hint = suggestion(target, sorted(linear - {"base_layer", "default"}))
+            raise UserError(f"--lora.targets {target} is no module of this model; {hint}")
 
 
 def _disable_dropout(base: Any) -> None:

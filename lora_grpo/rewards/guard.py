@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,8 @@ def guard(function: RewardFunction, name: str) -> RewardFunction:
         batch = {"completions": completions, **columns}
         size = len(completions)
         try:
-            output = function(**batch)
+            # A copy, because a reward may change its arguments, which the other rewards and the trainer use as well.
+            output = function(**{key: copy.deepcopy(v) if isinstance(v, list) else v for key, v in batch.items()})
             is_list = isinstance(output, Iterable) and not isinstance(output, (str, bytes, dict))
             values = list(output) if is_list else None
         except (Exception, SystemExit) as error:

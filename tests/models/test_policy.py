@@ -63,6 +63,11 @@ def test_dora_and_targets_reach_peft():
     assert build_sampler(policy, config(dora=True)).model is policy.model
 
 
+def test_a_target_that_names_no_module_is_refused_beside_one_that_does():
+    with pytest.raises(UserError, match=r"--lora\.targets q_prok is no module of this model; did you mean 'q_proj'"):
+        load_policy(config(targets=("v_proj", "q_prok")))
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [

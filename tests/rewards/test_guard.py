@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -31,6 +32,17 @@ def test_good_values_pass_through_as_floats():
     assert guarded(**BATCH) == [1.0, None]
     assert guarded.__name__ == "mine"
     assert guarded(["one", "two"]) == [1.0, None]
+
+
+def test_a_reward_cannot_change_what_others_get():
+    def reward(completions, question, **columns):
+        completions[1][0]["content"] = question[0] = ""
+        completions.reverse()
+        return [0.0 for _ in completions]
+
+    before = copy.deepcopy({name: value for name, value in BATCH.items() if name != "trainer_state"})
+    guard(reward, "mine")(**BATCH)
+    assert {name: BATCH[name] for name in before} == before
 
 
 def test_bools_numpy_and_torch_numbers_count():
