@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from lora_grpo import distributed
+from lora_grpo.audit import audit, quick_audit
 from lora_grpo.cli import parse, run_command
 from lora_grpo.config import Overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
@@ -35,6 +36,9 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
 
     def main() -> None:
         config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets)
+        if invocation.audit:
+            start_sandbox(config.data, config.sandbox)
+            return audit(config, load_data(config))
         config, plan = make_plan(config, invocation)
         if invocation.plan:
             return show_plan(plan)
@@ -45,6 +49,8 @@ def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) 
         if invocation.preview:
             return preview(config, data)
         plan.check_disk()
+        if not invocation.resume:
+            quick_audit(config, data)
         run = open_run(config, invocation, recipe, data.record, plan.record())
         print("\n".join(summary(plan)), file=sys.stderr)
         train_and_evaluate(run, data)

@@ -19,6 +19,7 @@ from lora_grpo.starter import problems
 
 SYSTEM_PROMPT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
 CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+AUDIT_IGNORE = ("all answers at once",)  # text after a calculation is fine; see docs/your-task.md
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": lambda a, b: a / b if b else None}
 
 
@@ -39,7 +40,7 @@ def check(completion, row):
 
 def gold(row):
     """Return a completion that `check` accepts."""
-    return "\n".join(f"{number}+0={number}" for number in numbers(row))
+    return "\n".join(f"{number}+0={number}" for number in dict.fromkeys(numbers(row)))
 
 
 def numbers(row):

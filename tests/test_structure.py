@@ -17,7 +17,7 @@ LINES = [
     "files sandbox",
     "config",
     "tasks",
-    "rewards",
+    "rewards audit",
     "runs",
     "models",
     "sampling planning merging",

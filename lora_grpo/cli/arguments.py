@@ -53,6 +53,7 @@ class _EarlyArguments:
     output_dir: str | None = None
     resume: bool = False
     plan: bool = False
+    audit: bool = False
     data: _EarlyData = field(default_factory=lambda: _EarlyData())
 
 
@@ -82,7 +83,7 @@ def parse(
     if early.resume and record.is_file():
         layers.insert(0, (str(record), {**_read_settings(record), "output_dir": folder}))
     requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
-    preset, reason = choose_preset(requested, presets, planning=early.plan)
+    preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit)
     named = (early.data.task, presets[preset].get("data", {}).get("task"))
     config = _with_rewards_of_task(replace(base, presets[preset]), named[0] or named[1])
     for path, layer in layers:
@@ -97,11 +98,12 @@ def parse(
         if is_task_file(task) and task not in (*named, *arguments):
             raise UserError(f"the settings name the task file {task}; pass --task {shlex.quote(task)} to run it")
     check(config)
-    if not parsed.invocation.plan:  # a plan needs neither weights nor engines
+    without_model = parsed.invocation.plan or parsed.invocation.audit
+    if not without_model:  # neither weights nor engines are needed
         check_model(config)
     _check_invocation(parsed.invocation)
     chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
-    if chose_model and not parsed.invocation.plan:
+    if chose_model and not without_model:
         try:
             check_download(config.model)
         except base_model.HubUnavailable as error:
@@ -145,10 +147,10 @@ def _check_invocation(invocation: Invocation) -> None:
     given = [flag(name) for name, value in dataclasses.asdict(invocation).items() if value]
     if invocation.resume and invocation.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
-    if invocation.preview and len(given) > 1:
+    if (invocation.preview or invocation.audit) and len(given) > 1:
         raise UserError(f"{' and '.join(given)} cannot be combined; pass one of them")
-    if invocation.preview and distributed.world_size() > 1:
-        raise UserError(f"--preview runs in one process, got WORLD_SIZE={distributed.world_size()}; start one process")
+    if (invocation.preview or invocation.audit) and distributed.world_size() > 1:
+        raise UserError(f"{given[0]} runs in one process, got WORLD_SIZE={distributed.world_size()}; start one process")
 
 
 def _settle_task(config: RunConfig) -> RunConfig:

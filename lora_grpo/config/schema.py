@@ -225,6 +225,8 @@ class Invocation:
     neither weights nor data."""
     preview: bool = False
     """Print the base model's answers to 8 prompts, their rewards, and whether GRPO can learn; train nothing."""
+    audit: bool = False
+    """Try to fool the task's check with wrong completions, and print which it accepts; loads no model."""
     resume: bool = False
     """Resume the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False

@@ -13,6 +13,7 @@ and, if you want to, any of these:
     SYSTEM_PROMPT             the system message; default: none
     REWARDS                   what --rewards takes, such as ("correct_answer=1.0",), which is the default
     THRESHOLD                 the score from which a completion counts as correct; default: 1.0
+    AUDIT_IGNORE              attacks that the audit leaves out, such as ("wrong value",); default: none
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class TaskFile:
     @property
     def rewards(self) -> tuple[str, ...]:
         """The file's `REWARDS`."""
-        rewards = getattr(self.module, "REWARDS", ("correct_answer=1.0",))
-        if isinstance(rewards, str) or not all(isinstance(each, str) for each in rewards):
-            raise UserError(
-                f"{self.path}: REWARDS is {rewards!r:.60}; expected a tuple such as ('correct_answer=1.0',)"
-            )
-        return tuple(rewards)
+        return self._names("REWARDS", ("correct_answer=1.0",), "correct_answer=1.0")
+
+    @property
+    def audit_ignore(self) -> tuple[str, ...]:
+        """The file's `AUDIT_IGNORE`."""
+        return self._names("AUDIT_IGNORE", (), "wrong value")
 
     @property
     def has_gold(self) -> bool:
@@ -105,6 +106,12 @@ class TaskFile:
         if not isinstance(gold, str):
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
         return gold
+
+    def _names(self, name: str, default: tuple[str, ...], example: str) -> tuple[str, ...]:
+        found = getattr(self.module, name, default)
+        if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
+            raise UserError(f"{self.path}: {name} is {found!r:.60}; expected a tuple such as ({example!r},)")
+        return tuple(found)
 
     def _source(self, source: str | None) -> tuple[str | None, ...]:
         if _accepts(self.module.load, 2):

@@ -107,6 +107,7 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--resume", "--overwrite"], "pass one of them"),
         (["--preview", "--dry-run"], "--dry-run and --preview cannot be combined"),
         (["--preview", "--resume"], "--preview and --resume cannot be combined"),
+        (["--audit", "--resume"], "--audit and --resume cannot be combined"),
         (["--preview", "--overwrite"], "--preview and --overwrite cannot be combined"),
     ],
 )
