@@ -99,11 +99,10 @@ def main():
     base_model.compute_dtype = lambda: dtype
     pipeline.build_sampler = lambda policy, config: GivenRollouts(rollouts, build_sampler(policy, config))
     pipeline.make_trainer = make_recording_trainer
-    if (
-        dtype != torch.float32
-    ):  # the noise of the check depends on the dtype, and the recorded calls are those of float32
+    if dtype != torch.float32:  # the noise of the check depends on the dtype; the recorded calls are those of float32
         trainer_module.check_logprobs = lambda *args: None
     pipeline.evaluate = lambda *args: []  # evaluation does not use the trainer
+    pipeline.finish_run = lambda run, before, after: run.finish({})
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:  # the recipe ends with sys.exit
