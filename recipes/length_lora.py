@@ -8,19 +8,19 @@ tenth of the target. The rows are prompts without reference answers: only the le
 """
 
 from lora_grpo.config import gpu_preset, starter_preset
-from lora_grpo.files import json_files
 from lora_grpo.pipeline import run_recipe
 from lora_grpo.starter import problems
+from lora_grpo.tasks import read_rows
 
 CHARACTERS = 120
 THRESHOLD = 0.9
 
 
 def load(split, source=None):
-    """Return the bundled questions, or the prompts of a JSON Lines file with the key "prompt"."""
+    """Return the bundled questions, or the column "prompt" of a file or Hub dataset."""
     if source is None:
         return [{"prompt": row["question"]} for row in problems("starter", split)]
-    return [{"prompt": record["prompt"]} for _, record in json_files.read_lines(source, "a JSON Lines file")]
+    return [{"prompt": record["prompt"]} for record in read_rows(source, split)]
 
 
 def check(completion, row):

@@ -186,8 +186,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
-    """Reject repeated --rewards and --grpo, because the second would silently replace the first."""
+    """Reject repeated flags that take lists, because the second would silently replace the first."""
     names = [argument.partition("=")[0] for argument in arguments]
-    for name in ("--rewards", "--grpo"):
+    for name in ("--rewards", "--grpo", "--data.columns"):
         if names.count(name) > 1:
             raise UserError(f"{name} is given {names.count(name)} times; give all its values after one")

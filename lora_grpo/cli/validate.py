@@ -9,7 +9,7 @@ from lora_grpo import distributed
 from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, chat, get_task, runs_programs
+from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, runs_programs
 
 
 def check(config: RunConfig) -> None:
@@ -26,6 +26,7 @@ def _check_tasks(config: RunConfig) -> None:
     task, style = config.data.task, config.data.prompt_style
     get_task(task)
     get_task(config.data.evaluation_task)
+    columns_of(config.data, "train")
     chat.check_style(style)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and task not in CODE_TASKS:

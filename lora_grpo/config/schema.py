@@ -77,9 +77,11 @@ class DataConfig:
     """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
     `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
     train: str | None = None
-    """Training set: a .jsonl file or a Hub dataset id. None uses the task's own dataset."""
+    """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset id. None uses the task's own dataset."""
     eval: str | None = None
-    """Evaluation set, in the same format as `train`."""
+    """Evaluation set, in any of these formats."""
+    columns: tuple[str, ...] = ()
+    """Other names of columns in `train` and `eval`, as NAME=COLUMN, e.g. question=problem answer=solution."""
     train_limit: PositiveInt | None = None
     """Number of training rows, sampled with the run's seed. None uses all."""
     eval_limit: PositiveInt | None = None

@@ -16,7 +16,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, get_task, is_task_file
+from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, columns_of, get_task, is_task_file
 
 _FOR_MODELS = (
     *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
@@ -45,8 +45,11 @@ class EvaluateOptions:
     overwrite: bool = False
     """Replace a different evaluation in --output-dir."""
     data: str | None = None
-    """Rows to evaluate: a JSON Lines file, optionally gzipped, or a Hub dataset; default: the run's rows, or the task's
-    own dataset."""
+    """Rows to evaluate: a JSON Lines, CSV or Parquet file, or a Hub dataset; default: the run's rows, or the task's own
+    dataset."""
+    columns: Annotated[tuple[str, ...], tyro.conf.arg(name="data.columns")] = ()
+    """Other names of columns in --data, as NAME=COLUMN, e.g. question=problem; default: the run's, if it used this
+    data."""
     limit: PositiveInt | None = None
     """Number of rows to evaluate on, sampled with the seed; default: the run's number, else all rows."""
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
@@ -133,16 +136,21 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
         data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
     flags = {
         "eval": options.data,
+        "columns": options.columns or None,
         "eval_limit": options.limit,
         "prompt_style": options.style,
         "few_shot": options.few_shot,
     }
+    data = dataclasses.replace(data, **{name: value for name, value in flags.items() if value is not None})
+    if options.columns and not data.eval:
+        raise UserError("--data.columns names the columns of --data; pass both")
+    columns_of(data, "eval")
     num_samples = options.num_samples or max(options.k or (1,))
     greedy = num_samples == 1 if options.temperature is None else options.temperature == 0
     if greedy and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
     return Plan(
-        data=dataclasses.replace(data, **{name: value for name, value in flags.items() if value is not None}),
+        data=data,
         sampling=SamplingParams(
             num_samples,
             0.0 if greedy else options.temperature or defaults.temperature,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import sandbox
+from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
@@ -33,9 +34,10 @@ from lora_grpo.tasks import (
     Row,
     Verdict,
     code_grading,
+    columns_of,
     fingerprint,
-    get_task,
     grade_all,
+    load_split,
     mbpp,
     task_sha256,
     task_title,
@@ -94,7 +96,7 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
     """Read a samples file, which may be gzipped, and the rows of its task."""
     task = plan.task
     style = options.style or ("hashes" if task == "gsm8k" else "xml")
-    rows = _rows(task, plan.data.eval, style)
+    rows = _rows(plan.data, style)
     samples = _samples(path, task, rows)
     data_sha256 = fingerprint(list(rows.values()))
     request: dict[str, Any] = {
@@ -120,11 +122,12 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
     return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
-def _rows(task: str, data: str | None, style: str) -> dict[str, Row]:
+def _rows(data: DataConfig, style: str) -> dict[str, Row]:
     """Return the rows by the task_id used in samples files."""
+    task = data.evaluation_task
     if task == "mbpp":
-        return {row["id"]: row for row in mbpp.read(data)}
-    loaded = get_task(task).load("eval", data)
+        return {row["id"]: row for row in mbpp.read(data.eval, columns=columns_of(data, "eval"))}
+    loaded = load_split(data, "eval")
     if task not in CODE_TASKS:
         loaded = [{**row, "prompt_style": style} for row in loaded]
     return {f"gsm8k/test/{i}" if task == "gsm8k" else row["id"]: row for i, row in enumerate(loaded)}

@@ -37,20 +37,38 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     Raises:
         UserError: the file cannot be read, has no lines, or a line is not JSON.
     """
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read: {reason}; expected {expected}") from None
-    if not text.strip():
-        raise UserError(f"{path}: no rows; expected {expected}")
+    text = read_text(path, expected)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)
             except (ValueError, RecursionError):
                 raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
+
+
+def read_text(path: Path, expected: str) -> str:
+    """Return the text of a file of a user, or raise UserError if it is not UTF-8 or has only whitespace."""
+    data = read_bytes(path, expected)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(
+            f"{path}:{line}: byte {data[error.start]:#x} is not UTF-8; expected {expected}, saved as UTF-8"
+        ) from None
+    if not text.strip():
+        raise UserError(f"{path}: no rows; expected {expected}")
+    return text
+
+
+def read_bytes(path: Path, expected: str) -> bytes:
+    """Return the content of a file, unpacked if its name ends in `.gz`, or raise UserError."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read: {reason}; expected {expected}") from None
 
 
 def read_finished_lines(path: Path) -> list[Any]:

@@ -11,8 +11,8 @@ kit, create `tasks/<name>.py` and add the name in `registry.py` to `TASK_NAMES` 
 grade it).
 
 registry.py          the `Task` protocol, `Verdict`, and lookup by name
-loading.py           the rows of a run: disjoint splits, validation rows, prompt order, fingerprints
-sources.py           reads records from JSON Lines files and the Hub, and samples them
+loading.py           the rows of a run: columns, disjoint splits, validation rows, prompt order, fingerprints
+sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
 chat.py              prompt styles: messages, rendering, writing and parsing completions
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
 humaneval.py         functions to complete
@@ -28,10 +28,12 @@ program_text.py      helpers for Python source and syntax trees
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp
 from lora_grpo.tasks.loading import (
     Data,
+    columns_of,
     fingerprint,
     fit_to_context,
     load_data,
     load_evaluation_rows,
+    load_split,
     prompt_order,
     split_validation,
     start_sandbox,
@@ -49,6 +51,7 @@ from lora_grpo.tasks.registry import (
     task_sha256,
     task_title,
 )
+from lora_grpo.tasks.sources import read_rows
 from lora_grpo.tasks.task_file import TaskFile
 
 __all__ = [
@@ -61,6 +64,7 @@ __all__ = [
     "Verdict",
     "chat",
     "code_grading",
+    "columns_of",
     "fingerprint",
     "fit_to_context",
     "get_task",
@@ -69,8 +73,10 @@ __all__ = [
     "is_task_file",
     "load_data",
     "load_evaluation_rows",
+    "load_split",
     "mbpp",
     "prompt_order",
+    "read_rows",
     "runs_programs",
     "split_validation",
     "start_sandbox",

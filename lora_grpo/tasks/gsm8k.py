@@ -1,4 +1,4 @@
-"""GSM8K: grade-school word problems with one number as the answer, or any JSON Lines file in the same format.
+"""GSM8K: grade-school word problems with one number as the answer, or any data with a question and such an answer.
 
 Three rules grade a completion. They are reported together because a single rule is misleading: a correct answer in the
 wrong format fails a strict rule, and a lucky last number passes a loose one.
@@ -40,6 +40,7 @@ from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completio
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
 
 HUB_DATASET = "openai/gsm8k"
+COLUMNS = ("question", "answer")
 
 _NUMBER = re.compile(r"-?(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 _DIGIT_RUN = re.compile(r"[0-9.,]+")
@@ -55,14 +56,14 @@ _LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$
 _FORMULA = re.compile(r"[\\^√±π∞]")
 
 
-def load(split: str, source: str | None = None) -> list[Row]:
+def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
     """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.
 
     Each record has a `question` and an `answer`, which is a number or a worked solution that ends with `#### N`. The
     `id` is "gsm8k/test/17" or "<file stem>/17", counted from 0.
     """
     source = source or HUB_DATASET
-    records = sources.read(source, split, "main" if source == HUB_DATASET else None)
+    records = sources.read(source, split, COLUMNS, columns, "main" if source == HUB_DATASET else None)
     prefix = json_files.stem(Path(source))
     if sources.is_on_hub(source):
         prefix = f"{'gsm8k' if source == HUB_DATASET else source}/{'train' if split == 'train' else 'test'}"
@@ -204,12 +205,12 @@ def _gold_number(row: Mapping[str, Any], where: str | None = None) -> str:
     return found[0]
 
 
-def _row(record: Any, row_id: str, where: str) -> Row:
+def _row(record: Row, row_id: str, where: str) -> Row:
     """Validate a record and add its id. The answer may be a JSON number."""
-    answer = record.get("answer") if isinstance(record, dict) else None
+    answer = record["answer"]
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         record = {**record, "answer": str(answer)}
-    sources.texts(record, ("question", "answer"), where)
+    sources.texts(record, COLUMNS, where)
     row = {"id": row_id} | {
         key: value for key, value in record.items() if key not in {"id", "prompt", *RESERVED_COLUMNS}
     }

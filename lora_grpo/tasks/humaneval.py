@@ -7,7 +7,7 @@ https://github.com/deepseek-ai/DeepSeek-Coder (`Evaluation/HumanEval/eval_instru
 from __future__ import annotations
 
 import ast
-from typing import Any
+from collections.abc import Mapping
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
@@ -18,7 +18,7 @@ __all__ = ["check", "check_many", "gold", "load"]
 
 HUB_DATASET = "openai/openai_humaneval"
 
-_KEYS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+COLUMNS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 _QUESTION = (
     "Please continue to complete the function. You are not allowed to modify the given code and do the completion "
     "only. Please return all completed function in a codeblock. Here is the given code to do completion:\n"
@@ -26,16 +26,16 @@ _QUESTION = (
 )
 
 
-def load(split: str, source: str | None = None) -> list[Row]:
+def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
     """Return all rows for either split, because the dataset has a single one; see `Task.load`."""
     source = source or HUB_DATASET
-    rows = [_row(record, where) for where, record in sources.read(source, "test")]
+    rows = [_row(record, where) for where, record in sources.read(source, "test", COLUMNS, columns)]
     sources.check_ids(rows, source)
     return rows
 
 
-def _row(record: Any, where: str) -> Row:
-    task_id, prompt, entry_point, solution, test = sources.texts(record, _KEYS, where)
+def _row(record: Row, where: str) -> Row:
+    task_id, prompt, entry_point, solution, test = sources.texts(record, COLUMNS, where)
     tree = sources.check_python(prompt, "prompt", where)
     if entry_point not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
         raise UserError(f"{where}: 'prompt' defines no function {entry_point!r}, its 'entry_point'; fix the row")

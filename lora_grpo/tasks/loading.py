@@ -5,17 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
-from lora_grpo.tasks.registry import CODE_TASKS, ONE_SPLIT_TASKS, Row, get_task, runs_programs, task_title
+from lora_grpo.tasks.registry import (
+    CODE_TASKS,
+    ONE_SPLIT_TASKS,
+    Row,
+    get_task,
+    is_task_file,
+    runs_programs,
+    task_title,
+)
 
 
 @dataclass(frozen=True)
@@ -59,18 +67,105 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
     return _load(data, seed, train_seed=trained_seed if data.few_shot or one_split else None)
 
 
+def columns_of(data: DataConfig, split: str) -> dict[str, str]:
+    """Return the columns that `data.columns` renames in the source of a split, as {our name: the source's name}.
+
+    The task's own dataset has our names. Raises UserError for a malformed pair or an unknown name.
+    """
+    if not data.columns:
+        return {}
+    tasks = [name for name, source in ((data.task, data.train), (data.evaluation_task, data.eval)) if source]
+    if not tasks:
+        raise UserError("--data.columns names the columns of --data.train and --data.eval; pass one of them, too")
+    known = sorted({column for task in tasks for column in getattr(get_task(task), "COLUMNS", ())})
+    if not known:
+        raise UserError(f"--data.columns does not apply to {tasks[0]}, which names its own columns; leave it out")
+    columns: dict[str, str] = {}
+    for pair in data.columns:
+        name, _, column = pair.partition("=")
+        if not column:
+            raise UserError(f"--data.columns {pair!r}: expected NAME=COLUMN, such as {known[-1]}=problem")
+        if name not in known:
+            raise UserError(f"--data.columns {pair!r}: {tasks[0]} has no column {name!r}; {suggestion(name, known)}")
+        if name in columns:
+            raise UserError(f"--data.columns gives {name!r} twice, as {columns[name]!r} and {column!r}; keep one")
+        columns[name] = column
+    task, source = (data.task, data.train) if split == "train" else (data.evaluation_task, data.eval)
+    ours = getattr(get_task(task), "COLUMNS", ()) if source else ()
+    return {name: column for name, column in columns.items() if name in ours}
+
+
+def load_split(data: DataConfig, split: str) -> list[Row]:
+    """Return all rows of the split "train" or "eval", without prompts."""
+    name, source = (data.task, data.train) if split == "train" else (data.evaluation_task, data.eval)
+    task, columns = get_task(name), columns_of(data, split)
+    return task.load(split, source, columns) if columns else task.load(split, source)
+
+
+def _load_unique(data: DataConfig, split: str) -> list[Row]:
+    """Load a split without rows that repeat an earlier one, and print their number.
+
+    Raises:
+        UserError: two rows have the same question but different answers.
+    """
+    name = data.task if split == "train" else data.evaluation_task
+    first: dict[str, Row] = {}
+    kept: dict[str, Row] = {}
+    rows = load_split(data, split)
+    for row in rows:
+        question = _question(row)
+        earlier = first.setdefault(question, row)
+        if earlier is not row and not _same_answer(name, earlier, row):
+            shown = (
+                "different tests"
+                if name in CODE_TASKS
+                else " and ".join(repr(str(each["answer"])[-40:]) for each in (earlier, row))
+            )
+            raise UserError(
+                f"the {task_title(name)} {split} rows {earlier['id']} and {row['id']} have the same question but not "
+                f"the same answer ({shown}); remove one of them"
+            )
+        # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
+        key = json.dumps({**row, "id": None}, sort_keys=True) if is_task_file(name) else question
+        kept.setdefault(key, row)
+    if len(kept) < len(rows):
+        print(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row", file=sys.stderr)
+    return list(kept.values())
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """Return what a row asks: the messages of a task file's row without its system prompt, or the question."""
+    messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]
+    return "\n".join(messages or [row["question"]]).strip()
+
+
+def _same_answer(name: str, first: Row, second: Row) -> bool:
+    if name in CODE_TASKS:
+        return bool(first["test"] == second["test"])
+    if is_task_file(name):
+        return bool(first["answer"] == second["answer"])
+    task = get_task(name)
+    return task.check(task.gold(first), second).passed
+
+
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set.
 
-    Training rows are dropped if their question is in the evaluation set. If a benchmark has no training split, the
+    Rows that repeat an earlier one are dropped. Training rows are dropped if their question is in the evaluation set;
+    a training set of nothing but evaluation questions is an error. If a benchmark has no training split, the
     rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
     """
-    task, evaluation_task = get_task(data.task), get_task(data.evaluation_task)
     train = []
     if train_seed is not None:
-        train = sources.sample(task.load("train", data.train), data.train_limit, train_seed)
+        train = _load_unique(data, "train")
     one_split = train_seed is not None and data.task in ONE_SPLIT_TASKS
-    evaluation = evaluation_task.load("eval", data.eval)
+    evaluation = _load_unique(data, "eval")
+    if train and not one_split and not _without_questions_of(evaluation, train):
+        raise UserError(
+            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); use "
+            "different rows for --data.train and --data.eval"
+        )
+    train = sources.sample(train, data.train_limit, train_seed or 0)
     if not one_split:
         evaluation = sources.sample(evaluation, data.eval_limit, seed)
     contaminated = 0
@@ -96,6 +191,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
             "benchmark with --data.eval or --data.eval-task"
         )
     shown, train = train[: data.few_shot], train[data.few_shot :]
+    task = get_task(data.task)
     examples = [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in shown]
 
     def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
@@ -114,8 +210,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
 
 
 def _without_questions_of(others: list[Row], rows: list[Row]) -> list[Row]:
-    questions = {row["question"] for row in others}
-    return [row for row in rows if row["question"] not in questions]
+    questions = {_question(row) for row in others}
+    return [row for row in rows if _question(row) not in questions]
 
 
 def _solvable(rows: list[Row], task: str) -> list[Row]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from lora_grpo.errors import UserError
@@ -22,6 +23,7 @@ from lora_grpo.tasks.registry import Row
 __all__ = ["check", "check_many", "gold", "load", "read"]
 
 HUB_DATASET = "google-research-datasets/mbpp"
+COLUMNS = ("text", "code", "task_id", "test_list", "test_setup_code")
 _UPSTREAM_IDS = range(1, 975)
 _SPLIT_IDS = {"train": range(601, 975), "eval": range(11, 511)}
 _QUESTION = (
@@ -33,12 +35,12 @@ BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its reference program 
 rows were tested. The key includes the entry point because another file may use the same ids."""
 
 
-def load(split: str, source: str | None = None) -> list[Row]:
+def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
     """Return the rows of a split, except those in `BROKEN_UPSTREAM`; see `Task.load`."""
     if sources.is_on_hub(source or HUB_DATASET):
-        rows = read(source, split)
+        rows = read(source, split, columns)
     else:
-        rows = read(source)
+        rows = read(source, columns=columns)
         ids = {_number(row) for row in rows}
         if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
             rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
@@ -48,10 +50,12 @@ def load(split: str, source: str | None = None) -> list[Row]:
     return kept
 
 
-def read(source: str | None, split: str = "train+validation+test+prompt") -> list[Row]:
+def read(
+    source: str | None, split: str = "train+validation+test+prompt", columns: Mapping[str, str] | None = None
+) -> list[Row]:
     """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`."""
     source = source or HUB_DATASET
-    records = sources.read(source, split, "full" if source == HUB_DATASET else None)
+    records = sources.read(source, split, COLUMNS[:-1], columns, "full" if source == HUB_DATASET else None)
     rows = [_row(record, where) for where, record in records]
     sources.check_ids(rows, source)
     return rows
@@ -63,9 +67,19 @@ def _number(row: Row) -> int:
     return int(number) if number.isdecimal() and len(number) < 9 else 0
 
 
-def _row(record: Any, where: str) -> Row:
+def _tests(value: Any) -> Any:
+    """Return the asserts of a row. A CSV cell holds them as a list in Python or JSON, or as plain statements."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return [value]
+
+
+def _row(record: Row, where: str) -> Row:
     text, code = (part.replace("\r\n", "\n") for part in sources.texts(record, ("text", "code"), where))
-    task_id, tests, setup = record.get("task_id"), record.get("test_list"), record.get("test_setup_code") or ""
+    task_id, tests, setup = record["task_id"], _tests(record["test_list"]), record.get("test_setup_code") or ""
     if not isinstance(task_id, (int, str)):
         raise UserError(f"{where}: 'task_id' is {task_id!r:.60}; expected a number or a string")
     if not isinstance(tests, list) or not tests or not all(isinstance(t, str) and t.strip() for t in tests):

@@ -61,11 +61,12 @@ class Task(Protocol):
     A task that can check a batch faster than single completions also has `check_many(completions, rows)`.
     """
 
-    def load(self, split: str, source: str | None = None) -> list[Row]:
+    def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of the split "train" or "eval".
 
         Args:
-            source: path of a JSON Lines file, a Hub dataset id, or None for the task's default.
+            source: path of a JSON Lines, CSV or Parquet file, a Hub dataset id, or None for the task's default.
+            columns: the source's name of a column for each of ours. Only tasks with `COLUMNS` accept it.
 
         Raises:
             UserError: the source is missing or empty, or a row is malformed. The message includes the file and line.

@@ -1,22 +1,37 @@
-"""Read the records of a task from a JSON Lines file or the Hub, validate them, and sample them."""
+"""Read the records of a task from a file (JSON Lines, CSV, Parquet) or the Hub, validate them, and sample them."""
 
 from __future__ import annotations
 
 import ast
+import datetime
+import decimal
+import difflib
+import json
 import random
+import shlex
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import json_files
+from lora_grpo.files import json_files, tables
 from lora_grpo.tasks.registry import Row
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 _HUB_SPLITS = {"train": "train", "eval": "test"}
+
+# Names that other datasets use for a column, to suggest a value of --data.columns.
+_OTHER_NAMES = {
+    "question": ("problem", "prompt", "instruction", "query", "input"),
+    "answer": ("final_answer", "solution", "output", "response", "target"),
+    "text": ("prompt", "question", "problem", "description"),
+    "code": ("solution", "canonical_solution", "program", "answer"),
+    "test_list": ("tests", "asserts"),
+    "task_id": ("id",),
+}
 
 
 def load_bundled(task: str, split: str, source: str | None = None) -> list[Row]:
@@ -40,13 +55,87 @@ def is_on_hub(source: str) -> bool:
     return not looks_like_path and not path.exists()
 
 
-def read(source: str, split: str, hub_config: str | None = None) -> list[tuple[str, Any]]:
-    """Return the records of a JSON Lines file or Hub dataset, each with its location, such as "file:line".
+def read_rows(source: str | None, split: str) -> list[Row]:
+    """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file.
 
-    The split is "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
+    Args:
+        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset id.
+        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. All rows of a file are in either.
+
+    Raises:
+        UserError: there is no source, or it cannot be read.
     """
-    if not is_on_hub(source):
-        return list(json_files.read_lines(Path(source).expanduser(), "a JSON Lines file"))
+    if source is None:
+        raise UserError(f"no {split} rows are given; pass a file or Hub dataset with --data.train and --data.eval")
+    return [record for _, record in read(source, split)]
+
+
+def read(
+    source: str,
+    split: str,
+    required: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    hub_config: str | None = None,
+) -> list[tuple[str, Row]]:
+    """Return the records of a file or Hub dataset, each with its location, such as "file:line".
+
+    Args:
+        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset id.
+        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
+        required: columns that every record must have.
+        columns: the source's name of a column for each of our names.
+    """
+    path, suffix = Path(source).expanduser(), Path(source.lower().removesuffix(".gz")).suffix
+    if is_on_hub(source):
+        records = _read_hub(source, split, hub_config)
+    elif suffix == ".parquet":
+        records = [(where, _plain(record, where)) for where, record in tables.read_parquet(path)]
+    elif suffix == ".csv":
+        records = tables.read_csv(path)
+    else:
+        records = list(json_files.read_lines(path, "a JSON Lines file"))
+    return [
+        (where, _rename(record, required, columns or {}, where, is_csv=suffix == ".csv")) for where, record in records
+    ]
+
+
+def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str, *, is_csv: bool) -> Row:
+    """Return a record with our column names, or raise UserError if a column is missing."""
+    if not isinstance(record, dict):
+        names = f" with {', '.join(map(repr, required))}" if required else ""
+        raise UserError(f"{where}: got {type(record).__name__}; expected an object{names}")
+    missing = [name for name in dict.fromkeys([*required, *columns]) if columns.get(name, name) not in record]
+    if missing:
+        free = [column for column in record if column not in {*required, *columns.values()}]
+        there = ", ".join(f"{column[:40]!r}" for column in [*record][:12])
+        similar = {name: _similar(name, free) for name in missing}
+        flags = " ".join(f"{name}={shlex.quote(column)}" for name, column in {**columns, **similar}.items())
+        no_header = is_csv and {*similar.values()} == {"COLUMN"}
+        raise UserError(
+            f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; "
+            f"{'add a header line if these are values, or ' if no_header else ''}pass --data.columns {flags}"
+        )
+    kept = {name: value for name, value in record.items() if name not in {*columns, *columns.values()}}
+    return {**kept, **{name: record[column] for name, column in columns.items()}} if columns else record
+
+
+def _similar(name: str, columns: Sequence[str]) -> str:
+    named = [column for column in _OTHER_NAMES.get(name, ()) if column in columns]
+    return (named or difflib.get_close_matches(name, columns, n=1) or ["COLUMN"])[0]
+
+
+def _plain(record: Row, where: str) -> Row:
+    """Return a record whose dates and decimal numbers are strings, as rows are written as JSON."""
+
+    def as_text(value: Any) -> str:
+        if isinstance(value, (datetime.date, datetime.time, decimal.Decimal)):
+            return str(value)
+        raise UserError(f"{where}: a column holds {type(value).__name__}; expected text, numbers or lists: remove it")
+
+    return json.loads(json.dumps(record, default=as_text))
+
+
+def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
     split = _HUB_SPLITS.get(split, split)
     try:
         import datasets
@@ -56,21 +145,21 @@ def read(source: str, split: str, hub_config: str | None = None) -> list[tuple[s
         # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
         raise UserError(
             f"cannot load split {split!r} of {source!r} from the Hub ({first_line(error)}); "
-            "pass a local JSON Lines file with --data.train or --data.eval"
+            "pass a local JSON Lines, CSV or Parquet file with --data.train or --data.eval"
         ) from error
     if not len(records):
-        raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local JSON Lines file")
-    return [(f"{source} ({split}) row {i}", record) for i, record in enumerate(records)]
+        raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local file")
+    named = ((f"{source} ({split}) row {i}", record) for i, record in enumerate(records))
+    return [(where, _plain(record, where)) for where, record in named]
 
 
-def texts(record: Any, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
+def texts(record: Row, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Return a record's values for these keys, or raise UserError unless all of them are non-empty strings."""
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: got {type(record).__name__}; expected an object with {', '.join(map(repr, keys))}")
     for key in keys:
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():
-            got = "is missing" if key not in record else "is empty" if value in ("", None) else f"is {value!r:.60}"
+            number = "the number " if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+            got = "is empty" if value in ("", None) else f"is {number}{value!r:.60}"
             raise UserError(f"{where}: {key!r} {got}; expected a non-empty string")
     return tuple(record[key] for key in keys)
 

@@ -148,6 +148,8 @@ class TaskFile:
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self.module, name)(*arguments)
+        except UserError:  # of `read_rows`
+            raise
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise UserError(f"{line}: {name} raised {type(error).__name__}: {first_line(error)}") from error

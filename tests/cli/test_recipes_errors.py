@@ -26,7 +26,7 @@ WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREA
 @pytest.fixture
 def folder(tmp_path):
     """A folder with two files of rows."""
-    (tmp_path / "train.jsonl").write_text(ROW * 8)
+    (tmp_path / "train.jsonl").write_text("".join(ROW.replace("2 +", f"{i + 2} +") for i in range(8)))
     (tmp_path / "eval.jsonl").write_text(OTHER)
     return tmp_path
 
@@ -101,6 +101,11 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--model.name", "."], "has no config.json"),
         (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl cannot be read: No such file"),
+        ([*FILES, "--data.columns", "qestion=problem"], "gsm8k has no column 'qestion'; did you mean 'question'?"),
+        (["--data.columns", "question=problem"], "pass one of them, too"),
+        ([*FILES, "--data.columns", "question=q", "--data.columns", "answer=a"], "--data.columns is given 2 times"),
+        ([*FILES, "--data.columns", "answer=solution"], "train.jsonl:1: 'solution' is missing; the columns are"),
+        (["--data.train", "eval.jsonl", "--data.eval", "eval.jsonl"], "all 1 training questions are also in the eval"),
         ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
         (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
         (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
@@ -139,6 +144,26 @@ def test_a_mistake_in_a_fresh_interpreter_is_one_line_as_well(fresh_recipe, tmp_
     assert "missing.jsonl cannot be read: No such file" in refused(
         fresh_recipe("--data.train", "missing.jsonl", *FILES[2:])
     )
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.csv", "What is 2 + 3?,5\n", "bad.csv: no rows"),
+        ("bad.csv", "problem,answer\nWhat?,5\n", "pass --data.columns question=problem\n"),
+        ("bad.parquet", "question,answer\n", "bad.parquet is not a readable Parquet file: "),
+        (
+            "bad.jsonl",
+            ROW + ROW.replace("5", "6"),
+            "rows bad/0 and bad/1 have the same question but not the same answer",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_leaves_nothing(recipe, tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    before = set(tmp_path.rglob("*"))
+    assert message in refused(recipe("--data.train", name, "--data.eval", "eval.jsonl")) + "\n"
     assert set(tmp_path.rglob("*")) == before
 
 

@@ -317,6 +317,7 @@ GOOD = {"question": "a?", "answer": "1"}
         ('{"question": "", "answer": "1"}', "'question' is empty"),
         ('{"question": "a?", "answer": null}', "'answer' is empty"),
         ('{"question": "a?", "answer": true}', "'answer' is True; expected a non-empty string"),
+        ('{"question": 5, "answer": "1"}', "'question' is the number 5; expected a non-empty string"),
         ('{"question": "a?", "answer": "some"}', "no readable number in answer 'some'"),
         ('{"question": "a?", "answer": "1 + 2 = 3"}', "no readable number"),
         ('{"question": "a?", "answer": "so\\n#### "}', "no readable number"),
@@ -353,7 +354,7 @@ def test_a_file_that_cannot_be_used(tmp_path):
     with pytest.raises(UserError, match=r"empty\.jsonl: no rows"):
         gsm8k.load("eval", str(tmp_path / "empty.jsonl"))
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9", "answer": "1"}')
-    with pytest.raises(UserError, match=r"latin\.jsonl cannot be read: .* in position 17"):
+    with pytest.raises(UserError, match=r"latin\.jsonl:1: byte 0xe9 is not UTF-8"):
         gsm8k.load("eval", str(tmp_path / "latin.jsonl"))
 
 
@@ -387,7 +388,8 @@ def test_another_data_set_on_the_hub(hub):
 def test_an_unreachable_hub_says_what_to_pass_instead(hub, error):
     hub.records = error
     with pytest.raises(
-        UserError, match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON Lines file with --data\.train)"
+        UserError,
+        match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON Lines, CSV or Parquet file with --data\.train)",
     ):
         gsm8k.load("eval")
 

@@ -56,10 +56,74 @@ def test_rows_get_prompts(configure):
 
 
 def test_an_evaluation_question_is_not_trained_on(configure, capsys):
-    data = load_data(configure([row("a"), row("b"), row("c"), row("a")], [row("a"), row("d")]))
+    data = load_data(configure([row("a"), row("b"), row("c"), row("d ")], [row("a"), row("d")]))
     assert questions(data.train) == ["b", "c"]
     assert questions(data.eval) == ["a", "d"]
     assert capsys.readouterr().err == "dropped 2 training rows whose questions are in the evaluation set\n"
+
+
+def test_an_evaluation_set_with_all_training_questions_is_refused(configure):
+    rows = [row("a"), row("b"), row("c"), row("d")]
+    for evaluation, limit in ((rows, None), (rows, 1), ([*rows, row("e")], 2)):
+        with pytest.raises(UserError, match=f"all 4 training questions are .* evaluation set .{len(evaluation)} rows"):
+            load_data(configure(rows, evaluation, eval_limit=limit))
+
+
+def test_a_row_that_repeats_another_is_dropped_from_either_split(configure, capsys):
+    train = [row("a"), row("b"), row("a", "worked differently\n#### 5.0"), row("a ")]
+    data = load_data(configure(train, [row("c"), row("c", "5")]))
+    assert [entry["id"] for entry in data.train] == ["train/0", "train/1"]
+    assert [entry["id"] for entry in data.eval] == ["eval/0"]
+    assert capsys.readouterr().err == (
+        "dropped 2 of 4 train rows that repeat another row\ndropped 1 of 2 eval rows that repeat another row\n"
+    )
+
+
+def test_one_question_with_two_answers_is_refused(configure):
+    with pytest.raises(UserError) as error:
+        load_data(configure([row("a"), row("b"), row("a", "so it is\n#### 6")], [row("c")]))
+    assert str(error.value) == (
+        "the gsm8k train rows train/0 and train/2 have the same question but not the same answer "
+        "('#### 5' and 'so it is\\n#### 6'); remove one of them"
+    )
+    with pytest.raises(UserError, match="eval rows eval/0 and eval/1"):
+        load_data(configure([row("a"), row("b")], [row("c"), row("c", "4")]))
+
+
+@pytest.fixture
+def task_file(tmp_path):
+    """Return a function that writes a task with these training rows and loads it."""
+
+    def load(*rows):
+        text = f"def load(split):\n    return {rows!r} if split == 'train' else [{{'question': 'held out'}}]\n"
+        path = tmp_path / "own.py"
+        path.write_text(text + "def check(completion, row):\n    return True\n")
+        return load_data(RunConfig(data=DataConfig(str(path)), train=TrainConfig(prompts_per_step=1))).train
+
+    return load
+
+
+def test_rows_of_a_task_file_repeat_another_if_all_their_columns_do(task_file, capsys):
+    spell = {"question": "Spell it.", "word": "stone"}
+    assert len(task_file(spell, {**spell, "word": "river"}, {**spell, "word": "river"})) == 2
+    assert "dropped 1 of 3 train rows" in capsys.readouterr().err
+
+
+def test_one_question_of_a_task_file_with_two_answers_is_refused(task_file):
+    with pytest.raises(UserError, match="own train rows own/train/0 and own/train/1 have the same question"):
+        task_file({"question": "a", "answer": 1}, {"question": "a", "answer": 2})
+
+
+def test_the_whole_conversation_of_a_task_file_is_its_question(tmp_path):
+    path = tmp_path / "talk.py"
+    path.write_text(
+        "def load(split):\n    return [{'topic': f'{split} {i}'} for i in range(3)]\n"
+        "def prompt(row):\n    return [{'role': r, 'content': c} for r, c in "
+        "(('user', row['topic']), ('assistant', 'Yes?'), ('user', 'Go on.'))]\n"
+        "def check(completion, row):\n    return True\n"
+    )
+    data = load_data(RunConfig(data=DataConfig(str(path)), train=TrainConfig(prompts_per_step=1)))
+    assert (len(data.train), len(data.eval)) == (3, 3)
 
 
 def test_nothing_is_printed_for_disjoint_splits(configure, capsys):

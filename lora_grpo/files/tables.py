@@ -1,0 +1,64 @@
+"""Read CSV and Parquet files of users: one dictionary for each row."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import json_files
+
+
+def read_csv(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Return ("file:line", row) for each row of a CSV file with a header, which is gzipped if its name ends in `.gz`.
+
+    All values are strings. A column without a name, such as the index that pandas writes, is dropped.
+
+    Raises:
+        UserError: the file cannot be read, has no rows, or a row has more or fewer cells than the header.
+    """
+    text = json_files.read_text(path, "a CSV file with a header")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[tuple[str, dict[str, str]]] = []
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        name, count = Counter(filter(None, header)).most_common(1)[0] if any(header) else ("", 0)
+        if count > 1:
+            raise UserError(f"{path}:1: {count} columns are named {name!r}; give each a name of its own")
+        line = reader.line_num + 1
+        for cells in reader:
+            if cells and len(cells) != len(header):
+                raise UserError(
+                    f"{path}:{line}: {len(cells)} cells; expected {len(header)}, one for each name in the header; put "
+                    "texts that contain commas in double quotes"
+                )
+            if cells:
+                rows.append((f"{path}:{line}", {name: cell for name, cell in zip(header, cells, strict=True) if name}))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f'{path}:{reader.line_num}: {error}; expected CSV, with " in a text written as ""') from None
+    if not rows:
+        raise UserError(f"{path}: no rows; expected a header and at least one row")
+    return rows
+
+
+def read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return ("file row N", row) for each row of a Parquet file, counted from 0.
+
+    Raises:
+        UserError: the file cannot be read, is not a Parquet file, or has no rows.
+    """
+    data = json_files.read_bytes(path, "a Parquet file")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
+    if not rows:
+        raise UserError(f"{path}: no rows; expected a Parquet file with at least one row")
+    return [(f"{path} row {index}", row) for index, row in enumerate(rows)]

@@ -1,0 +1,26 @@
+import pytest
+
+from lora_grpo.config import RunConfig, replace
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation.options import EvaluateOptions, make_plan
+
+TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
+
+
+def columns(*names, run=None, **options):
+    config = replace(RunConfig(), run).to_dict() if run else None
+    plan = make_plan(EvaluateOptions("x", task="gsm8k", columns=names, **options), config and {"config": config})
+    return tuple(plan.data.columns)
+
+
+def test_the_columns_of_a_run_apply_to_its_own_data():
+    assert columns(run=TRAINED) == columns(run=TRAINED, data="b.csv") == ("question=problem",)
+    assert columns(run=TRAINED, data="c.csv") == ()
+    assert columns("answer=solution", run=TRAINED, data="c.csv") == ("answer=solution",)
+
+
+def test_columns_need_data_and_known_names():
+    with pytest.raises(UserError, match=r"--data\.columns names the columns of --data; pass both"):
+        columns("question=problem")
+    with pytest.raises(UserError, match="did you mean 'question'"):
+        columns("qestion=problem", data="c.csv")

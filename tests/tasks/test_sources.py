@@ -1,0 +1,195 @@
+"""Rows from every format, with any column names, and what is said about files that cannot be used."""
+
+import csv
+import datetime
+import decimal
+import gzip
+import json
+import shlex
+
+import pytest
+
+from lora_grpo.config.schema import DataConfig
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import columns_of, fingerprint, get_task, gsm8k, load_split, mbpp, read_rows
+
+ROWS = [
+    {"question": 'Ann says "2, or 3?"', "answer": "so\n#### 5"},
+    {"question": "What is 1,000 + 1?\r\nThink.", "answer": "1,001"},
+    {"question": "naïve\u2028½?", "answer": "-0.5"},
+]
+PROBLEMS = [
+    {"task_id": 601 + i, "text": f"Add {i}.", "code": f"def add(x):\n    return x + {i}\n", "test_list": tests}
+    for i, tests in enumerate((["assert add(1) == 1", "assert add(2) == 2"], ["assert add(1) == 2, 'one'"]))
+]
+
+
+def write(path, rows):
+    """Write rows in the format of the suffix."""
+    if path.name.endswith((".csv", ".csv.gz")):
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "wt", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
+
+
+FORMATS = ["mine.jsonl", "mine.jsonl.gz", "mine.csv", "mine.csv.gz", "mine.parquet"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_rows(tmp_path, name):
+    expected = [{"id": f"mine/{i}", **row} for i, row in enumerate(ROWS)]
+    source = write(tmp_path / name, ROWS)
+    assert gsm8k.load("train", source) == expected
+    renamed = write(tmp_path / name, [{"Problem text": row["question"], "solution": row["answer"]} for row in ROWS])
+    data = DataConfig("gsm8k", renamed, columns=("question=Problem text", "answer=solution"))
+    assert load_split(data, "train") == expected
+    assert fingerprint(load_split(data, "train")) == fingerprint(expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_programs_in_every_format(tmp_path, name):
+    expected = mbpp.load("train", write(tmp_path / "lists.jsonl", PROBLEMS))
+    assert [row["test"].count("assert") for row in expected] == [2, 1]
+    assert mbpp.load("train", write(tmp_path / name, PROBLEMS)) == expected
+    if "csv" in name:  # a list as JSON, or statements
+        for text in (json.dumps, "\n".join):
+            rows = [{**row, "test_list": text(row["test_list"])} for row in PROBLEMS]
+            assert mbpp.load("train", write(tmp_path / name, rows)) == expected
+
+
+def test_a_renamed_column_replaces_another_of_that_name(tmp_path):
+    source = write(tmp_path / "m.jsonl", [{"question": "5", "answer": "Which?", "topic": "t"}])
+    data = DataConfig("gsm8k", source, columns=("question=answer", "answer=question"))
+    assert load_split(data, "train") == [{"id": "m/0", "question": "Which?", "answer": "5", "topic": "t"}]
+
+
+def test_columns_are_those_of_the_given_source_and_its_task(tmp_path):
+    source = write(tmp_path / "m.csv", [{"problem": "a?", "answer": "1"}])
+    data = DataConfig("gsm8k", source, columns=("question=problem",))
+    assert columns_of(data, "train") == {"question": "problem"} and columns_of(data, "eval") == {}
+    data = DataConfig("mbpp", "a", "b", eval_task="humaneval", columns=("text=problem", "test=tests"))
+    assert columns_of(data, "train") == {"text": "problem"} and columns_of(data, "eval") == {"test": "tests"}
+
+
+def test_dates_and_decimals_become_text_and_an_index_is_dropped(tmp_path):
+    record = {"question": "a?", "answer": decimal.Decimal("2.50"), "day": datetime.date(2026, 1, 2), "n": 3}
+    assert gsm8k.load("train", write(tmp_path / "m.parquet", [record])) == [
+        {"id": "m/0", "question": "a?", "answer": "2.50", "day": "2026-01-02", "n": 3}
+    ]
+    with pytest.raises(UserError, match=r"m\.parquet row 0: a column holds bytes"):
+        gsm8k.load("train", write(tmp_path / "m.parquet", [{**record, "picture": b"\x89PNG"}]))
+    (tmp_path / "m.csv").write_text(",question,answer\n0,a?,1\n")
+    assert read_rows(str(tmp_path / "m.csv"), "eval") == [{"question": "a?", "answer": "1"}]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_missing_column_lists_the_columns_and_names_the_flag(tmp_path, name):
+    source = write(tmp_path / name, [{"problem": "a?", "final answer": "1", "topic": "sums"}])
+    with pytest.raises(UserError) as error:
+        gsm8k.load("train", source)
+    message, _, flags = str(error.value).partition("--data.columns ")
+    assert "'question' is missing; the columns are 'problem', 'final answer', 'topic'; " in message
+    assert shlex.split(flags) == ["question=problem", "answer=final answer"]
+    with pytest.raises(
+        UserError, match=r"'problm' is missing; .* --data.columns question=problem answer='final answer'$"
+    ):
+        load_split(DataConfig("gsm8k", source, columns=("question=problm", "answer=final answer")), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.csv", b"question,answer\n", "m.csv: no rows; expected a header and at least one row"),
+        ("m.csv", b"", "m.csv: no rows"),
+        ("m.csv", b"What?,1\nWho?,2\n", "m.csv:2: 'question' is missing; the columns are 'What?', '1'; add a header"),
+        ("m.csv", b"question;answer\na?;1\n", "the columns are 'question;answer'"),
+        ("m.csv", b"question,answer\na?,1\n\nb, or c?,2\n", "m.csv:4: 3 cells; expected 2"),
+        ("m.csv", b'question,answer\n"a\nb",1\nc?\n', "m.csv:4: 1 cells; expected 2"),
+        ("m.csv", b'question,answer\n"a?,1\n', "m.csv:2: unexpected end of data; expected CSV"),
+        ("m.csv", b"question,answer,answer\na?,1,2\n", "m.csv:1: 2 columns are named 'answer'"),
+        ("m.csv", b"question,answer\na?,\n", "m.csv:2: 'answer' is empty"),
+        ("m.csv", b"question,answer\na?,many\n", "m.csv:2: no readable number in answer 'many'"),
+        ("m.csv", "question,answer\nné?,1\n".encode() + b"n\xe9?,1\n", "m.csv:3: byte 0xe9 is not UTF-8"),
+        ("m.csv", "question,answer\na?,1\n".encode("utf-16"), "m.csv:1: byte 0xff is not UTF-8"),
+        ("m.jsonl", '{"question": "né?"}\n'.encode() + b'{"question": "n\xe9?"}', "m.jsonl:2: byte 0xe9 is not UTF-8"),
+        ("m.csv.gz", b"question,answer\n", "m.csv.gz cannot be read: Not a gzipped file"),
+        ("m.parquet", b"question,answer\na?,1\n", "m.parquet is not a readable Parquet file: "),
+        ("m.parquet", b"PAR1" + b"\0" * 99 + b"PAR1", "m.parquet is not a readable Parquet file: "),
+        ("m.parquet", b"", "m.parquet is not a readable Parquet file: "),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        gsm8k.load("train", str(tmp_path / name))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"question": 5, "answer": "1"}, "m.parquet row 0: 'question' is the number 5; expected a non-empty string"),
+        ({"question": None, "answer": "1"}, "m.parquet row 0: 'question' is empty"),
+        ({"question": ["a?"], "answer": "1"}, "m.parquet row 0: 'question' is ['a?']; expected a non-empty string"),
+        ({"question": "a?", "answer": float("nan")}, "m.parquet row 0: no readable number in answer 'nan'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_by_its_row(tmp_path, record, message):
+    with pytest.raises(UserError) as error:
+        gsm8k.load("train", write(tmp_path / "m.parquet", [record]))
+    assert message in str(error.value)
+
+
+def test_an_empty_parquet_file(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "m.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": pyarrow.array([], pyarrow.string())}), path)
+    with pytest.raises(UserError, match=r"m\.parquet: no rows"):
+        read_rows(str(path), "train")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DataConfig("gsm8k", "a", columns=("qestion=problem",)), "has no column 'qestion'; did you mean 'question'?"),
+        (DataConfig("gsm8k", "a", columns=("problem=question",)), "no column 'problem'; expected one of answer, quest"),
+        (DataConfig("gsm8k", "a", columns=("question",)), "'question': expected NAME=COLUMN, such as question=problem"),
+        (DataConfig("gsm8k", "a", columns=("answer=a", "answer=b")), "gives 'answer' twice, as 'a' and 'b'"),
+        (DataConfig("gsm8k", columns=("answer=a",)), "names the columns of --data.train and --data.eval; pass one"),
+        (DataConfig("starter", "a", columns=("answer=a",)), "does not apply to starter, which names its own columns"),
+    ],
+)
+def test_wrong_columns(data, message):
+    with pytest.raises(UserError) as error:
+        columns_of(data, "train")
+    assert message in str(error.value) and str(error.value).startswith("--data.columns ")
+
+
+def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from lora_grpo.tasks import read_rows\n\ndef load(split, source):\n    return read_rows(source, split)\n\n"
+        "def check(completion, row):\n    return completion == row['answer']\n"
+    )
+    task = get_task(str(tmp_path / "own.py"))
+    for name in FORMATS:
+        rows = task.load("train", write(tmp_path / name, ROWS))
+        assert [(row["question"], row["answer"]) for row in rows] == [tuple(row.values()) for row in ROWS]
+    (tmp_path / "m.csv").write_text("question,answer\na,b,c\n")
+    with pytest.raises(UserError) as error:
+        task.load("train", str(tmp_path / "m.csv"))
+    assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: 3 cells")
+    with pytest.raises(UserError, match=r"^no train rows are given; pass a file or Hub dataset with --data.train"):
+        task.load("train")
