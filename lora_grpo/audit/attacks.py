@@ -88,7 +88,9 @@ def _all_answers(subject: Subject) -> Iterator[str]:
         [*others, subject.answer],
         [*others[:half], subject.answer, *others[half:]],
     ):
-        yield from (subject.with_answer(" ".join(values)), subject.with_answer("\n".join(values)))
+        yield subject.with_answer(" ".join(values))
+        if values[0] != subject.answer:  # else the first line is correct, and text on later lines may be allowed
+            yield subject.with_answer("\n".join(values))
 
 
 def _spam(subject: Subject) -> Iterator[str]:
@@ -186,6 +188,7 @@ class Attack:
 
 GOLD = Attack("gold", _gold, True)
 LONG = Attack("long text", _long, False)
+EMPTY = Attack("empty text", _empty, False)
 CODE = Attack("code that runs", _code, False)
 """It passes if the code ran, whatever the verdict."""
 
@@ -193,7 +196,7 @@ ATTACKS = (
     Attack("surrounding spaces", _spaced, True),
     Attack("answer on its own line", _own_line, True),
     Attack("call from a thread", _gold, True, in_thread=True),
-    Attack("empty text", _empty, False),
+    EMPTY,
     Attack("prompt", _prompt, False),
     Attack("numbers of the question", _question_numbers, False),
     Attack("tags and formats", _spam, False),

@@ -34,6 +34,7 @@ class Outcome:
 
     passed: bool
     seconds: float
+    score: float = 0.0
     error: str | None = None
     """The exception, or what else went wrong. The call did not pass."""
 
@@ -70,11 +71,11 @@ def run_calls(task: Task, calls: Sequence[Call], seconds: float, deadline: float
                     if reader.poll(max(limit, 0)):
                         outcomes[index] = reader.recv()
                         continue
-                    outcomes[index] = Outcome(False, limit, f"check took more than {seconds:g} s")
+                    outcomes[index] = Outcome(False, limit, error=f"check took more than {seconds:g} s")
                     if limit < seconds:  # the deadline ended the call, which may not be slow
                         outcomes[index] = None
                 except EOFError:
-                    outcomes[index] = Outcome(False, 0.0, "check ended the process")
+                    outcomes[index] = Outcome(False, 0.0, error="check ended the process")
                 ended.add(calls[index].attack.name)
                 break
         finally:
@@ -95,9 +96,10 @@ def _serve(task: Task, calls: Sequence[Call], writer: Connection) -> None:
 def check_one(task: Task, call: Call) -> Outcome:
     """Check one completion in this process."""
     start = time.perf_counter()
-    passed, error = False, None
+    passed, score, error = False, 0.0, None
     try:
-        passed = task.check(call.text, call.row).passed
+        verdict = task.check(call.text, call.row)
+        passed, score = verdict.passed, verdict.value
     except Exception as failure:  # noqa: BLE001 - an exception is a finding
         error = first_line(failure).split("; row ")[0]
     seconds = time.perf_counter() - start
@@ -105,7 +107,7 @@ def check_one(task: Task, call: Call) -> Outcome:
         marker = Path(call.marker)
         passed, error = marker.exists(), None
         marker.unlink(missing_ok=True)
-    return Outcome(passed, seconds, error)
+    return Outcome(passed, seconds, score, error)
 
 
 def _check_in_thread(task: Task, call: Call) -> Outcome:

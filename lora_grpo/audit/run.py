@@ -13,6 +13,7 @@ from pathlib import Path
 from lora_grpo.audit.attacks import (
     ATTACKS,
     CODE,
+    EMPTY,
     GOLD,
     LEAK,
     LONG,
@@ -178,6 +179,9 @@ def _report_outcomes(findings: Findings, calls: Sequence[Call], outcomes: Sequen
         failed = [each for each in results if each[1].error] or [
             each for each in results if each[1].passed != (expected or False)
         ]
+        scores = [outcome.score for call, outcome in results if call.attack is EMPTY and not outcome.passed]
+        if max(scores, default=0.0) > 0:
+            findings.notes.append(f"{name}: gets a score of up to {max(scores):g}, which a model is rewarded for")
         if not failed:
             continue
         call, outcome = failed[0]
