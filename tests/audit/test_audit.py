@@ -1,9 +1,10 @@
 """The audit of a checker: broken ones are caught by the attack that their mistake invites; good ones are not."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
-from helpers.fresh_imports import ROOT
+from helpers.fresh_imports import ROOT, run_recipe
 
 from lora_grpo import sandbox
 from lora_grpo.audit import audit, quick_audit
@@ -16,7 +17,8 @@ from lora_grpo.tasks import Data, get_task, load_data
 SUMS = """
     import re, random, signal, threading
     def load(split): return [
-        {"question": f"What is {n} plus {n * n % 31 + 50}?", "sum": n + n * n % 31 + 50} for n in range(10, 22)
+        {"question": f"What is {n} plus {n * n % 31 + 50}?", "sum": n + n * n % 31 + 50}
+        for n in (range(10, 22) if split == "train" else range(30, 42))
     ]
     def gold(row): return str(row["sum"])
     """
@@ -333,3 +335,18 @@ def test_before_a_run_a_rejected_gold_is_an_error(task):
     path, rows = task(WORDS, "return completion.lower().strip() == row['city']")
     with pytest.raises(UserError, match=r"gold: rejected on 6 of 6 rows.*; fix gold or check"):
         quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+
+
+def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed(task, tmp_path):
+    broken, good = tmp_path / "broken.py", tmp_path / "good.py"
+    for path, check in ((broken, "return str(row['sum']) in completion"), (good, GOOD["exact"][1])):
+        written, _ = task(SUMS, check)
+        path.write_text(Path(written).read_text())
+    model = ["--preset", "8gb", "--model.name", "nobody/no-such-model", "--audit"]
+    result = run_recipe(
+        ROOT / "recipes" / "your_task.py", ["--task", str(broken), *model], ["--task", str(good), *model]
+    )
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line.startswith("loaded")] == ["loaded [] code 1", "loaded [] code 0"]
+    assert lines[-2] == "audit of good: passed; 13 attacks on 16 of 24 rows"
+    assert sum(line.startswith("error: the audit found problems in broken") for line in result.stderr.splitlines()) == 1
