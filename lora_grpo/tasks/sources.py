@@ -115,8 +115,8 @@ def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], wh
             f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; "
             f"{'add a header line if these are values, or ' if no_header else ''}pass --data.columns {flags}"
         )
-    kept = {name: value for name, value in record.items() if name not in {*columns, *columns.values()}}
-    return {**kept, **{name: record[column] for name, column in columns.items()}} if columns else record
+    kept = {name: value for name, value in record.items() if name not in columns.values()}
+    return {**kept, **{name: record[column] for name, column in columns.items()}}
 
 
 def _similar(name: str, columns: Sequence[str]) -> str:

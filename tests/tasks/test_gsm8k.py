@@ -1,3 +1,4 @@
+import datetime
 import itertools
 import json
 import sys
@@ -382,6 +383,15 @@ def test_the_default_source_is_the_hubs_test_split(hub):
 def test_another_data_set_on_the_hub(hub):
     assert gsm8k.load("train", "someone/sums")[0]["id"] == "someone/sums/train/0"
     assert hub.calls == [(("someone/sums", None), {"split": "train"})]
+
+
+def test_columns_of_a_data_set_on_the_hub(hub):
+    hub.records = [{"problem": "a?", "answer": 1, "seen": datetime.date(2026, 1, 2)}]
+    assert gsm8k.load("eval", "someone/sums", {"question": "problem"}) == [
+        {"id": "someone/sums/test/0", "question": "a?", "answer": "1", "seen": "2026-01-02"}
+    ]
+    with pytest.raises(UserError, match=r"^someone/sums \(test\) row 0: 'question' is missing.* question=problem$"):
+        gsm8k.load("eval", "someone/sums")
 
 
 @pytest.mark.parametrize("error", [ConnectionError("Couldn't reach\nthe Hub"), RuntimeError("Couldn't reach")])

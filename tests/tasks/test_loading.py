@@ -316,6 +316,18 @@ def test_training_on_a_whole_benchmark_leaves_nothing_to_evaluate(humaneval):
         load_data(humaneval())
 
 
+def test_one_program_with_two_tests_is_refused(humaneval, tmp_path):
+    first, *others = (tmp_path / "problems.jsonl").read_text().splitlines()
+    again = {**json.loads(first), "task_id": "again"}
+    for test, message in (
+        (again["test"], None),
+        ("def check(candidate):\n    pass\n", "HumanEval/0 and again have the same question .* .different tests."),
+    ):
+        (tmp_path / "problems.jsonl").write_text("\n".join([first, *others, json.dumps({**again, "test": test})]))
+        with pytest.raises(UserError, match=message or "no humaneval row is left"):
+            load_data(humaneval())
+
+
 def test_evaluation_may_use_another_task(humaneval, capsys):
     data = load_data(humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code"))
     assert {row["task"] for row in data.train} == {"starter-code"}
