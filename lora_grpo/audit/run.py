@@ -56,6 +56,8 @@ class Findings:
     problems: dict[str, str] = field(default_factory=dict)
     """What is wrong, by the name of the attack."""
     notes: list[str] = field(default_factory=list)
+    timing: list[str] = field(default_factory=list)
+    """What a slow `check` means for the audit and for training."""
     attacks: int = 0
     rows: int = 0
 
@@ -69,7 +71,7 @@ def audit(config: RunConfig, data: Data) -> None:
     failed = []
     for name, rows in _tasks(config, data):
         findings = find(name, rows, FULL)
-        for note in findings.notes:
+        for note in (*findings.notes, *findings.timing):
             print(f"note: {note}")
         for problem in findings.problems.values():
             print(f"FOUND {problem}")
@@ -94,7 +96,7 @@ def quick_audit(config: RunConfig, data: Data) -> None:
         findings = find(name, rows, QUICK)
         if GOLD.name in findings.problems:
             raise UserError(f"{name}: {findings.problems[GOLD.name]}; fix gold or check")
-        for problem in findings.problems.values():
+        for problem in (*findings.problems.values(), *findings.timing):
             print(f"warning: audit: {problem}", file=sys.stderr)
         if findings.problems:
             print(f"warning: audit: a model may learn this instead of {task_title(name)}; see --audit", file=sys.stderr)
@@ -143,7 +145,8 @@ def find(name: str, rows: Sequence[Row], size: Size) -> Findings:
             if REPEAT not in ignored:
                 changed = [index for index, second in pairs if _differ(outcomes[index], second)]
                 _report_changed(findings, calls, changed)
-    findings.attacks, findings.rows = len({call.attack.name for call in calls} - {GOLD.name}), len(subjects)
+    made = {call.attack.name for call, outcome in zip(calls, outcomes, strict=True) if outcome}
+    findings.attacks, findings.rows = len(made - {GOLD.name}), len(subjects)
     _report_outcomes(findings, calls, outcomes)
     empty = sum(not (gold or "").strip() for gold in golds) if has_gold else 0
     if empty:
@@ -154,7 +157,7 @@ def find(name: str, rows: Sequence[Row], size: Size) -> Findings:
         findings.problems[LEAK] = f"{LEAK}: {len(leaked)} of {len(subjects)} rows, such as {row['id']}"
     timed = [outcome.seconds for outcome in outcomes if outcome]
     if timed and (mean := sum(timed) / len(timed)) > _SLOW:
-        findings.notes.append(f"check is slow: {mean:.2f} s per completion on average, {max(timed):.2f} s at most")
+        findings.timing.append(f"check is slow: {mean:.2f} s per completion on average, {max(timed):.2f} s at most")
     return findings
 
 
@@ -172,7 +175,7 @@ def _report_outcomes(findings: Findings, calls: Sequence[Call], outcomes: Sequen
             grouped[call.attack.name].append((call, outcome))
     skipped = sum(outcome is None for outcome in outcomes)
     if skipped:
-        findings.notes.append(f"{skipped} of {len(calls)} completions were not checked for lack of time")
+        findings.timing.append(f"{skipped} of {len(calls)} completions were not checked for lack of time")
     for name, results in grouped.items():
         expected = results[0][0].attack.expected
         num_rows = len({call.row["id"] for call, _ in results})

@@ -7,7 +7,7 @@ import pytest
 from helpers.fresh_imports import ROOT, run_recipe
 
 from lora_grpo import sandbox
-from lora_grpo.audit import audit, quick_audit
+from lora_grpo.audit import audit, quick_audit, run
 from lora_grpo.audit.attacks import ATTACKS, GOLD, NAMES
 from lora_grpo.audit.run import FULL, Size, find
 from lora_grpo.config import RunConfig, replace
@@ -329,6 +329,15 @@ def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsy
     assert capsys.readouterr().err == "audit: 13 attacks on 4 rows, none passed\n"
     quick_audit(RunConfig(), data_of([]))
     assert capsys.readouterr().err == ""
+
+
+def test_before_a_run_a_slow_check_gets_a_limited_time_and_a_warning(task, capsys, monkeypatch):
+    monkeypatch.setattr(run, "QUICK", Size(gold_rows=16, attacked_rows=4, seconds=0.4))
+    path, rows = task(SUMS, "__import__('time').sleep(0.06)\n    return completion.strip() == str(row['sum'])")
+    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+    skipped, slow, result = capsys.readouterr().err.splitlines()
+    assert skipped.startswith("warning: audit: ") and skipped.endswith("were not checked for lack of time")
+    assert slow.startswith("warning: audit: check is slow: ") and result.startswith("audit: ")
 
 
 def test_before_a_run_a_rejected_gold_is_an_error(task):
