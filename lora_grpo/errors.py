@@ -10,6 +10,10 @@ class UserError(Exception):
     exit_code = 2
 
 
+class ModelError(UserError):
+    """A model's files cannot be downloaded or read. Another engine would fail as well."""
+
+
 class RunError(Exception):
     """The run itself failed after it started. The message is one line: what, got, expected, and the fix."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from lora_grpo.errors import EngineFailed, RunError, UserError, first_line
+from lora_grpo.errors import EngineFailed, ModelError, RunError, UserError, first_line
 
 _LONGEST_REASON = 300
 
@@ -58,11 +58,13 @@ def starting(engine: str, *, is_auto: bool, instead: tuple[str, ...]) -> Iterato
     """Turn every error in a `with` block that imports or starts an engine into a one-line error.
 
     Args:
-        is_auto: whether `auto` chose the engine. If so, every error becomes an EngineFailed.
+        is_auto: whether `auto` chose the engine. If so, every error except a ModelError becomes an EngineFailed.
         instead: the arguments that select another engine.
     """
     try:
         yield
+    except ModelError:
+        raise
     except (Exception, SystemExit) as error:
         is_ours = isinstance(error, (UserError, RunError))
         problem = str(error).rpartition("; ")[0] if is_ours else f"{engine} does not start ({reason(error)})"

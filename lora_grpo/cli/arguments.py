@@ -107,6 +107,11 @@ def parse(
         try:
             check_download(config.model)
         except base_model.HubUnavailable as error:
+            if parsed.invocation.overwrite:
+                raise UserError(
+                    f"no weights of {config.model.name} ({error}); run this again when the Hub can be reached, or pass "
+                    f"--preset {STARTER} to replace the run by one of the bundled model"
+                ) from None
             print(f"note: no weights of {config.model.name} ({error}); using --preset {STARTER}", file=sys.stderr)
             return parse([*arguments, "--preset", STARTER], recipe=recipe, description=description, presets=presets)
     print(reason, file=sys.stderr)

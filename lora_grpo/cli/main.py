@@ -32,6 +32,8 @@ def run_command(main: Callable[[], None]) -> int:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
     _use_utf8()
+    # Otherwise huggingface_hub (1.33) requests a list of agents before anything else, for 3 s if there is no answer.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environment = dict(os.environ)
     _prepare_output()
     _on_sigterm(_terminate)

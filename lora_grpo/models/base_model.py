@@ -159,23 +159,33 @@ def reach_hub(settings: ModelConfig) -> None:
     """Request a model's metadata from the Hub, or raise HubUnavailable if it is unreachable or refuses access."""
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
+    url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
     try:
-        get_hf_file_metadata(hf_hub_url(settings.name, "config.json", revision=settings.revision), timeout=_HUB_SECONDS)
+        found = get_hf_file_metadata(url, timeout=_HUB_SECONDS)
     except OfflineModeIsEnabled:
         raise HubUnavailable("it is not cached, and HF_HUB_OFFLINE is set") from None
-    except (httpx.TransportError, ConnectionError) as error:
+    except (httpx.RequestError, ConnectionError) as error:
         raise HubUnavailable(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
     except GatedRepoError:
         raise HubUnavailable(
             f"it is not cached, and the model is gated; accept its license at huggingface.co/{settings.name}, then run "
             "hf auth login"
         ) from None
-    except HfHubHTTPError as error:
-        if error.response.status_code < 500:
-            raise
+    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError):
+        raise
+    except HfHubHTTPError as error:  # the Hub or a proxy
         raise HubUnavailable(f"it is not cached, and the Hub fails ({first_line(error)})") from None
+    if found.commit_hash is None:  # a login page of the network
+        raise HubUnavailable(f"it is not cached, and {url} is not answered by the Hub; sign in to the network")
 
 
 def load_base(settings: ModelConfig) -> Any:

@@ -47,7 +47,8 @@ def _is_here(settings: ModelConfig) -> bool:
     if find("model.safetensors"):
         return True
     index = find("model.safetensors.index.json")
-    return index is not None and all(map(find, set(json_files.read_object(Path(index))["weight_map"].values())))
+    weights = json_files.read_object(Path(index)).get("weight_map") if index else None
+    return isinstance(weights, dict) and all(map(find, set(weights.values())))
 
 
 def _size(settings: ModelConfig) -> int | None:

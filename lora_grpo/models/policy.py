@@ -16,7 +16,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
-from lora_grpo.errors import RunError, UserError, first_line, suggestion
+from lora_grpo.errors import ModelError, RunError, UserError, first_line, suggestion
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
@@ -250,6 +250,7 @@ def _vllm_options(config: RunConfig) -> dict[str, Any]:
 
 def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     import torch
+    from httpx import TransportError
     from safetensors import SafetensorError
     from unsloth import FastLanguageModel
 
@@ -269,8 +270,8 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             use_exact_model_name=True,
             **options,
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
+    except (OSError, TransportError, SafetensorError) as error:
+        raise ModelError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
     vllm = getattr(model, "vllm_engine", None)
     if vllm is not None and (context := vllm.model_config.max_model_len) < config.model.max_sequence_tokens:
         # By its arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, and 1.5 GiB more for 32B.

@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from helpers.hub_stand_in import HubStandIn
+from helpers.hub_stand_in import TOKEN, HubStandIn, Repository
 from huggingface_hub import constants
 
 from lora_grpo.cli import parse
 from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
+from lora_grpo.errors import UserError
 from lora_grpo.models import announce_download, check_download
-from lora_grpo.models.base_model import HubUnavailable
+from lora_grpo.models.base_model import HubUnavailable, read_config
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 PRESETS = {
@@ -38,9 +39,11 @@ def cache(tmp_path, monkeypatch):
 def hub(monkeypatch):
     """A Hub that can be reached."""
     server = HubStandIn()
+    server.repositories[QWEN] = Repository(False, {"config.json": b"{}"})
     template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     yield server
     server.close()
 
@@ -68,6 +71,8 @@ def test_weights_that_are_here_are_not_announced(cache, capsys, tmp_path):
     assert announced("starter", capsys) == announced(str(tmp_path), capsys) == ""
     cache("o/whole", model__safetensors="")
     assert announced("o/whole", capsys) == ""
+    cache("o/damaged", config__json={"model_type": "unheard_of"}, model__safetensors__index__json={"a": "b"})
+    assert announced("o/damaged", capsys)
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     cache(QWEN, model__safetensors__index__json=index, one__safetensors="")
     assert announced(QWEN, capsys)
@@ -92,6 +97,9 @@ def test_without_the_hub_the_bundled_model_replaces_that_of_an_automatic_preset(
         )
     assert chosen("--preset", "16gb") == chosen("--plan") == ("16gb", QWEN)
     assert chosen("--model.name", "o/mine") == ("16gb", "o/mine")
+    with pytest.raises(UserError, match=r"--preset starter to replace the run by one of the bundled model$"):
+        chosen("--overwrite")
+    assert chosen("--overwrite", "--preset", "starter") == ("starter", "starter")
     cache(QWEN, model__safetensors="")
     assert chosen() == ("16gb", QWEN)
 
@@ -100,5 +108,13 @@ def test_with_the_hub_an_automatic_preset_stays(machine, cache, hub):
     machine(16_376)
     assert chosen() == ("16gb", QWEN)
     assert hub.requests == [("HEAD", f"/{QWEN}/resolve/main/config.json")]
-    hub.fail("HEAD", QWEN, status=503)
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 404, 407, 429, 503])
+def test_what_answers_in_place_of_the_hub_is_not_the_hub(machine, cache, hub, status):
+    machine(16_376)
+    hub.fail("HEAD", QWEN, status=status, times=2)
+    with pytest.raises(HubUnavailable, match="the Hub"):
+        read_config(ModelConfig(name=QWEN))
     assert chosen() == ("starter", "starter")
+    assert chosen() == ("16gb", QWEN)

@@ -104,6 +104,22 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
 
 
 @pytest.mark.parametrize(
+    ("statement", "said"),
+    {
+        "raise OSError(28, 'No space left on device')": "No space left on device",
+        "import httpx\n        raise httpx.ReadError('the connection was closed')": "the connection was closed",
+        "import safetensors\n        raise safetensors.SafetensorError('incomplete file')": "incomplete file",
+    }.items(),
+)
+def test_a_model_that_cannot_be_read_is_not_a_failure_of_unsloth(broken, monkeypatch, statement, said):
+    head = "class FastLanguageModel:\n    @staticmethod\n    def from_pretrained(**options):\n"
+    broken(unsloth=f"{head}        {statement}\n")
+    monkeypatch.setattr(base_model, "compute_dtype", lambda: None)
+    with pytest.raises(UserError, match=f"^the model starter cannot be loaded: .*{said}$"):
+        load_policy(config())
+
+
+@pytest.mark.parametrize(
     ("missing", "said"), [("gcc", "needs a C compiler to compile"), ("headers", "needs Python's C headers to compile")]
 )
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch, missing, said):
