@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 # One more than cores, because many tests wait for other processes.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? cores + 1 : 4)))
-# The gpu extra if there is an NVIDIA GPU; otherwise no package that needs CUDA.
-EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
+# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; otherwise no
+# package that needs CUDA.
+EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu || cat $(VENV)/installed 2>/dev/null)
 
-.PHONY: install demo test test-all check engines gpu-rig lock clean
+.PHONY: add-gpu install demo test test-all check engines gpu-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -28,8 +29,9 @@ check: $(VENV)/installed
 install: $(VENV)/installed
 
 # Without a GPU, request PyTorch's CPU build (torch==X+cpu) first: a plain version number selects the CUDA build if pip
-# finds both. With a GPU, install the locked versions.
-$(VENV)/installed: pyproject.toml scripts/install.sh $(if $(EXTRA),requirements-gpu.lock)
+# finds both. With a GPU, install the locked versions, also into an environment that was made without one.
+$(VENV)/installed: pyproject.toml scripts/install.sh \
+		$(if $(EXTRA),requirements-gpu.lock $(if $(shell cat $(VENV)/installed 2>/dev/null),,add-gpu))
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
 # Unsloth's and vLLM's CPU backends, for a machine without a GPU (with a GPU, the gpu extra installs both).

@@ -1,5 +1,7 @@
-"""`make install` with a stand-in for pip: an interrupted installation starts again, and a GPU gets the lock."""
+"""`make install` with a stand-in for pip: only a killed installation starts again, and a GPU gets the lock."""
 
+import fcntl
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -16,28 +18,45 @@ esac
 """
 
 PIP = """#!/bin/sh
-# Installs one file a call. With a file `killed` beside it, kills the installation as soon as half a file is there.
+# Installs one file a call. With a file `killed` beside it, kills the installation as soon as half a file is there;
+# with a file `fails`, prints that file and fails.
 folder=$(dirname "$(dirname "$0")")
 echo "$*" >> LOG
-if [ -e KILLED ]; then echo half > "$folder/package"; kill -9 $PPID; exit 1; fi
+if [ -e KILLED ]; then echo half > "$folder/package"; . KILLED; exit 1; fi
+if [ -e FAILS ]; then cat FAILS >&2; exit 1; fi
 [ ! -e "$folder/package" ] || [ "$(cat "$folder/package")" = whole ] || exit 0  # pip skips what it finds
 echo whole > "$folder/package"
+"""
+
+UNREACHABLE = """\
+ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: none)
+ERROR: No matching distribution found for torch==2.13.0+cpu
 """
 
 
 class Machine:
     def __init__(self, folder):
-        self.venv, self.log, self.killed = folder / "venv", folder / "log", folder / "killed"
+        self.venv, self.log = folder / "venv", folder / "log"
+        self.killed, self.fails = folder / "killed", folder / "fails"
         for name, text in (("python", PYTHON), ("pip", PIP)):
-            for word, path in (("PIP", folder / "pip"), ("LOG", self.log), ("KILLED", self.killed)):
-                text = text.replace(word, str(path))
+            for word in ("pip", "log", "killed", "fails"):
+                text = text.replace(word.upper(), str(folder / word))
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         self.python = folder / "python"
 
     def make(self, *targets, extra=""):
-        command = ["make", *targets, f"PYTHON={self.python}", f"VENV={self.venv}", f"EXTRA={extra}"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        command = [
+            "make",
+            *targets,
+            f"PYTHON={self.python}",
+            f"VENV={self.venv}",
+            *([] if extra is None else [f"EXTRA={extra}"]),
+        ]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
+
+    def outdate(self):
+        subprocess.run(["touch", "-d", "2000-01-01", self.venv / "installed"], check=True)
 
 
 @pytest.fixture
@@ -46,11 +65,12 @@ def machine(tmp_path):
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_an_installation_that_was_killed_starts_again(machine, installed):
+@pytest.mark.parametrize("kill", ["kill -9 $PPID", "kill -9 $$", "kill -INT 0"])
+def test_an_installation_that_was_killed_starts_again(machine, installed, kill):
     if installed:  # an update
         assert machine.make("install").returncode == 0
-        subprocess.run(["touch", "-d", "2000-01-01", machine.venv / "installed"], check=True)
-    machine.killed.touch()
+        machine.outdate()
+    machine.killed.write_text(kill)
     assert machine.make("install").returncode != 0
     assert not (machine.venv / "installed").exists()
     machine.killed.unlink()
@@ -62,18 +82,71 @@ def test_an_installation_that_was_killed_starts_again(machine, installed):
     assert machine.make("install").returncode == 0 and machine.log.read_text() == calls  # nothing left to do
 
 
-def test_an_environment_that_somebody_else_made_is_kept(machine):
+@pytest.mark.parametrize("extra", ["", ",gpu"])
+def test_an_update_that_fails_keeps_the_environment(machine, extra):
+    assert machine.make("install", extra=extra).returncode == 0
+    machine.outdate()
+    machine.fails.write_text(UNREACHABLE)
+    for _ in range(2):
+        failed = machine.make("install", extra=extra)
+        assert failed.returncode != 0
+        assert UNREACHABLE in failed.stderr and "CPU build" not in failed.stderr
+        assert (machine.venv / "package").exists() and (machine.venv / "installed").exists()
+    machine.fails.unlink()
+    calls = machine.log.read_text()
+    assert machine.make("install", extra=extra).returncode == 0 and machine.log.read_text() != calls
+
+
+def test_without_a_cpu_build_the_plain_one_is_installed(machine):
+    machine.fails.write_text(UNREACHABLE.replace("none", "2.12.0, 2.13.0"))
+    failed = machine.make("install")  # the stand-in fails for the plain one, too
+    assert "no CPU build of torch" in failed.stderr and "-e .[dev]" in machine.log.read_text()
+
+
+@pytest.mark.parametrize("kill", ["", "kill -9 $PPID"])
+def test_an_environment_that_somebody_else_made_is_kept(machine, kill):
     machine.venv.mkdir()
     (machine.venv / "mine").touch()
-    assert machine.make("install").returncode == 0
+    (machine.killed if kill else machine.fails).write_text(kill)
+    assert machine.make("install").returncode != 0
+    (machine.killed if kill else machine.fails).unlink()
+    again = machine.make("install")
     assert (machine.venv / "mine").exists()
+    if kill:
+        assert again.returncode != 0 and "error: an installation into" in again.stderr
+        (machine.venv / "installing").unlink()
+        again = machine.make("install")
+    assert again.returncode == 0 and (machine.venv / "mine").exists()
+
+
+def test_a_second_installation_leaves_a_running_one_alone(machine):
+    machine.killed.write_text("kill -9 $PPID")
+    machine.make("install")
+    folder = os.open(machine.venv, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    second = machine.make("install")
+    os.close(folder)
+    assert second.returncode != 0 and "another installation" in second.stderr
+    assert (machine.venv / "package").read_text() == "half\n"
+
+
+def test_a_python_that_does_not_exist_is_one_line(machine):
+    machine.python = "python9"
+    lines = machine.make("install").stderr.splitlines()
+    assert [line for line in lines if not line.startswith("make")] == [
+        "error: python9 is not installed; pass PYTHON=python3.12 or the path of a Python 3.11 or 3.12"
+    ]
 
 
 def test_only_a_gpu_gets_the_lock(machine):
     assert machine.make("install").returncode == 0
     assert "requirements-gpu.lock" not in machine.log.read_text() and "+cpu" in machine.log.read_text()
     machine.log.unlink()
-    assert machine.make("install", "-B", extra=",gpu").returncode == 0
+    assert machine.make("install", extra=",gpu").returncode == 0
     lock, project = machine.log.read_text().splitlines()
     assert re.search(r"install --no-compile --no-deps -r requirements-gpu\.lock torch==[\d.]+,!=[\d.]+\+cpu$", lock)
     assert project.endswith("install --no-compile --no-deps -e .")
+    assert machine.make("install", extra=",gpu").returncode == 0
+    machine.outdate()
+    assert machine.make("install", extra=None).returncode == 0  # nvidia-smi finds no GPU this time
+    assert machine.log.read_text().splitlines() == 2 * [lock, project]
