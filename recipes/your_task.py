@@ -18,9 +18,14 @@ from lora_grpo.pipeline import run_recipe
 from lora_grpo.starter import problems
 
 SYSTEM_PROMPT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
-CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+CALCULATION = re.compile(r"(?<!\d)(\d{1,9})([-+*/])(\d{1,9})=(\d{1,9})(?!\d)")
 AUDIT_IGNORE = ("all answers at once",)  # text after a calculation is fine; see docs/your-task.md
-OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": lambda a, b: a / b if b else None}
+HOLDS = {
+    "+": lambda a, b, result: a + b == result,
+    "-": lambda a, b, result: a - b == result,
+    "*": lambda a, b, result: a * b == result,
+    "/": lambda a, b, result: b != 0 and a == b * result,
+}
 
 
 def load(split):
@@ -34,7 +39,7 @@ def check(completion, row):
     used = {number for first, _, second, _ in calculations for number in (first, second)}
     if not calculations or not used.issuperset(numbers(row)):
         return 0.0
-    right = [OPERATIONS[sign](int(a), int(b)) == int(result) for a, sign, b, result in calculations]
+    right = [HOLDS[sign](int(a), int(b), int(result)) for a, sign, b, result in calculations]
     return sum(right) / len(right)
 
 

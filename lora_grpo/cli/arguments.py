@@ -20,7 +20,7 @@ from lora_grpo.cli.validate import check
 from lora_grpo.config import STARTER, Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, check_download, check_model
-from lora_grpo.tasks import TaskFile, get_task, is_task_file
+from lora_grpo.tasks import TaskFile, get_task, is_task_file, same_task
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
@@ -42,6 +42,7 @@ class _Arguments:
 @dataclass(frozen=True)
 class _EarlyData:
     task: str | None = None
+    eval_task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def parse(
         layers.insert(0, (str(record), {**_read_settings(record), "output_dir": folder}))
     requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
     preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit)
-    named = (early.data.task, presets[preset].get("data", {}).get("task"))
-    config = _with_rewards_of_task(replace(base, presets[preset]), named[0] or named[1])
+    of_preset = presets[preset].get("data", {}).get("task")
+    config = _with_rewards_of_task(replace(base, presets[preset]), early.data.task or of_preset)
     for path, layer in layers:
         try:
             config = check_fields(replace(config, layer))
@@ -94,9 +95,10 @@ def parse(
     parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
     config = replace(parsed.run, {"preset": preset, "output_dir": parsed.run.output_dir or base.output_dir})
     config = _settle_task(check_fields(config))
-    for task in (config.data.task, config.data.evaluation_task):
-        if is_task_file(task) and task not in (*named, *arguments):
-            raise UserError(f"the settings name the task file {task}; pass --task {shlex.quote(task)} to run it")
+    named = [task for task in (early.data.task, early.data.eval_task, of_preset) if task]
+    for name, task in (("--task", config.data.task), ("--data.eval-task", config.data.eval_task)):
+        if task and is_task_file(task) and not any(same_task(task, each) for each in named):
+            raise UserError(f"the settings name the task file {task}; pass {name} {shlex.quote(task)} to run it")
     check(config)
     without_model = parsed.invocation.plan or parsed.invocation.audit
     if not without_model:  # neither weights nor engines are needed

@@ -9,7 +9,7 @@ from lora_grpo import distributed
 from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, runs_programs
+from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, is_task_file, runs_programs
 
 
 def check(config: RunConfig) -> None:
@@ -34,7 +34,8 @@ def _check_tasks(config: RunConfig) -> None:
                 f"--rewards {spec.name} runs unit tests, and --data.task {task} has none; "
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
-    if style == "code" and not {task, config.data.evaluation_task} <= {*CODE_TASKS}:
+    asked = [name for name in (task, config.data.evaluation_task) if not is_task_file(name)]  # files have own prompts
+    if style == "code" and not {*asked} <= {*CODE_TASKS}:
         raise UserError(
             f"--data.prompt-style code requests a program; pass another style for --data.task {task}, e.g. "
             "--data.prompt-style xml"

@@ -16,7 +16,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, columns_of, get_task, is_task_file
+from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, columns_of, get_task, is_task_file, same_task
 
 _FOR_MODELS = (
     *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
@@ -128,9 +128,17 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
     if is_task_file(task) and not options.task:
         raise UserError(f"the run was trained on a file, {task}; pass --task {shlex.quote(task)} to run it")
     get_task(task)
-    trained = run is not None and config.data.evaluation_task == task and options.data in (None, config.data.eval)
+    trained = (
+        run is not None and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
+    )
     if trained:
         data, defaults = config.data, config.eval
+        if is_task_file(data.task) and not same_task(data.task, task):
+            if data.few_shot and options.few_shot != 0:
+                raise UserError(
+                    f"the worked examples are those of the file {data.task}, which is not run; --few-shot 0"
+                )
+            data = dataclasses.replace(data, task=task, eval_task=None)
     else:
         style = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
         data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval

@@ -101,6 +101,7 @@ def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> Sample
     data_sha256 = fingerprint(list(rows.values()))
     request: dict[str, Any] = {
         "task": task_title(task),
+        "task_sha256": task_sha256(task),
         "samples_sha256": atomic.sha256(path),
         "data_sha256": data_sha256,
     }

@@ -21,13 +21,14 @@ def load(path: Path, expected: str) -> ModuleType:
     Raises:
         UserError: the file cannot be read, is not Python, or raises an exception.
     """
-    return _load(path.expanduser().resolve(), expected)
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected {expected}")
+    return _load(path)
 
 
 @functools.cache
-def _load(path: Path, expected: str) -> ModuleType:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; expected {expected}")
+def _load(path: Path) -> ModuleType:
     name = f"user_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader

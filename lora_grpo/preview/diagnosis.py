@@ -82,7 +82,7 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
         explained = explained or found.unparsed.value >= _MOST_FLAT
         text = f"{found.unparsed} of completions end without an answer that can be parsed"
         findings.append(Finding(text, _readable(config, found.varying)))
-    if rights and not explained and (difficulty := _difficulty(found, config, size)):
+    if rights and not explained and not found.partial_credit and (difficulty := _difficulty(found, config, size)):
         explained = True
         findings.append(difficulty)
     if found.distinct < size / 2 and found.flat.value >= 0.5:

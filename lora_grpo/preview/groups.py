@@ -83,6 +83,8 @@ class Summary:
     """Share of correct completions."""
     difficulty: tuple[int, int, int]
     """Number of problems solved by all, some and none of their completions."""
+    partial_credit: bool
+    """Whether the task gives scores between 0 and 1."""
     unparsed: Share
     """Share of completions that ended without a parsable answer."""
     truncated: Share
@@ -109,6 +111,7 @@ def measure(groups: Sequence[Group]) -> Summary:
         flat=share_of(sum(not group.differs_in("sum") for group in groups), len(groups)),
         solved=_share([[a.is_correct for a in g.answers] for g in groups]),
         difficulty=(always, mixed, len(groups) - always - mixed),
+        partial_credit=any(0 < answer.verdict.value < 1 for answer in answers),
         unparsed=_share([[_is_unparsed(a) for a in g.answers] for g in groups]),
         truncated=_share([[a.truncated for a in g.answers] for g in groups]),
         distinct=statistics.mean(len({a.text for a in g.answers}) for g in groups),

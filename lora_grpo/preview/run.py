@@ -75,8 +75,8 @@ def dry_run(config: RunConfig, data: Data) -> None:
     rows = fit_to_context(data.train, tokenizer, config, "train")
     evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
     row = rows[0]
-    gold = get_task(config.data.task).gold(row)
     print(f"--- prompt of {row['id']}\n{chat.render_row(tokenizer, row)}")
+    gold = get_task(config.data.task).gold(row)
     print(f"--- reference answer\n{gold}\n--- its rewards")
     rewards = resolve(parse_reward_specs(config.rewards))
     (values,) = score(

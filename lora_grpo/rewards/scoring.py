@@ -27,8 +27,10 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
 
     try:
         return Dataset.from_list(trl_rows(tokenizer, rows)).select(order)
-    except (ArrowInvalid, ArrowTypeError) as error:
-        raise UserError(f"a column of the training rows has values of several types: {first_line(error)}") from error
+    except (ArrowInvalid, ArrowTypeError, OverflowError) as error:
+        raise UserError(
+            f"a column of the training rows has values that do not fit together: {first_line(error)}"
+        ) from error
 
 
 def score(

@@ -20,7 +20,7 @@ from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.runs.checkpoints import newest_step, saved_bytes
 from lora_grpo.runs.reader import Line, read_metrics
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
-from lora_grpo.tasks import is_task_file
+from lora_grpo.tasks import is_task_file, task_title
 
 _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "validation"),
@@ -202,8 +202,14 @@ def close_run(status: str, error: str | None = None) -> str | None:
                 run.update(status=status, ended=now(), error=error)
         ranks = str(distributed.world_size())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
-        task = run.config.data.task
-        named = ["--task", task] if is_task_file(task) and not _is_recipe(task) else []
+        data = run.config.data
+        flags = (("--task", data.task), ("--data.eval-task", data.eval_task))
+        named = [
+            word
+            for flag, task in flags
+            if task and is_task_file(task) and not _is_recipe(task)
+            for word in (flag, task)
+        ]
         return shlex.join([sys.executable, *launcher, sys.argv[0], *named, "--resume", "--output-dir", str(run.folder)])
     if distributed.is_main():
         with contextlib.suppress(OSError):  # not empty: it existed before
@@ -235,7 +241,11 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
         )
     before, after = flat(record["config"]), flat(config.to_dict())
     for name in sorted(before.keys() | after.keys()):
-        if name not in _MAY_CHANGE and before.get(name) != after.get(name):
+        old, new = before.get(name), after.get(name)
+        same = old == new
+        if name in ("data.task", "data.eval_task") and old and new and is_task_file(old) and is_task_file(new):
+            same = task_title(old) == task_title(new)  # the path may differ; the digest is compared below
+        if name not in _MAY_CHANGE and not same:
             raise UserError(
                 f"the run in {folder} has {name}={before.get(name)!r}, this command has {after.get(name)!r}; "
                 f"leave the flag out to resume, {elsewhere}"
@@ -246,7 +256,7 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
                 f"the {split} rows have changed since the run in {folder} began; restore the file, {elsewhere}"
             )
     for path, digest in _user_files(config).items():
-        if record.get("user_files", {}).get(path) != digest:
+        if digest not in record.get("user_files", {}).values():
             raise UserError(f"{path} has changed since the run in {folder} began; restore it, {elsewhere}")
     installed = versions()
     changed = [

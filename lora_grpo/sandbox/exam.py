@@ -9,7 +9,7 @@ import marshal
 import symtable
 import warnings
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from lora_grpo.sandbox.examiner import ERROR, FAILED, HELD
 from lora_grpo.sandbox.verdict import BrokenTest, Program
@@ -24,8 +24,9 @@ def _compiled(
     """Return the code of the prelude, the test's imports, and the test; undefined names; number of counted asserts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example "assertion is always true"
-        counted = _Counted()
-        tree: Any = ast.fix_missing_locations(counted.visit(ast.parse(test)))
+        tree: Any = ast.parse(test)
+        counted = _Counted(tree)
+        tree = ast.fix_missing_locations(counted.visit(tree))
         imports = ast.Module([node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))], [])
         if not any(map(_asserts, (*ast.walk(tree), *ast.walk(ast.parse(prelude))))):
             raise ValueError("they assert nothing")
@@ -85,17 +86,29 @@ def _names(source: str) -> tuple[set[str], set[str]]:
     return used, defined | {"__name__"}
 
 
+_CATCHING = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
+
+
 class _Counted(ast.NodeTransformer):
     """Number the asserts, and run each one even if earlier asserts failed.
 
     If tests ended at the first failed assert, a further call would tell the candidate that its last answer was right.
 
     An assert in a loop counts once. The functions named by `HELD` and `FAILED` are called each time it runs. An assert
-    in a `try` or `with` statement is unchanged, because the statement may expect its exception.
+    in a `try` or `with` statement is unchanged, because the statement may expect its exception. So are the asserts of a
+    function that such a statement uses, or that is an argument, as in `assert raises(body)`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.number = 0
+        nodes = [*ast.walk(tree)]
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        inside = [part for node in nodes if isinstance(node, _CATCHING) for part in ast.walk(node)]
+        used = [node for node in nodes if id(node) not in called]
+        self.expected = {node.id for node in (*inside, *used) if isinstance(node, ast.Name)}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
+        return node if node.name in self.expected else cast(ast.stmt, self.generic_visit(node))
 
     def visit_Try(self, node: ast.stmt) -> ast.stmt:
         return node

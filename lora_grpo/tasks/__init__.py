@@ -48,6 +48,7 @@ from lora_grpo.tasks.registry import (
     grade_all,
     is_task_file,
     runs_programs,
+    same_task,
     task_sha256,
     task_title,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "prompt_order",
     "read_rows",
     "runs_programs",
+    "same_task",
     "split_validation",
     "start_sandbox",
     "task_sha256",

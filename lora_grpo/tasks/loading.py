@@ -126,7 +126,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
                 f"the same answer ({shown}); remove one of them"
             )
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
-        key = json.dumps({**row, "id": None}, sort_keys=True) if is_task_file(name) else question
+        key = json.dumps({**row, "id": None, "row_json": None}, sort_keys=True) if is_task_file(name) else question
         kept.setdefault(key, row)
     if len(kept) < len(rows):
         print(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row", file=sys.stderr)
@@ -191,8 +191,9 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
             "benchmark with --data.eval or --data.eval-task"
         )
     shown, train = train[: data.few_shot], train[data.few_shot :]
-    task = get_task(data.task)
-    examples = [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in shown]
+    examples = [
+        (row["question"], get_task(data.task).gold({**row, "prompt_style": data.prompt_style})) for row in shown
+    ]
 
     def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
         return [{**row, "task": task_name} for row in add_prompts(rows, data.prompt_style, examples)]

@@ -97,9 +97,18 @@ def task_title(name: str) -> str:
     return Path(name).stem if is_task_file(name) else name
 
 
+def same_task(first: str, second: str) -> bool:
+    """Return whether two names are of the same task, or two paths of the same file."""
+    return first == second or (all(map(is_task_file, (first, second))) and _resolved(first) == _resolved(second))
+
+
 def task_sha256(name: str) -> str | None:
     """Return the SHA-256 of a task file; None for a task of this package."""
-    return atomic.sha256(Path(name).expanduser()) if is_task_file(name) else None
+    return atomic.sha256(_resolved(name)) if is_task_file(name) else None
+
+
+def _resolved(path: str) -> Path:
+    return Path(path).expanduser().resolve()
 
 
 def get_task(name: str) -> Task:

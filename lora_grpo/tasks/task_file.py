@@ -18,6 +18,7 @@ and, if you want to, any of these:
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
@@ -81,11 +82,17 @@ class TaskFile:
         """
         where = f"row {row.get('id')}, completion {completion!r:.200}"
         try:
-            found = self.module.check(completion, dict(row))
+            found = self.module.check(completion, self._given(row))
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
         if isinstance(found, Verdict):
+            fields = (found.passed, bool), (found.reason, str), (found.score, (int, float, type(None)))
+            if not all(isinstance(value, kind) for value, kind in fields) or not 0 <= (found.score or 0) <= 1:
+                raise CheckError(
+                    f"{self.path}: check returned {found!r:.200}; expected passed as a bool, reason as a text, and a "
+                    f"score from 0 to 1 or None; {where}"
+                )
             return found
         if hasattr(found, "item") and getattr(found, "ndim", None) == 0:  # a NumPy or torch scalar
             found = found.item()
@@ -94,15 +101,16 @@ class TaskFile:
                 f"{self.path}: check returned {found!r:.60}; expected True, False, a score from 0 to 1, or a Verdict; "
                 f"{where}"
             )
-        passed = found >= getattr(self.module, "THRESHOLD", 1.0)
-        score = None if isinstance(found, bool) else float(found)
+        if isinstance(found, bool):
+            return Verdict(found, "correct" if found else "wrong_answer")
+        passed, score = found >= getattr(self.module, "THRESHOLD", 1.0), float(found)
         return Verdict(passed, "correct" if passed else "wrong_answer", score=score)
 
     def gold(self, row: Mapping[str, Any]) -> str:
         """Return the row's reference completion."""
         if not self.has_gold:
             raise UserError(f"{self.path} defines no gold(row), which worked examples and their rewards need")
-        gold = self._call("gold", dict(row))
+        gold = self._call("gold", self._given(row))
         if not isinstance(gold, str):
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
         return gold
@@ -114,7 +122,7 @@ class TaskFile:
         return tuple(found)
 
     def _source(self, source: str | None) -> tuple[str | None, ...]:
-        if _accepts(self.module.load, 2):
+        if "source" in inspect.signature(self.module.load).parameters:
             return (source,)
         if source is not None:
             raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")
@@ -138,12 +146,21 @@ class TaskFile:
             )
         system = getattr(self.module, "SYSTEM_PROMPT", None)
         messages = [{"role": "system", "content": system}] if system and asked[0]["role"] != "system" else []
-        row = {"question": asked[-1]["content"], "answer": "", **row, "id": name, "prompt": [*messages, *asked]}
+        question = "\n".join(message["content"] for message in asked if message["role"] != "system")
+        given = {"question": question, "answer": "", **row, "id": name}
         try:
-            json.dumps(row, allow_nan=False)
+            text = json.dumps(given, allow_nan=False, ensure_ascii=False)
+            text.encode()
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.path}: row {name} is not JSON: {first_line(error)}; keep plain values") from None
-        return row
+        return {**given, "question": question, "prompt": [*messages, *asked], "row_json": text}
+
+    def _given(self, row: Mapping[str, Any]) -> Any:
+        """Return the row as `load` returned it, for each call anew.
+
+        The trainer's dataset adds missing keys and changes types, so training and evaluation would check other rows.
+        """
+        return json.loads(row["row_json"]) if "row_json" in row else copy.deepcopy(dict(row))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
@@ -179,6 +196,10 @@ def _read(path: Path) -> TaskFile:
                 f"{path}: {function}{inspect.signature(found)} cannot be called with {arguments[-1]} arguments; see "
                 "docs/your-task.md"
             )
+    for name, kind in (("SYSTEM_PROMPT", str), ("THRESHOLD", (int, float))):
+        value = getattr(module, name, None)
+        if value is not None and not isinstance(value, kind):
+            raise UserError(f"{path}: {name} is {value!r:.60}; expected a {'text' if kind is str else 'number'}")
     return TaskFile(path, module)
 
 
@@ -187,6 +208,8 @@ def _accepts(function: Callable[..., Any], number: int) -> bool:
         inspect.signature(function).bind(*range(number))
     except TypeError:
         return False
+    except ValueError:  # a built-in such as `str` has no signature
+        return True
     return True
 
 

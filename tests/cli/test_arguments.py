@@ -299,13 +299,15 @@ def test_a_task_file_suggests_its_rewards():
 
 def test_a_task_file_runs_only_if_it_is_named_on_the_command_line():
     Path("mine.py").write_text(f"open('ran', 'w')\n{TASK}")
-    for name in ("task", "eval_task"):
-        assert "--task mine.py to run it" in refusal(*settings(f"data: {{{name}: mine.py}}\n"))
+    for name, flag in (("task", "--task"), ("eval_task", "--data.eval-task")):
+        assert f"pass {flag} mine.py to run it" in refusal(*settings(f"data: {{{name}: mine.py}}\n"))
     run_folder("old", data={"task": "mine.py"})
     assert "--task mine.py to run it" in refusal("--config", "old/run.json")
     assert "--task mine.py to run it" in refusal("--output-dir", "old", "--resume")
     assert not Path("ran").exists()
-    assert config("--output-dir", "old", "--resume", "--task", "mine.py").data.task == "mine.py"
+    assert "--task mine.py to run it" in refusal(*settings("data: {task: mine.py}\n"), "--seed", "1")
+    assert config("--output-dir", "old", "--resume", "--task", "./mine.py").data.task == "./mine.py"
+    assert config("--data.eval-task=mine.py").data.eval_task == "mine.py"
     assert Path("ran").exists()
 
 

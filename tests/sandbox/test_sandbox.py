@@ -213,6 +213,9 @@ def test_a_slice_of_a_candidates_object():
     [
         "try:\n assert f(1) == 2\nexcept ValueError:\n pass",
         "import contextlib\nwith contextlib.suppress(ValueError):\n assert f(1) == 2",
+        "def body():\n assert f(1) == 2\ntry:\n body()\nexcept ValueError:\n pass",
+        "def body():\n assert f(1) == 2\ndef raises(run):\n try:\n  run()\n except ValueError:\n  return True\n"
+        "assert raises(body)",
     ],
 )
 def test_a_statement_that_expects_an_exception_gets_it_from_its_assert(test):

@@ -1,10 +1,12 @@
 """A task in a user's file: its rows, prompts and verdicts, and what is said about a wrong one."""
 
+import json
 import textwrap
 
 import pytest
 
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.rewards import training_set
 from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, task_sha256, task_title
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
@@ -25,13 +27,10 @@ def task(tmp_path):
 
 def test_rows_get_an_id_a_question_and_a_prompt(task):
     _, found = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'")
-    assert found.load("eval")[1] == {
-        "id": "my_task/eval/1",
-        "question": "eval 1",
-        "answer": "",
-        "n": 1,
-        "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "eval 1"}],
-    }
+    row = found.load("eval")[1]
+    assert row.pop("prompt") == [{"role": "system", "content": "Count."}, {"role": "user", "content": "eval 1"}]
+    assert json.loads(row.pop("row_json")) == row
+    assert row == {"id": "my_task/eval/1", "question": "eval 1", "answer": "", "n": 1}
 
 
 def test_a_prompt_function_gives_a_text_or_messages(task):
@@ -83,7 +82,11 @@ def test_a_verdict_is_kept_and_a_threshold_decides(task):
 
 @pytest.mark.parametrize(
     ("returned", "got"),
-    [("None", "None"), ("1.5", "1.5"), ("float('nan')", "nan"), ("'yes'", "'yes'"), ("[1.0]", "[1.0]")],
+    [
+        *[("None", "None"), ("1.5", "1.5"), ("float('nan')", "nan"), ("'yes'", "'yes'"), ("[1.0]", "[1.0]")],
+        ("__import__('lora_grpo.tasks').tasks.Verdict(1, 'x')", "Verdict(passed=1"),
+        ("__import__('lora_grpo.tasks').tasks.Verdict(True, 'x', score=5)", "Verdict(passed=True"),
+    ],
 )
 def test_a_check_that_returns_something_else_stops_the_run_and_names_the_row(task, returned, got):
     path, _ = task(LOAD + f"def check(completion, row): return {returned}")
@@ -100,9 +103,24 @@ def test_an_exception_in_check_names_the_line_and_the_row(task):
 
 
 def test_check_cannot_change_the_rows(task):
-    path, _ = task(LOAD + "def check(completion, row):\n    return row.pop('n') == 3")
-    row = {"n": 3}
-    assert all(verdict.passed for verdict in grade_all(path, ["a", "b"], [row, row]))
+    load = (
+        "def load(split): return [{'question': 'a', 'n': [3], 'only': {'here': (1,)}}, {'question': 'b', 'n': [3]}]\n"
+    )
+    path, found = task(load + "def check(completion, row):\n    return row['n'].pop() == 3")
+    rows = found.load("train")
+    assert all(verdict.passed for verdict in grade_all(path, ["a", "b", "c"], [rows[0], rows[0], {"n": [3]}]))
+
+
+def test_training_and_evaluation_check_the_same_row(task):
+    """The trainer's dataset fills columns that a row does not have, and has one type for each column."""
+    loaded = [{"question": "a", "m": {"x": 1}, "t": (1, 2)}, {"question": "b", "m": {"y": 2}, "z": 3}]
+    load = f"def load(split): return {loaded}\n"
+    _, found = task(load + "seen = []\ndef check(completion, row):\n    seen.append(row)\n    return True")
+    rows = [{**row, "task": "t"} for row in found.load("train")]
+    for row in (*rows, *training_set(None, rows, [0, 1])):
+        found.check("x", row)
+    assert found.module.seen[:2] == found.module.seen[2:]
+    assert "z" not in found.module.seen[2] and found.module.seen[2]["m"] == {"x": 1}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,8 @@ def test_check_cannot_change_the_rows(task):
         (LOAD, "defines no function 'check'"),
         (LOAD + "check = 3", "defines no function 'check'"),
         (LOAD + "def check(completion): return True", "check(completion) cannot be called with 2 arguments"),
+        (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected a text"),
+        (LOAD + CHECK + "THRESHOLD = '0.5'", "THRESHOLD is '0.5'; expected a number"),
         ("def load(): return []\n" + CHECK, "load() cannot be called with 2 arguments"),
         ("import no_such_module", "my_task.py:1: importing this file raised ModuleNotFoundError"),
         ("def load(split) return 1", "SyntaxError"),
@@ -136,6 +156,7 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
         ("return [{'question': 'a', 'id': 'x'}, {'question': 'b', 'id': 'x'}]", "2 rows have the id 'x'"),
         ("return [{'question': 'a', 'date': object()}]", "row my_task/train/0 is not JSON"),
         ("return [{'question': 'a', 'n': float('nan')}]", "is not JSON"),
+        ("return [{'question': 'a', 'n': '\\ud800'}]", "is not JSON"),
         ("return [{'question': 'a', 'completion': 'b'}]", "has the column 'completion', which the trainer uses"),
         ("raise OSError('no file')", "load raised OSError: no file"),
     ],
