@@ -8,10 +8,12 @@ import errno
 import io
 import locale
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
@@ -44,7 +46,7 @@ def run_command(main: Callable[[], None]) -> int:
             finally:
                 sys.stdout.flush()
     except BaseException as error:
-        if isinstance(error, EngineFailed) and distributed.world_size() == 1:
+        if isinstance(error, EngineFailed) and distributed.world_size() == 1 and not _reads_pipe():
             _start_again(error, environment)
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
         _on_sigterm(signal.SIG_IGN)
@@ -66,8 +68,16 @@ def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
     """
     print(f"note: {failure.problem}; starting again with {' '.join(failure.arguments)}", file=sys.stderr)
     _drop_unwritable_output()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the lock of the run folder, the GPU's devices, the sandbox's sockets
+    for file in Path("/proc/self/fd").iterdir():
+        if int(file.name) > 2:  # the lock of the run folder, the GPU's devices, the sandbox's sockets
+            with contextlib.suppress(OSError):  # that of this listing
+                os.close(int(file.name))
     os.execve(sys.executable, [*sys.orig_argv, *failure.arguments], environment)
+
+
+def _reads_pipe() -> bool:
+    """Return whether an argument is a file that can be read only once, such as `--config <(...)`."""
+    return any(re.search(r"/fd/\d|/dev/stdin", argument) for argument in sys.argv)
 
 
 def _end(error: BaseException) -> int | None:

@@ -97,11 +97,17 @@ def conclude(results: Sequence[dict[str, Any]]) -> tuple[str, bool]:
     """Return which engines and backends work and what to do, in one sentence, and whether no row failed."""
     ran = {(each["engine"], each["backend"]) for each in results if each["status"] == "ran"}
     failed = [each for each in results if each["status"] == "failed"]
+    if not ran and failed:
+        first = failed[0]
+        return f"this GPU does not work: {first['row']} failed, {first['reason']}; see results.md", False
     if not ran:
-        first = (failed or results)[0]
-        fix = "see results.md" if failed else "pass more --minutes, or stop other programs that use the GPU"
-        return f"this GPU does not work: {first['row']} {first['status']}, {first['reason']}; {fix}", False
+        could_start = [each for each in results if not each["reason"].endswith("not installed")]
+        first = (could_start or results)[0]
+        fix = "pass more --minutes, or stop other programs that use the GPU" if could_start else "run `make install`"
+        return f"no row ran: {first['row']} {first['status']}, {first['reason']}; {fix}", False
     pairs = [pair for pair in _PREFERRED if pair in ran]
+    never_failed = [pair for pair in pairs if pair not in {(each["engine"], each["backend"]) for each in failed}]
+    pairs = never_failed or pairs
     works = f"this GPU works with {', '.join(map(' + '.join, pairs))}"
     if not failed:
         return works, True

@@ -39,6 +39,7 @@ class Policy:
     """The entry `policy` of run.json."""
 
 
+_GET_CUDA = "install torch's CUDA build or a newer driver"
 _PEFT = ("--model.engine", "peft")
 
 
@@ -73,6 +74,11 @@ def load_policy(config: RunConfig) -> Policy:
 
     if hardware.preset_gigabytes(config.preset):
         _check_gpu(config.preset)
+    elif hardware.nvidia_gpus()[0] and not torch.cuda.is_available() and distributed.is_main():
+        print(
+            f"note: torch {torch.__version__} sees no GPU while nvidia-smi does, so this run uses the CPU; {_GET_CUDA}",
+            file=sys.stderr,
+        )
     announce_download(config.model)
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
@@ -115,7 +121,7 @@ def _check_gpu(preset: str) -> None:
     if not torch.cuda.is_available():
         raise UserError(
             f"preset {preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
-            "install torch's CUDA build or a newer driver, or pass --preset starter"
+            f"{_GET_CUDA}, or pass --preset starter"
         )
     major, minor = torch.cuda.get_device_capability()
     compiled = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_" and arch[3:].isdigit()]

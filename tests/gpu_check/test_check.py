@@ -378,8 +378,19 @@ def test_the_conclusion_names_what_works_and_what_to_pass():
         "this GPU does not work: 0.5B-unsloth_vllm failed, no kernel (x.log); see results.md",
         False,
     )
-    assert check.conclude(results(peft_vllm="skipped"))[0].endswith(
-        "skipped, no time left; pass more --minutes, or stop other programs that use the GPU"
+    larger = results(peft_vllm="ran", unsloth_vllm="failed")
+    sentence, works = check.conclude(results(**every) + larger)
+    assert sentence.startswith("this GPU works with peft + vllm; 1 of 5 rows failed") and not works
+    assert sentence.endswith("train with --model.engine peft --sampling.backend vllm")
+    missing = {**results(peft_vllm="skipped")[0], "reason": "vllm not installed"}
+    assert check.conclude([missing, *results(peft_transformers="skipped")]) == (
+        "no row ran: 0.5B-peft_transformers skipped, no time left; pass more --minutes, or stop other programs that "
+        "use the GPU",
+        False,
+    )
+    assert check.conclude([missing]) == (
+        "no row ran: 0.5B-peft_vllm skipped, vllm not installed; run `make install`",
+        False,
     )
 
 

@@ -223,6 +223,15 @@ def test_the_gpus_memory_does_not_hold_the_base(monkeypatch, machine):
         load_policy(config("peft"))
 
 
+@pytest.mark.parametrize("gpus", [(), (12_288,)])
+def test_a_gpu_that_only_nvidia_smi_sees_is_noted(monkeypatch, machine, capsys, gpus):
+    machine(*gpus)
+    monkeypatch.setattr(policy, "_load_peft", lambda config: (_ for _ in ()).throw(RunError("the end")))
+    with pytest.raises(RunError, match="the end"):
+        load_policy(config("peft"))
+    assert ("sees no GPU while nvidia-smi does, so this run uses the CPU" in capsys.readouterr().err) is bool(gpus)
+
+
 AGAIN = """
 import os, sys
 from lora_grpo.cli import run_command
@@ -260,6 +269,8 @@ def test_a_command_starts_again_in_a_clean_process(tmp_path):
     several = run(WORLD_SIZE="2", RANK="0")  # the other process would wait for this one
     assert several.returncode == 1 and several.stdout.count("\n") == 1
     assert several.stderr.endswith("(SystemExit: no GPU); pass --model.engine peft\n")
+    command += ["--config", "/dev/fd/63"]  # of `--config <(...)`, which was already read
+    assert run().stderr.endswith("(SystemExit: no GPU); pass --model.engine peft\n")
 
 
 @pytest.mark.slow
