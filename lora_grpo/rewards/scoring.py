@@ -29,7 +29,7 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
         return Dataset.from_list(trl_rows(tokenizer, rows)).select(order)
     except (ArrowInvalid, ArrowTypeError, OverflowError) as error:
         raise UserError(
-            f"a column of the training rows has values that do not fit together: {first_line(error)}"
+            f"a column of the training rows has values of several types or too large a number: {first_line(error)}"
         ) from error
 
 

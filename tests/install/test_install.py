@@ -1,8 +1,10 @@
 """`make install` with a stand-in for pip: only a killed installation starts again, and a GPU gets the lock."""
 
 import fcntl
+import functools
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -53,7 +55,10 @@ class Machine:
             f"VENV={self.venv}",
             *([] if extra is None else [f"EXTRA={extra}"]),
         ]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
+        # A background job of a script ignores SIGINT, and so would make.
+        default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        options = {"capture_output": True, "text": True, "start_new_session": True, "preexec_fn": default}
+        return subprocess.run(command, cwd=ROOT, check=False, **options)
 
     def outdate(self):
         subprocess.run(["touch", "-d", "2000-01-01", self.venv / "installed"], check=True)

@@ -1,4 +1,3 @@
-import sys
 import types
 
 import pytest
@@ -11,11 +10,10 @@ from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.models.target import Overrides, resolve
-from lora_grpo.sampling import build
+from lora_grpo.sampling import build, vllm_engine
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
-from lora_grpo.sampling.vllm_engine import start_engine
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
@@ -184,10 +182,11 @@ def test_vllm_requests_no_more_memory_than_is_free(monkeypatch, requested, share
     def start(name, **options):
         raise Started(options)
 
-    monkeypatch.setitem(sys.modules, "vllm.entrypoints.llm", types.SimpleNamespace(LLM=start))
+    monkeypatch.setattr(vllm_engine, "require", lambda *_, **__: types.SimpleNamespace(LLM=start))
+    monkeypatch.setattr(vllm_engine, "require_compiler", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (6 << 30, 8 << 30))
     with pytest.raises(Started) as started:
-        start_engine(ModelConfig(), rank=None, max_sequence_tokens=64, seed=0, gpu_memory_share=requested)
+        vllm_engine.start_engine(ModelConfig(), rank=None, max_sequence_tokens=64, seed=0, gpu_memory_share=requested)
     assert started.value.args[0]["gpu_memory_utilization"] == pytest.approx(share)
