@@ -128,6 +128,8 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
     if is_task_file(task) and not options.task:
         raise UserError(f"the run was trained on a file, {task}; pass --task {shlex.quote(task)} to run it")
     get_task(task)
+    if options.style and is_task_file(task):
+        raise UserError(f"--style {options.style} does not apply to {task}, which writes its own prompts; leave it out")
     trained = (
         run is not None and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
     )

@@ -30,7 +30,8 @@ Table = tuple[list[str], list[tuple[str, ...]]]
 class Sampling(Schema):
     """How completions were sampled."""
 
-    prompt_style: str
+    prompt_style: str | None
+    """None for a task file, which writes its own prompts."""
     few_shot: int
     num_samples: int
     temperature: float
@@ -87,7 +88,8 @@ class Report(Schema):
             how = (
                 f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
             )
-            title += f", {how}, {sampling.prompt_style} style, {sampling.few_shot}-shot"
+            style = f"{sampling.prompt_style} style, " if sampling.prompt_style else ""
+            title += f", {how}, {style}{sampling.few_shot}-shot"
         if protocol.left_out_as_trained_on:
             title += f"; not comparable: {protocol.left_out_as_trained_on} trained-on problems are left out"
         if protocol.contaminated:
@@ -178,7 +180,7 @@ def make_protocol(
         left_out_as_trained_on=record.get("left_out_as_trained_on", 0),
         contaminated=list(contaminated),
         sampling=Sampling(
-            prompt_style=data.prompt_style,
+            prompt_style=None if is_task_file(data.evaluation_task) else data.prompt_style,
             few_shot=data.few_shot,
             num_samples=params.num_samples,
             temperature=params.temperature,

@@ -17,8 +17,7 @@ from lora_grpo.gguf_export.modelfile import modelfile_path
 from lora_grpo.gguf_export.types import TypeName
 from lora_grpo.gguf_export.writer import write_gguf
 from lora_grpo.merging import REPORT, merged_model
-from lora_grpo.runs import read_record
-from lora_grpo.tasks import chat
+from lora_grpo.runs import read_record, system_prompt
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -49,10 +48,9 @@ def export(options: ExportOptions) -> None:
     folder = merged_model(folder).resolve()
     run = folder.parent if (folder.parent / "run.json").is_file() else None
     output = options.output or default_output(folder, run, options.type)
-    style = read_record(run)["config"]["data"]["prompt_style"] if run else None
-    system_prompt = chat.SYSTEM_PROMPTS.get(style) if style else None
+    prompt = system_prompt(read_record(run)) if run else None
     with lock.holding(output.parent, "--output"):
-        notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=system_prompt)
+        notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         with atomic.new_file(copy) as temporary:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from lora_grpo.evaluation import Report
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
-from lora_grpo.runs import flat
+from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, get_task
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     )
     environment.filters |= {
         "code": _code,
+        "fenced": _fenced,
         "quoted": lambda value: Markup(json.dumps(value, ensure_ascii=False)),  # a string literal in Python
         "shell": lambda value: Markup(shlex.quote(value)),
     }
@@ -67,7 +68,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
         settings=[(name, values[name]) for name in _SETTINGS if values.get(name) not in (None, False, [])],
         data=_data(data),
-        system_prompt=chat.SYSTEM_PROMPTS.get(str(config.get("data", {}).get("prompt_style"))),
+        system_prompt=system_prompt(record),
         is_code=data.get("task") in CODE_TASKS,
         has_chat=template and "tokenizer.json" in names,
         template_arguments=Markup(
@@ -163,6 +164,11 @@ def _printed(value: Any) -> Markup:
     if isinstance(value, list):
         return Markup(", ".join(map(escape, value)))
     return Markup(f"{value:.4g}" if isinstance(value, float) else escape(value))
+
+
+def _fenced(text: str) -> Markup:
+    fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", text)), 0)
+    return Markup(f"{fence}\n{text}\n{fence}")
 
 
 def _code(value: object) -> Markup:

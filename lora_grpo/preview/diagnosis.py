@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lora_grpo.config import RunConfig
 from lora_grpo.preview.groups import Group, Summary, measure, share_of
-from lora_grpo.tasks import CODE_TASKS
+from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, source_of_rows
 
 RIGHT_REWARDS = (
     *("correct_answer", "passes_tests", "share_of_tests_passed"),
@@ -100,20 +100,20 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
 def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     always, mixed, never = found.difficulty
     larger = f"--sampling.num-generations {2 * size}"
-    ways = []
+    ways, source = [], source_of_rows(config.data.task)
     if not config.data.filter_by_difficulty:
         ways.append("--data.filter-by-difficulty, which trains only on problems that are solved sometimes")
     if never == found.groups:
         if config.data.task in CODE_TASKS:
             ways += ["--rewards share_of_tests_passed, which gives partial credit"]
         elif len(config.rewards) == 1:
-            ways += [f"a second, finer reward, e.g. {_format_reward(config)}"]
+            ways += [_finer_reward(config)]
         most = 100 * found.solved.high
         text = f"none of {found.completions} completions is correct (95% upper bound: {most:.0f}%)"
-        return Finding(text, "; ".join(["easier problems (--data.train)", *ways, *_examples(config), larger]))
+        return Finding(text, "; ".join([f"easier problems ({source})", *ways, *_examples(config), larger]))
     if always == found.groups:
         text = f"all of {found.completions} completions are correct: nothing is left to learn"
-        return Finding(text, "; ".join(["harder problems (--data.train)", *ways]))
+        return Finding(text, "; ".join([f"harder problems ({source})", *ways]))
     if 2 * mixed < found.groups and ways:
         text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
         return Finding(text, "; ".join([*ways, larger]))
@@ -125,7 +125,9 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
     if taught:
         return f"no change needed: training can fix this: {', '.join(taught)} differ within groups"
     ways = _examples(config)
-    if config.data.task not in CODE_TASKS:
+    if isinstance(task := get_task(config.data.task), TaskFile):
+        ways += [f"a prompt in {task.path.name} that shows the format"]
+    elif config.data.task not in CODE_TASKS:
         if not any(map(_is_format_reward, config.rewards)):
             ways += [f"a reward for the format, e.g. {_format_reward(config)}"]
         ways += ["another --data.prompt-style"]
@@ -133,7 +135,16 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
 
 
 def _examples(config: RunConfig) -> list[str]:
-    return [] if config.data.few_shot else ["--data.few-shot 2, for worked examples in the prompt"]
+    """Return advice to show worked examples, which are golds."""
+    if config.data.few_shot or not getattr(get_task(config.data.task), "has_gold", True):
+        return []
+    return ["--data.few-shot 2, for worked examples in the prompt"]
+
+
+def _finer_reward(config: RunConfig) -> str:
+    if isinstance(get_task(config.data.task), TaskFile):
+        return "a score from 0 to 1 from check, for partial credit"
+    return f"a second, finer reward, e.g. {_format_reward(config)}"
 
 
 def _is_format_reward(reward: str) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.models import base_model, load_policy
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
-from lora_grpo.rewards import parse_reward_specs, resolve, score, trl_rows
+from lora_grpo.rewards import Reward, parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 from lora_grpo.tasks import (
     Data,
     Row,
+    TaskFile,
     chat,
     fit_to_context,
     get_task,
@@ -74,23 +77,29 @@ def dry_run(config: RunConfig, data: Data) -> None:
     tokenizer = base_model.load_tokenizer(config.model)
     rows = fit_to_context(data.train, tokenizer, config, "train")
     evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
-    row = rows[0]
-    print(f"--- prompt of {row['id']}\n{chat.render_row(tokenizer, row)}")
-    gold = get_task(config.data.task).gold(row)
-    print(f"--- reference answer\n{gold}\n--- its rewards")
     rewards = resolve(parse_reward_specs(config.rewards))
-    (values,) = score(
-        rewards, trl_rows(tokenizer, rows)[:1], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]]
+    print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
+    task = get_task(config.data.task)
+    if isinstance(task, TaskFile) and not task.has_gold:
+        print(f"--- no reference answer: {task.path.name} defines no gold(row)")
+    else:
+        _show_gold(task.gold(rows[0]), rewards, trl_rows(tokenizer, rows)[0], tokenizer)
+    shape = batch_shape(config)
+    print(
+        f"--- {config.train.max_steps} steps of {config.train.prompts_per_step} prompts x "
+        f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, in "
+        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(evaluation)} evaluation rows; "
+        "nothing was trained"
     )
+
+
+def _show_gold(gold: str, rewards: Sequence[Reward], row: Row, tokenizer: Any) -> None:
+    """Print a reference answer and its rewards."""
+    print(f"--- reference answer\n{gold}\n--- its rewards")
+    (values,) = score(rewards, [row], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
     total = 0.0
     for reward in rewards:
         value = values[reward.name]
         total += reward.weight * (value or 0.0)
         print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, weight {reward.weight:g}'}")
-    shape = batch_shape(config)
-    print(
-        f"{'sum':24} {total:g}\n--- {config.train.max_steps} steps of {config.train.prompts_per_step} prompts x "
-        f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, in "
-        f"{shape.accumulation_steps} passes; {len(rows)} training rows, {len(evaluation)} evaluation rows; "
-        "nothing was trained"
-    )
+    print(f"{'sum':24} {total:g}")

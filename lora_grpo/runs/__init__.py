@@ -13,7 +13,7 @@ reader.py       reads the folder of a run in any state
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
 from lora_grpo.runs.reader import Line, RunFiles, read_metrics, read_run
-from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
+from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
 from lora_grpo.runs.run import Run, begun_run, close_run, open_run
 
 __all__ = [
@@ -33,5 +33,6 @@ __all__ = [
     "read_record",
     "read_run",
     "saved_bytes",
+    "system_prompt",
     "versions",
 ]

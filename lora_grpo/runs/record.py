@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,6 +17,7 @@ from lora_grpo import __version__
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
+from lora_grpo.tasks import chat, is_task_file
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 
@@ -39,6 +41,8 @@ class DataRecord:
     eval_task: str | None = None
     train: RowsRecord = RowsRecord()
     eval: RowsRecord = RowsRecord()
+    system_prompt: str | None = None
+    """System message of all training prompts; None if they differ."""
     trained_on_benchmark: str | None = None
     """Name of the benchmark if the run trained on its test problems."""
     left_out_as_trained_on: int = 0
@@ -96,6 +100,14 @@ def read_record(folder: Path) -> dict[str, Any]:
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"{path} is not a valid run.json: {where}: {first['msg']}") from None
     return record
+
+
+def system_prompt(record: Mapping[str, Any]) -> str | None:
+    """Return the system prompt that a run was trained with, from its run.json; None if there is none."""
+    data, settings = record.get("data", {}), record.get("config", {}).get("data", {})
+    if "system_prompt" in data or is_task_file(settings.get("task", "")):
+        return data.get("system_prompt")
+    return chat.SYSTEM_PROMPTS.get(settings.get("prompt_style"))  # recorded before this entry existed
 
 
 def now() -> str:

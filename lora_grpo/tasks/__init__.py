@@ -49,6 +49,7 @@ from lora_grpo.tasks.registry import (
     is_task_file,
     runs_programs,
     same_task,
+    source_of_rows,
     task_sha256,
     task_title,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "read_rows",
     "runs_programs",
     "same_task",
+    "source_of_rows",
     "split_validation",
     "start_sandbox",
     "task_sha256",

@@ -22,6 +22,7 @@ from lora_grpo.tasks.registry import (
     get_task,
     is_task_file,
     runs_programs,
+    source_of_rows,
     task_title,
 )
 
@@ -48,7 +49,7 @@ def load_data(config: RunConfig) -> Data:
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
-            f"{config.train.prompts_per_step}; add rows with --data.train or lower it"
+            f"{config.train.prompts_per_step}; add rows with {source_of_rows(config.data.task)} or lower it"
         )
     return data
 
@@ -162,8 +163,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     evaluation = _load_unique(data, "eval")
     if train and not one_split and not _without_questions_of(evaluation, train):
         raise UserError(
-            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); use "
-            "different rows for --data.train and --data.eval"
+            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); use other "
+            f"training rows ({source_of_rows(data.task)})"
         )
     train = sources.sample(train, data.train_limit, train_seed or 0)
     if not one_split:
@@ -198,16 +199,24 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
         return [{**row, "task": task_name} for row in add_prompts(rows, data.prompt_style, examples)]
 
+    prompted = with_prompts(train, data.task)
     record = {
         "task": task_title(data.task),
         "eval_task": task_title(data.evaluation_task),
         "train": {"source": data.train, "rows": len(train), "sha256": fingerprint([*shown, *train])},
         "eval": {"source": data.eval, "rows": len(evaluation), "sha256": fingerprint(evaluation)},
+        "system_prompt": _shared_system_prompt(prompted),
         "trained_on_benchmark": data.task if one_split else None,
         "left_out_as_trained_on": contaminated,
         "sandbox": sandbox.describe() if runs_programs(data) else None,
     }
-    return Data(with_prompts(train, data.task), with_prompts(evaluation, data.evaluation_task), record)
+    return Data(prompted, with_prompts(evaluation, data.evaluation_task), record)
+
+
+def _shared_system_prompt(rows: Sequence[Row]) -> str | None:
+    """Return the system message of the rows' prompts; None if they have none or not the same."""
+    first = {row["prompt"][0]["content"] if row["prompt"][0]["role"] == "system" else None for row in rows}
+    return first.pop() if len(first) == 1 else None
 
 
 def _without_questions_of(others: list[Row], rows: list[Row]) -> list[Row]:

@@ -102,6 +102,11 @@ def same_task(first: str, second: str) -> bool:
     return first == second or (all(map(is_task_file, (first, second))) and _resolved(first) == _resolved(second))
 
 
+def source_of_rows(name: str) -> str:
+    """Return what provides the training rows of a task: "--data.train", or the `load` of a task file."""
+    return "--data.train" if getattr(get_task(name), "takes_source", True) else f"load in {Path(name).name}"
+
+
 def task_sha256(name: str) -> str | None:
     """Return the SHA-256 of a task file; None for a task of this package."""
     return atomic.sha256(_resolved(name)) if is_task_file(name) else None

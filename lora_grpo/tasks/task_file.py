@@ -64,6 +64,11 @@ class TaskFile:
     def has_gold(self) -> bool:
         return hasattr(self.module, "gold")
 
+    @property
+    def takes_source(self) -> bool:
+        """Whether `load` reads `--data.train` and `--data.eval`."""
+        return "source" in inspect.signature(self.module.load).parameters
+
     def load(self, split: str, source: str | None = None) -> list[Row]:
         """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`."""
         returned = self._call("load", split, *self._source(source))
@@ -122,7 +127,7 @@ class TaskFile:
         return tuple(found)
 
     def _source(self, source: str | None) -> tuple[str | None, ...]:
-        if "source" in inspect.signature(self.module.load).parameters:
+        if self.takes_source:
             return (source,)
         if source is not None:
             raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")

@@ -169,7 +169,7 @@ class Alarms:
         if self._is_near_maximum(reward):
             return (
                 f"{message}, nearly all of them the maximum ({reward:.2f} of {self.max_reward:g}): "
-                "the rows are learned; pass harder ones (--data.train) or end the run"
+                "the rows are learned; train on harder ones or end the run"
             )
         return (
             f"{message}, so there is nothing to learn from; pass --data.filter-by-difficulty, a higher "

@@ -12,7 +12,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.evaluation import count_passed
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SamplingParams
-from lora_grpo.tasks import Row, prompt_order
+from lora_grpo.tasks import Row, prompt_order, source_of_rows
 
 _CHUNK = 128
 """Number of rows sampled at a time. Each chunk has its own file."""
@@ -47,9 +47,9 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     if len(kept) < config.train.prompts_per_step:
         other = "easier" if never > always else "harder"
         raise RunError(
-            f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; pass {other} rows with "
-            "--data.train, raise --sampling.num-generations or --sampling.temperature, or leave "
-            "--data.filter-by-difficulty out (any of them with --overwrite)"
+            f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; train on {other} rows "
+            f"({source_of_rows(config.data.task)}), raise --sampling.num-generations or --sampling.temperature, or "
+            "leave --data.filter-by-difficulty out (any of them with --overwrite)"
         )
     print(f"filter: {summary}", file=sys.stderr)
     again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)

@@ -387,6 +387,13 @@ def test_text_from_files_stays_text(tmp_path, path):
     assert "<script" not in text.replace("\\<script", "") and "](http://evil)" not in text.replace("\\]", "")
 
 
+def test_the_system_prompt_of_a_task_file_is_shown_as_it_is(tmp_path):
+    prompt = "Spell it.\n```\n---\nlicense: mit\n---\n{{ 7*7 }} */home/me*"
+    run = make_run(tmp_path / "run", record__config__data__task="my_task.py", record__data__system_prompt=prompt)
+    data, text, _ = card_of(make_gguf(run), "gguf")
+    assert "license" not in data and f"````\n{prompt}\n````" in text and "reasoning" not in text
+
+
 def test_escaped_text_reads_as_it_is():
     assert escape("correct_answer 0.1.0 +3.2") == "correct_answer 0.1.0 +3.2"
     assert escape("_a_ *b* [c](d) <e>\n- f") == "\\_a\\_ \\*b\\* \\[c\\](d) \\<e\\> - f"

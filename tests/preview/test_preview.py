@@ -15,7 +15,7 @@ from lora_grpo.models.policy import load_policy
 from lora_grpo.preview.diagnosis import judge
 from lora_grpo.preview.groups import Answer, Group, measure
 from lora_grpo.preview.page import show
-from lora_grpo.preview.run import sample_groups
+from lora_grpo.preview.run import dry_run, sample_groups
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
@@ -197,6 +197,44 @@ def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, se
     offered = " ".join(change for _, change in said)
     assert set(re.findall(r"--[a-z.-]+", offered)) <= set(flag_names())
     assert [*parse_reward_specs(re.findall(r"\b\w+_format=[\d.]+", offered) or ("correct_answer",))]
+
+
+def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
+    """A file has its own rows and prompts. Worked examples need its gold."""
+    path = tmp_path / "own.py"
+    check = "def check(completion, row): return False\n"
+    config = replace(RunConfig(), {"data": {"task": str(path)}})
+
+    def advice(*groups):
+        return " ".join(finding.advice for finding in judge(groups * 8, config).findings)
+
+    path.write_text("def load(split): return [{'question': 'What?'}]\n" + check)
+    offered = advice(NEVER) + advice(ALWAYS) + advice(graded(*[UNREAD] * 4))
+    assert {"--data.train", "--data.prompt-style", "--data.few-shot"}.isdisjoint(re.findall(r"--[a-z.-]+", offered))
+    assert "easier problems (load in own.py)" in offered and "harder problems (load in own.py)" in offered
+    assert "a score from 0 to 1" in offered and "a prompt in own.py" in offered and "xml" not in offered
+
+    path = tmp_path / "with_source.py"
+    config = replace(RunConfig(), {"data": {"task": str(path)}})
+    path.write_text("def load(split, source): return []\ndef gold(row): return ''\n" + check)
+    assert "easier problems (--data.train)" in advice(NEVER) and "--data.few-shot 2" in advice(NEVER)
+
+
+@pytest.mark.parametrize("gold", ["", "def gold(row): return 'a'\n"])
+def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_path, gold, capsys):
+    path = tmp_path / "own.py"
+    load = "def load(split): return [{'question': f'{split} {n}'} for n in range(9)]\n"
+    path.write_text(load + gold + "def check(completion, row): return completion == 'a'\n")
+    config = replace(RunConfig(), {"data": {"task": str(path)}})
+    dry_run(config, load_data(config))
+    said = capsys.readouterr().out
+    if gold:
+        assert "\n--- reference answer\na\n--- its rewards\ncorrect_answer           1 of 1, weight 2" in said
+    else:
+        assert (
+            "\n--- no reference answer: own.py defines no gold(row)\n" in said and "reward" not in said.split("---")[2]
+        )
+    assert said.count("--- prompt of own/train/0") == 1 and said.endswith("nothing was trained\n")
 
 
 def test_what_was_seen_once_is_not_said_again_by_its_consequences():

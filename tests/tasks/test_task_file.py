@@ -5,9 +5,14 @@ import textwrap
 
 import pytest
 
+from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.evaluation.options import EvaluateOptions, make_plan
+from lora_grpo.evaluation.report import Graded, make_protocol, make_report
 from lora_grpo.rewards import training_set
-from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, task_sha256, task_title
+from lora_grpo.runs import system_prompt
+from lora_grpo.sampling import SamplingParams
+from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, load_data, task_sha256, task_title
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
 CHECK = "def check(completion, row): return completion == str(row['n'])\n"
@@ -42,6 +47,39 @@ def test_a_prompt_function_gives_a_text_or_messages(task):
     (row,) = talk.load("train")
     assert [message["content"] for message in row["prompt"]] == ["s", "count"]
     assert row["question"] == "count"
+
+
+def test_the_system_prompt_of_all_rows_is_recorded(tmp_path):
+    """The model card and the Modelfile have it, because nobody runs the file for them."""
+    own = "def prompt(row): return [{'role': role, 'content': row['question']} for role in ('system', 'user')]\n"
+    for text, expected in (
+        (LOAD + "SYSTEM_PROMPT = 'Count.'\n", "Count."),
+        (LOAD, None),
+        (LOAD + own, None),
+    ):
+        path = tmp_path / f"own{len(text)}.py"
+        path.write_text(text + CHECK)
+        config = replace(RunConfig(), {"data": {"task": str(path)}, "train": {"prompts_per_step": 1}})
+        data = load_data(config)
+        record = {"data": data.record, "config": config.to_dict()}
+        assert data.record["system_prompt"] == system_prompt(record) == expected
+        del data.record["system_prompt"]  # as in a run.json of an earlier version
+        assert system_prompt(record) is None
+    record = {"data": {"task": "gsm8k"}, "config": RunConfig().to_dict()}
+    assert system_prompt(record) == chat.SYSTEM_PROMPTS["xml"] and system_prompt({}) is None
+
+
+def test_a_task_file_has_no_prompt_style(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(LOAD + CHECK)
+    data, params = DataConfig(task=str(path)), SamplingParams(1, 0.0, 1.0, 8)
+    protocol = make_protocol(data, {"eval": {"sha256": "x"}}, params, 3, 0)
+    assert protocol.sampling.prompt_style is None
+    result = {"task_id": "a", "passed": True, "status": "passed", "draw": "greedy", "num_tokens": 1, "truncated": False}
+    title = make_report([1], Graded("base", [result], {}, protocol)).title
+    assert title == "own: 1 samples of 1 tasks, greedy, 0-shot"
+    with pytest.raises(UserError, match=r"--style hashes does not apply to .*own\.py, which writes its own prompts"):
+        make_plan(EvaluateOptions("starter", task=str(path), style="hashes"), None)
 
 
 def test_worked_examples_follow_the_system_message(task):

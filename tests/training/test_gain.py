@@ -51,6 +51,18 @@ def test_the_code_recipe_gains_30_points_in_half_its_steps(tmp_path):
     raises_accuracy("code_lora", tmp_path / "run", "--train.max-steps", "30", "--data.eval-limit", "300")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_own_task_is_learned_in_ten_steps(tmp_path, seed):
+    """80 problems x 4 samples before and after a sixth of the default steps, with p < 0.01 on each seed."""
+    asked = ("--train.max-steps", "10", "--data.eval-limit", "80", "--eval.k", "1", "--monitor.rows", "0")
+    report = trained("your_task", tmp_path / "run", "--seed", str(seed), "--eval.num-samples", "4", *asked)
+    rows = {row["metric"]: row for row in report["table"]}
+    assert (report["protocol"]["task"], report["protocol"]["rows"]) == ("your_task", 80)
+    for metric in ("pass@1", "mean score"):
+        assert rows[metric]["difference"] > 0 and rows[metric]["p_value"] < 0.01
+
+
 @pytest.mark.engines
 @pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
 def test_rollouts_by_vllm_teach_as_much_as_the_kits_own(tmp_path):
