@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from lora_grpo.cli.validate import check
 from lora_grpo.config import STARTER, Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, check_download, check_model
-from lora_grpo.tasks import TaskFile, get_task, is_task_file, same_task
+from lora_grpo.runs import check_resume, refuse_unnamed_code
+from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
@@ -42,7 +42,6 @@ class _Arguments:
 @dataclass(frozen=True)
 class _EarlyData:
     task: str | None = None
-    eval_task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,32 +77,34 @@ def parse(
     _refuse_repeated_lists(arguments)
     arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
-    layers = [("", _read_settings(Path(early.config)))] if early.config else []
+    layers = [(f"--config {early.config}", _read_settings(Path(early.config)))] if early.config else []
     folder = early.output_dir or (layers[0][1].get("output_dir") if layers else None) or base.output_dir
     record = Path(folder) / "run.json"
     if early.resume and record.is_file():
-        layers.insert(0, (str(record), {**_read_settings(record), "output_dir": folder}))
+        layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))
     requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
     preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit)
     of_preset = presets[preset].get("data", {}).get("task")
     config = _with_rewards_of_task(replace(base, presets[preset]), early.data.task or of_preset)
+    without_files = config
     for path, layer in layers:
         try:
             config = check_fields(replace(config, layer))
         except UserError as error:
-            raise UserError(f"--config {path or early.config}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
     parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
+    _check_invocation(parsed.invocation)
+    if parsed.invocation.resume:
+        check_resume(Path(folder))
     config = replace(parsed.run, {"preset": preset, "output_dir": parsed.run.output_dir or base.output_dir})
     config = _settle_task(check_fields(config))
-    named = [task for task in (early.data.task, early.data.eval_task, of_preset) if task]
-    for name, task in (("--task", config.data.task), ("--data.eval-task", config.data.eval_task)):
-        if task and is_task_file(task) and not any(same_task(task, each) for each in named):
-            raise UserError(f"the settings name the task file {task}; pass {name} {shlex.quote(task)} to run it")
+    if layers:
+        named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
+        refuse_unnamed_code(config, named.run, " and ".join(path for path, _ in layers))
     check(config)
     without_model = parsed.invocation.plan or parsed.invocation.audit
     if not without_model:  # neither weights nor engines are needed
         check_model(config)
-    _check_invocation(parsed.invocation)
     chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
     if chose_model and not without_model:
         try:
@@ -172,8 +173,12 @@ def _settle_task(config: RunConfig) -> RunConfig:
     return replace(config, {"data": {"task": "gsm8k"}})
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML or JSON file. For a run.json, omit the settings that were planned for its GPU."""
+def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
+    """Return the settings in a YAML or JSON file. For a run.json, omit the settings that were planned for its GPU.
+
+    Args:
+        recipe: the recipe that resumes the run, which must be its own.
+    """
     import yaml
 
     try:
@@ -183,6 +188,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"--config {path} cannot be read: {reason}") from None
     if isinstance(settings, dict) and "lora_grpo_run" in settings and isinstance(settings.get("config"), dict):
+        if recipe and settings.get("recipe", recipe) != recipe:
+            raise UserError(
+                f"the run in {path.parent} is one of the recipe {settings['recipe']!r}, not of {recipe!r}; resume it "
+                "with that recipe, or pass another --output-dir"
+            )
         for name in (settings.get("memory") or {}).get("derived", []):
             section, _, key = name.partition(".")
             settings["config"].get(section, {}).pop(key, None)

@@ -154,7 +154,9 @@ class TrainConfig:
     """Trackers to log metrics to, in addition to metrics.jsonl."""
 
 
-AlarmName = Literal["nan", "logprob_mismatch", "collapse", "zero_variance", "entropy", "truncated", "hacking"]
+AlarmName = Literal[
+    "nan", "logprob_mismatch", "collapse", "zero_variance", "constant_reward", "entropy", "truncated", "hacking"
+]
 
 
 @dataclass(frozen=True)

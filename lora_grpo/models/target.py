@@ -116,12 +116,13 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
         raise UserError(f"the run in {folder} has no adapter yet; finish it with --resume, or give another folder")
     trained, policy = record["config"]["model"], record["policy"]
     requested = overrides.base or trained["name"]
+    if trained["trust_remote_code"] and not overrides.trust_remote_code:
+        raise UserError(
+            f"{folder}/run.json would run Python code from the repository of {requested}; if you trust it, pass "
+            "--trust-remote-code to evaluate.py or merge.py"
+        )
     base, commit = _find(requested, overrides.revision or policy.get("revision"))
-    resolved = dataclasses.replace(
-        overrides,
-        bits=overrides.bits or trained["bits"],
-        trust_remote_code=overrides.trust_remote_code or trained["trust_remote_code"],
-    )
+    resolved = dataclasses.replace(overrides, bits=overrides.bits or trained["bits"])
     spec = _spec("trained", trained["name"], base, commit, resolved, adapter, record)
     known = policy.get("fingerprint")
     if known and not overrides.any_base and base_model.weights_fingerprint(base) != known:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 from lora_grpo.errors import RunError, first_line
 from lora_grpo.rewards.functions import RewardFunction, completion_text
+
+_ROUNDING = 1e-6
 
 
 class RewardError(RunError):
@@ -20,8 +23,10 @@ class RewardError(RunError):
 def guard(function: RewardFunction, name: str) -> RewardFunction:
     """Wrap a reward function so that it raises RewardError if the reward fails or returns an invalid value.
 
-    A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded.
+    A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded. The
+    first value outside 0 to 1 is printed.
     """
+    outside: list[float] = []
 
     @functools.wraps(function)
     def guarded(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -43,7 +48,16 @@ def guard(function: RewardFunction, name: str) -> RewardFunction:
                 f"reward {name!r} returned {returned}; expected a list of {size} numbers, one per completion; "
                 f"{_describe(batch, 0)}"
             )
-        return [_check_value(value, name, batch, i) for i, value in enumerate(values)]
+        checked = [_check_value(value, name, batch, i) for i, value in enumerate(values)]
+        found = [value for value in checked if value is not None and not -_ROUNDING <= value <= 1 + _ROUNDING]
+        if found and not outside:
+            outside.append(found[0])
+            print(
+                f"note: reward {name!r} returned {found[0]:g}; other rewards are from 0 to 1, so scale it, or set a "
+                "weight that fits (NAME=WEIGHT)",
+                file=sys.stderr,
+            )
+        return checked
 
     guarded.__name__ = guarded.__qualname__ = name
     return guarded

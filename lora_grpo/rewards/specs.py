@@ -54,6 +54,8 @@ class Reward:
     weight: float
     function: RewardFunction
     """The guarded function. TRL calls it with keyword arguments; it raises RewardError on any failure."""
+    is_own: bool = False
+    """Whether it is defined in a user's file."""
 
 
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
@@ -82,7 +84,7 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
         label, load = _find(spec.name)
         seen[label] += 1
         name = label if seen[label] == 1 else f"{label}_{seen[label]}"
-        rewards.append(Reward(name, spec.weight, guard(load(), name)))
+        rewards.append(Reward(name, spec.weight, guard(load(), name), is_own=".py:" in spec.name))
     return rewards
 
 

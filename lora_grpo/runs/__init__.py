@@ -7,14 +7,16 @@
 
 record.py       the schema of run.json; versions and git revision
 run.py          the open run: creates, resumes and closes its folder
+code.py         the code that settings name, which runs only if the command line names it too
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
 reader.py       reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
+from lora_grpo.runs.code import refuse_unnamed_code
 from lora_grpo.runs.reader import Line, RunFiles, read_metrics, read_run
 from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
-from lora_grpo.runs.run import Run, begun_run, close_run, open_run
+from lora_grpo.runs.run import Run, begun_run, check_resume, close_run, open_run
 
 __all__ = [
     "AtomicCheckpoints",
@@ -22,6 +24,7 @@ __all__ = [
     "Run",
     "RunFiles",
     "begun_run",
+    "check_resume",
     "close_run",
     "flat",
     "git_revision",
@@ -32,6 +35,7 @@ __all__ = [
     "read_metrics",
     "read_record",
     "read_run",
+    "refuse_unnamed_code",
     "saved_bytes",
     "system_prompt",
     "versions",

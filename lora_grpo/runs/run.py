@@ -14,10 +14,11 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import Invocation, RunConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.runs.checkpoints import newest_step, saved_bytes
+from lora_grpo.runs.code import flags_that_name
 from lora_grpo.runs.reader import Line, read_metrics
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
 from lora_grpo.tasks import is_task_file, task_title
@@ -129,6 +130,15 @@ class Run:
         self.update(status="complete", ended=now(), results=results)
 
 
+def check_resume(folder: Path) -> None:
+    """Raise a UserError if a folder has no run to resume. A run that was killed while it started is one, at step 0."""
+    if (folder / "run.json").is_file() or (folder / ".lock").is_file():
+        return
+    runs = [path.parent.name for path in folder.parent.glob("*/run.json")]
+    hint = suggestion(folder.name, runs, otherwise="leave out --resume to start one")
+    raise UserError(f"--resume: there is no run in {folder}; {hint}")
+
+
 def open_run(
     config: RunConfig,
     invocation: Invocation,
@@ -202,14 +212,7 @@ def close_run(status: str, error: str | None = None) -> str | None:
                 run.update(status=status, ended=now(), error=error)
         ranks = str(distributed.world_size())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
-        data = run.config.data
-        flags = (("--task", data.task), ("--data.eval-task", data.eval_task))
-        named = [
-            word
-            for flag, task in flags
-            if task and is_task_file(task) and not _is_recipe(task)
-            for word in (flag, task)
-        ]
+        named = flags_that_name(run.config, sys.argv[0])
         return shlex.join([sys.executable, *launcher, sys.argv[0], *named, "--resume", "--output-dir", str(run.folder)])
     if distributed.is_main():
         with contextlib.suppress(OSError):  # not empty: it existed before
@@ -266,11 +269,6 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
     ]
     if changed:
         print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
-
-
-def _is_recipe(path: str) -> bool:
-    """Return whether a file is the recipe that this process runs."""
-    return Path(path).resolve() == Path(sys.argv[0]).resolve()
 
 
 def _user_files(config: RunConfig) -> dict[str, str]:

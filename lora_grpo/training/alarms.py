@@ -7,6 +7,7 @@
 | `collapse`         | the mean reward of 20 steps drops below half of the best 20 steps (or of the base) by more   |
 |                    | than 6 standard errors                                                                       |
 | `zero_variance`    | all completions have the same reward in more than 80% of the groups                          |
+| `constant_reward`  | a reward is the same for every completion of the first 10 steps (except 1 of a built-in one) |
 | `entropy`          | entropy is below 5% of its initial value while the reward is below 90% of the maximum        |
 | `truncated`        | more than 90% of completions reach the length limit                                          |
 | `hacking`          | validation reward rises while significantly fewer validation answers are correct (p < 0.01)  |
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_grpo.evaluation import mcnemar_exact
+from lora_grpo.rewards import Reward
 from lora_grpo.training.step_metrics import LOGPROB_MISMATCH
 
 WINDOW = 10
@@ -39,6 +41,8 @@ _MIN_ENTROPY = 0.05
 _NEAR_MAXIMUM = 0.9
 """Share of the maximum reward above which low entropy and equal rewards mean success."""
 _HACKING_P = 0.01
+_EQUAL = 1e-6
+"""Largest relative difference between equal values, by rounding in float32."""
 
 Metrics = Mapping[str, float]
 
@@ -60,6 +64,8 @@ class Alarms:
     """The highest possible reward of a completion: the sum of the positive weights."""
     max_mismatch: float | None = None
     """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
+    rewards: Sequence[Reward] = ()
+    """The rewards of the run."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
@@ -88,6 +94,8 @@ class Alarms:
                 "entropy": self._entropy(_mean(rewarded[:WINDOW], "entropy"), window),
                 "truncated": _truncated(window),
             }
+            if len(rewarded) == WINDOW:
+                messages["constant_reward"] = self._constant_reward(window)
         return self._new(step, messages)
 
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
@@ -176,6 +184,21 @@ class Alarms:
             "--sampling.temperature, a larger --sampling.num-generations or a reward with more than two values"
         )
 
+    def _constant_reward(self, window: Sequence[Metrics]) -> str | None:
+        constant = []
+        for reward in self.rewards:
+            means = _values(window, f"rewards/{reward.name}/mean")  # none if the reward graded no completion
+            spread = max([*_values(window, f"rewards/{reward.name}/std"), max(means) - min(means)]) if means else 0.0
+            is_met = not reward.is_own and min(means, default=0.0) == 1.0
+            if spread <= _EQUAL * max(map(abs, means), default=0.0) and not is_met:
+                constant.append(f"{reward.name!r} ({f'{means[0]:.3g}' if means else 'None'})")
+        if not constant:
+            return None
+        return (
+            f"{', '.join(constant)} had one value for every completion of the first {WINDOW} steps and taught nothing; "
+            "check which columns of the rows it reads, or leave it out of --rewards"
+        )
+
     def _entropy(self, start: float, window: Sequence[Metrics]) -> str | None:
         last, reward = _mean(window, "entropy"), _mean(window, "reward")
         if not last < _MIN_ENTROPY * start or self._is_near_maximum(reward):
@@ -215,5 +238,9 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
 
 def _mean(steps: Sequence[Metrics], name: str) -> float:
     """Return the mean of a metric, or NaN if no step has it. All comparisons with NaN are false."""
-    values = [step[name] for step in steps if name in step]
+    values = _values(steps, name)
     return statistics.fmean(values) if values else math.nan
+
+
+def _values(steps: Sequence[Metrics], name: str) -> list[float]:
+    return [step[name] for step in steps if name in step]

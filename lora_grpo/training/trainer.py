@@ -144,7 +144,7 @@ def _alarms(config: RunConfig, model: Any, rewards: Sequence[Reward]) -> Alarms:
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
     comparable = config.sampling.top_p == 1 and not any(dropout)
     uses_float16 = base_model.compute_dtype() == torch.float16
-    return Alarms(max_reward, tolerance() if comparable else None, float16=uses_float16)
+    return Alarms(max_reward, tolerance() if comparable else None, rewards, float16=uses_float16)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

@@ -93,7 +93,6 @@ def test_the_last_of_two_equal_flags_counts():
 def test_the_invocation_is_read_besides():
     assert read("--dry-run")[1].dry_run
     assert read("--overwrite")[1].overwrite
-    assert read("--resume")[1].resume
 
 
 def test_every_preset_is_one_that_this_version_accepts():
@@ -311,6 +310,39 @@ def test_a_task_file_runs_only_if_it_is_named_on_the_command_line():
     assert Path("ran").exists()
 
 
+def test_a_reward_file_runs_only_if_it_is_named_on_the_command_line():
+    Path("mine.py").write_text("open('ran', 'w')\ndef one(completions, **columns): return [1.0] * len(completions)\n")
+    specs = ["integer_answer=0.5", "mine.py:one=2.0"]
+    run_folder("old", rewards=specs)
+    for foreign in (["--output-dir", "old", "--resume"], ["--config", "old/run.json"]):
+        message = "old/run.json would run the reward file mine.py; if you trust it, pass --rewards integer_answer=0.5 "
+        assert message in refusal(*foreign, "--dry-run")
+        assert config(*foreign, "--rewards", *specs).rewards == tuple(specs)
+        assert config(*foreign, "--rewards", "integer_answer=0.5").rewards == ("integer_answer=0.5",)
+    preset = {"starter": {"rewards": ("mine.py:one=1.0",)}}  # the recipe names it
+    assert read("--config", "old/run.json", presets=preset)[0].rewards == tuple(specs)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"model": {"trust_remote_code": True}}, "--model.trust-remote-code"),
+        ({"sandbox": {"allow_unsafe": True}}, "--sandbox.allow-unsafe"),
+    ],
+)
+def test_what_lets_code_run_counts_only_on_the_command_line(changes, flag):
+    run_folder("old", **changes)
+    for foreign in (["--output-dir", "old", "--resume"], ["--config", "old/run.json"]):
+        message = refusal(*foreign)
+        assert "old/run.json would run" in message and f"pass {flag} to run it" in message
+        assert config(*foreign, flag)
+        assert config(*foreign, flag.replace(".", ".no-"))
+    (name, changed), *_ = changes.items()
+    assert f"pass {flag} to run it" in refusal(*settings(json.dumps({name: changed}), "a.json"))
+    assert read("--config", "old/run.json", presets={"starter": changes})[0]  # the recipe allows it
+
+
 # Files that the kit wrote itself
 
 
@@ -373,8 +405,26 @@ def test_a_run_folder_that_was_moved_is_resumed_where_it_is():
     assert (made.seed, made.output_dir) == (5, "outputs/gsm8k_lora")
 
 
-def test_resuming_what_is_not_there_is_a_new_run():
-    assert config("--resume", "--output-dir", "nowhere") == config("--output-dir", "nowhere")
+def test_resuming_what_is_not_there_is_refused_with_the_nearest_run():
+    assert refusal("--resume") == "--resume: there is no run in outputs/gsm8k_lora; leave out --resume to start one"
+    run_folder("outputs/first")
+    assert "no run in outputs/frist; did you mean 'first'?" in refusal("--resume", "--output-dir", "outputs/frist")
+    assert "no run in outputs/frist" in refusal("--resume", "--plan", "--output-dir", "outputs/frist")
+    Path("outputs/frist").mkdir()
+    assert "no run in outputs/frist" in refusal("--resume", "--output-dir", "outputs/frist")
+
+
+def test_a_run_that_was_killed_while_it_started_is_resumed_at_step_0():
+    Path("killed").mkdir()
+    Path("killed/.lock").touch()
+    assert config("--resume", "--output-dir", "killed") == config("--output-dir", "killed")
+
+
+def test_a_run_of_another_recipe_is_not_resumed():
+    run_folder("old")
+    with pytest.raises(UserError, match="the run in old is one of the recipe 'gsm8k_lora', not of 'code_lora'"):
+        parse(["--resume", "--output-dir", "old"], recipe="code_lora", description="", presets=PRESETS)
+    assert parse(["--config", "old/run.json"], recipe="code_lora", description="", presets=PRESETS)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"lora_grpo_run": 1}'])

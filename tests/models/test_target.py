@@ -155,3 +155,14 @@ def test_the_identity_depends_on_the_configuration(name, model):
     settings = json.loads((model / name).read_text())
     (model / name).write_text(json.dumps({**settings, "rope_theta": 5}))
     assert resolve(str(model), Overrides()).identity["config_sha256"] != before["config_sha256"]
+
+
+def test_code_of_the_base_runs_only_with_a_flag_given_now(tmp_path, model):
+    run = make_run(tmp_path / "run", base_model.weights_fingerprint(model), str(model))
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["model"]["trust_remote_code"] = True
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"run/run.json would run Python code .*pass --trust-remote-code"):
+        resolve(str(run), Overrides())
+    assert resolve(str(run), Overrides(trust_remote_code=True)).base.trust_remote_code
+    assert not resolve(str(model), Overrides()).base.trust_remote_code

@@ -55,6 +55,15 @@ def test_bools_numpy_and_torch_numbers_count():
     assert guard(lambda completions, **c: torch.tensor([0.5, 1]), "mine")(**BATCH) == [0.5, 1.0]
 
 
+def test_values_outside_0_to_1_are_said_once_by_name(capsys):
+    guarded = guard(lambda completions, **c: [1 + 1e-7, -12.5], "mine")
+    for _ in range(2):
+        assert guarded(**BATCH) == [1 + 1e-7, -12.5]
+    assert capsys.readouterr().err.count("note: reward 'mine' returned -12.5; other rewards are from 0 to 1") == 1
+    guard(lambda completions, **c: [None, 1], "fine")(**BATCH)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_raising_reward_names_the_row_and_keeps_the_cause():
     def reward(completions, question, **columns):
         return [1 / (q != "second?") for q in question]

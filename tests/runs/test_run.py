@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
+from lora_grpo.config.schema import DataConfig, Invocation, ModelConfig, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
 from lora_grpo.runs import close_run, open_run, read_record, versions
@@ -350,6 +350,16 @@ def test_a_run_that_ends_early_says_how_and_how_to_go_on(tmp_path):
     assert close_run("failed") is None  # it is already closed
     open_in(folder, RESUME).begin(BASE)
     assert "error" not in read_record(folder)
+
+
+def test_the_command_to_go_on_names_the_code_that_the_run_needs(tmp_path):
+    for name in ("mine.py", "task.py"):
+        (tmp_path / name).write_text("def one(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    rewards, task = (f"{tmp_path}/mine.py:one=1.0", f"{tmp_path}/task.py:one"), str(tmp_path / "task.py")
+    asked = {"rewards": rewards, "data": DataConfig(task=task), "model": ModelConfig(trust_remote_code=True)}
+    open_in(tmp_path / "run", **asked).begin(BASE)
+    words = shlex.split(close_run("failed", "it broke"))[2:]
+    assert words[:-3] == ["--task", task, "--rewards", *rewards, "--model.trust-remote-code"]
 
 
 def test_a_run_whose_folder_was_deleted_is_closed_without_an_error(tmp_path):

@@ -14,10 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def trained(recipe, folder, *arguments):
     """Run a recipe until it is complete, and return its report."""
+    resume = ["--resume"] if (ROOT / folder / "run.json").exists() else []
     done = subprocess.run(
         [
             *(sys.executable, f"recipes/{recipe}.py", "--preset", "starter"),
-            *("--output-dir", str(folder), "--resume", *arguments),
+            *("--output-dir", str(folder), *resume, *arguments),
         ],
         cwd=ROOT,
         capture_output=True,

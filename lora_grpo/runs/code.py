@@ -1,0 +1,73 @@
+"""The code that settings name: task files, reward files, and the Python code of a model's repository.
+
+A run folder or a settings file may come from someone else. Its code runs only if the command line names it too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.rewards import parse_reward_specs
+from lora_grpo.tasks import is_task_file
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code that a run would execute."""
+
+    what: str
+    key: str
+    """The resolved path of a file, or the name of a setting."""
+    flags: tuple[str, ...]
+    """The arguments that name it on the command line."""
+
+
+def named_code(config: RunConfig) -> list[Code]:
+    """Return the code that a configuration names, which is read but not run."""
+    found = []
+    for flag, task in (("--task", config.data.task), ("--data.eval-task", config.data.eval_task)):
+        if task and is_task_file(task):
+            found.append(Code(f"the task file {task}", _resolved(task), (flag, task)))
+    for spec in parse_reward_specs(config.rewards):
+        file = spec.name.rpartition(":")[0]
+        if file.endswith(".py"):
+            found.append(Code(f"the reward file {file}", _resolved(file), ("--rewards", *config.rewards)))
+    if config.model.trust_remote_code:
+        what = f"Python code from the repository of {config.model.name}"
+        found.append(Code(what, "trust_remote_code", ("--model.trust-remote-code",)))
+    if config.sandbox.allow_unsafe:
+        found.append(Code("programs without isolation", "allow_unsafe", ("--sandbox.allow-unsafe",)))
+    return found
+
+
+def refuse_unnamed_code(config: RunConfig, named: RunConfig, files: str) -> None:
+    """Raise a UserError for code that only settings files name.
+
+    Args:
+        config: the settings of the files and the command line.
+        named: what the settings would be without the files.
+        files: the paths of the files.
+    """
+    allowed = {code.key for code in named_code(named)}
+    for code in named_code(config):
+        if code.key not in allowed:
+            raise UserError(f"{files} would run {code.what}; if you trust it, pass {shlex.join(code.flags)} to run it")
+
+
+def flags_that_name(config: RunConfig, recipe: str) -> list[str]:
+    """Return the arguments with which a run of these settings is resumed. Code in the recipe's own file needs none."""
+    done = {_resolved(recipe)}
+    flags: list[str] = []
+    for code in named_code(config):
+        if code.key not in done:
+            flags += code.flags
+            done |= {each.key for each in named_code(config) if each.flags == code.flags}
+    return flags
+
+
+def _resolved(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
