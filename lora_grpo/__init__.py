@@ -36,4 +36,18 @@ transformers, trl, peft, unsloth, vllm, datasets) are imported inside functions,
 quickly; see docs/decisions/0015-packages-and-faces.md.
 """
 
+import sys
+from types import TracebackType
+
 __version__ = "0.1.0"
+
+
+def _end_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Print Ctrl-C as one line. It may come while a recipe imports its modules, before `run_command` can catch it."""
+    if not issubclass(kind, KeyboardInterrupt):
+        return _excepthook(kind, error, traceback)
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
+
+
+_excepthook, sys.excepthook = sys.excepthook, _end_interrupted

@@ -29,7 +29,7 @@ class EngineFailed(RunError):
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C stopped the run. Like KeyboardInterrupt, `except Exception` does not catch it."""
+    """SIGTERM, SIGHUP or Ctrl-C stopped the run. Like KeyboardInterrupt, `except Exception` does not catch it."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -9,16 +9,16 @@ import io
 import locale
 import os
 import re
-import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
 from lora_grpo.files import disk
+from lora_grpo.progress import drop_terminal, drop_unwritable_output
 from lora_grpo.runs import Run, begun_run, close_run
 
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
@@ -38,7 +38,9 @@ def run_command(main: Callable[[], None]) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environment = dict(os.environ)
     _prepare_output()
-    _on_sigterm(_terminate)
+    # nohup ignores SIGHUP.
+    endings = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
+    _handle(endings, _terminate)
     try:
         with distributed.silence_other_processes():
             try:
@@ -49,13 +51,13 @@ def run_command(main: Callable[[], None]) -> int:
         if isinstance(error, EngineFailed) and distributed.world_size() == 1 and not _reads_pipe():
             _start_again(error, environment)
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
-        _on_sigterm(signal.SIG_IGN)
+        _handle(endings, signal.SIG_IGN)
         code = _end(error)
         if code is None:
             raise
         return code
     finally:
-        _on_sigterm(signal.SIG_DFL)
+        _handle(endings, signal.SIG_DFL)
     distributed.leave()
     return 0
 
@@ -67,7 +69,7 @@ def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
     memory. A new program has none of it.
     """
     print(f"note: {failure.problem}; starting again with {' '.join(failure.arguments)}", file=sys.stderr)
-    _drop_unwritable_output()
+    drop_unwritable_output()
     for file in Path("/proc/self/fd").iterdir():
         if int(file.name) > 2:  # the lock of the run folder, the GPU's devices, the sandbox's sockets
             with contextlib.suppress(OSError):  # that of this listing
@@ -83,7 +85,7 @@ def _reads_pipe() -> bool:
 def _end(error: BaseException) -> int | None:
     """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
     run = begun_run()
-    if isinstance(error, BrokenPipeError) and _drop_unwritable_output():  # `... | head`
+    if isinstance(error, BrokenPipeError) and drop_unwritable_output():  # `... | head`
         close_run("interrupted")
         _report(run)
         return 128 + signal.SIGPIPE
@@ -95,7 +97,7 @@ def _end(error: BaseException) -> int | None:
         command = close_run("failed", str(error))
         distributed.report_error(str(error))
         distributed.wait_for_main_error()
-        _drop_unwritable_output()
+        drop_unwritable_output()
         fix = ""
         if isinstance(error, disk.DiskFullError):
             rest = run.remaining_bytes if run else None
@@ -141,26 +143,6 @@ def _prepare_output() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _drop_unwritable_output() -> bool:
-    """Redirect output streams that fail to /dev/null, and return whether there were any."""
-    failed = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-            readers = select.poll()
-            readers.register(stream.fileno(), 0)
-            is_open = not readers.poll(0)  # a pipe without a reader has an error
-        except io.UnsupportedOperation:  # not a file, in a test
-            continue
-        except OSError:
-            is_open = False
-        if not is_open:
-            failed = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            stream.flush()
-    return failed
-
-
 def _report(run: Run | None) -> None:
     """Write the report of an unfinished run and print its path."""
     if run and distributed.is_main() and run.record["status"] != "complete":
@@ -169,10 +151,14 @@ def _report(run: Run | None) -> None:
         print(report_line(run.folder), file=sys.stderr)
 
 
-def _on_sigterm(handler: Any) -> None:
+def _handle(numbers: Sequence[signal.Signals], handler: Any) -> None:
     with contextlib.suppress(ValueError):  # only the main thread can set signal handlers
-        signal.signal(signal.SIGTERM, handler)
+        for number in numbers:
+            signal.signal(number, handler)
 
 
 def _terminate(signal_number: int, frame: object) -> None:
+    if signal_number == signal.SIGHUP:
+        signal.signal(signal_number, signal.SIG_IGN)  # the kernel and the shell send one each
+        drop_terminal()
     raise Interrupted("terminated", signal_number)

@@ -10,7 +10,7 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
 The loss is TRL's `GRPOTrainer._compute_loss`. Mixins compute its logprobs in chunks and record metrics around it.
 
 trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
-run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C and SIGTERM
+run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
 trl_config.py        all GRPOConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 chunked_logprobs.py  the forward pass of the loss: logprobs, without materializing the full logits
 step_metrics.py      wraps `_compute_loss`: time per phase, logprob mismatch between sampler and trainer

@@ -14,6 +14,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.models import Policy, load_adapter, save_adapter
+from lora_grpo.progress import drop_terminal
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
 from lora_grpo.tasks import Row
@@ -26,7 +27,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
     `filter_by_difficulty` replace the trainer's own.
 
     Raises:
-        Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
+        Interrupted: SIGTERM, SIGHUP or Ctrl-C was received. A checkpoint was saved first.
         RunError: the GPU ran out of memory, or no row could be graded.
     """
     max_steps = run.config.train.max_steps
@@ -57,12 +58,17 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
 
 
 class StopOnSignal:
-    """Context manager: the first SIGINT or SIGTERM saves a checkpoint and stops, the second stops immediately."""
+    """Context manager: the first SIGINT, SIGTERM or SIGHUP saves a checkpoint and stops.
+
+    A second SIGINT or SIGTERM stops immediately. When a terminal closes, the kernel and the shell send one SIGHUP each.
+    """
 
     caught = 0
 
     def __enter__(self) -> StopOnSignal:
-        self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+        numbers = (signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
+        self._before = {number: signal.signal(number, self._catch) for number in numbers}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -70,10 +76,13 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def _catch(self, number: int, frame: object) -> None:
-        if self.caught:
+        if number == signal.SIGHUP:
+            drop_terminal()
+        elif self.caught:
             raise KeyboardInterrupt
-        self.caught = number
-        print("stopping after this step; a second signal stops immediately", file=sys.stderr)
+        if not self.caught:
+            self.caught = number
+            print("stopping after this step; a second signal stops immediately", file=sys.stderr)
 
     def signal_number(self) -> int:
         """Return the signal that any rank caught, or 0. Call it on all ranks, so that they stop after the same step."""

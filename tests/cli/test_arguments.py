@@ -518,3 +518,13 @@ def test_sigterm_anywhere_ends_with_143(capsys, sigterm_as_before):
 
     assert run_command(main) == 143
     assert capsys.readouterr().err == "terminated\n"
+
+
+def test_ctrl_c_during_imports_is_one_line():
+    handler = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import lora_grpo"
+    code = f"{handler}; signal.raise_signal(signal.SIGINT); import lora_grpo.pipeline"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    code = f"{handler}; 1 / 0"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")

@@ -5,11 +5,13 @@ access.
 """
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,65 @@ def test_training_merging_and_reporting_work_in_the_c_locale(run, samples, tmp_p
     _, merge, _, report = scripts(run, samples, tmp_path / "out ü")
     for command in (train, merge, report):
         finish(fresh.start(*command, cwd=NOT_WRITABLE, env=environment(**C_LOCALE)))
+
+
+IN_A_TERMINAL = """
+import signal, sys, time
+from pathlib import Path
+from lora_grpo.cli import run_command
+from lora_grpo.errors import Interrupted
+from lora_grpo.training.run import StopOnSignal
+
+def main():
+    with StopOnSignal() as stop:
+        print("ready", flush=True)
+        while not stop.caught:
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGHUP)  # the shell's, after the kernel's
+        for stream in (sys.stdout, sys.stderr):
+            print("GRPO 3/7", file=stream, flush=True)
+    Path(sys.argv[1]).write_text("saved")
+    signal.raise_signal(signal.SIGHUP)
+    raise AssertionError("the signal did not come")
+
+sys.exit(run_command(main))
+"""
+
+
+@pytest.fixture
+def in_a_terminal(tmp_path):
+    """Return a function that starts a process in a terminal of its own, and closes the terminal when it is ready."""
+
+    def run(*prefix):
+        ours, theirs = os.openpty()
+        command = [*prefix, sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "step")]
+        with subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        ) as process:
+            os.close(theirs)
+            said = b""
+            while b"ready" not in said:
+                said += os.read(ours, 1000)
+            os.close(ours)
+            try:
+                return process.wait(1 if prefix else 60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return None
+
+    return run
+
+
+def test_a_terminal_that_closes_ends_a_run_after_it_saved(in_a_terminal, tmp_path):
+    assert in_a_terminal() == 128 + signal.SIGHUP
+    assert (tmp_path / "step").read_text() == "saved"
+
+
+def test_nohup_outlives_its_terminal(in_a_terminal, tmp_path):
+    assert in_a_terminal("env", "--ignore-signal=HUP") is None
+    assert not (tmp_path / "step").exists()

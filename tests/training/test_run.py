@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -187,3 +188,24 @@ def test_no_row_that_can_be_graded_stops_the_run(tmp_path):
     (tmp_path / "mine.py").write_text("def mine(completions, **columns):\n    return [None for _ in completions]\n")
     with pytest.raises(RunError, match="no row could be graded in step 1"):
         run_tiny(tmp_path / "out", rewards=(f"{tmp_path}/mine.py:mine",))
+
+
+def test_a_checkpoint_of_someone_else_runs_no_code(tmp_path):
+    """A pickle can call any function, so every pickled file of a checkpoint is read as weights only."""
+    from transformers import Trainer, TrainingArguments
+
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    trainer = Trainer(torch.nn.Linear(1, 1), arguments)
+    trainer.create_optimizer_and_scheduler(1)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "adapter_model.bin"):
+        torch.save(Trap(), tmp_path / name)
+    for load in (trainer._load_optimizer_and_scheduler, trainer._load_rng_state):
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            load(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+    torch.load(tmp_path / "optimizer.pt", weights_only=False)
+    assert (tmp_path / "ran").exists()
