@@ -195,8 +195,8 @@ class Alarms:
         if not constant:
             return None
         return (
-            f"{', '.join(constant)} had one value for every completion of the first {WINDOW} steps and taught nothing; "
-            "check which columns of the rows it reads, or leave it out of --rewards"
+            f"{', '.join(constant)} had one value for every completion of the first {WINDOW} steps, so nothing "
+            "was learned from it; look at completions/, and at the columns of the rows that it reads"
         )
 
     def _entropy(self, start: float, window: Sequence[Metrics]) -> str | None:
