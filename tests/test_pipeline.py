@@ -55,11 +55,13 @@ def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
     assert "adapter_sha256" not in base["source"] and trained["source"]["adapter_sha256"]
     assert report["pass@1"] == trained["scores"]["pass@1"]
     assert base["samples"] == trained["samples"] == 4 + 8
-    assert base["statuses"] == {"passed": 1, "wrong_answer": 11}
-    assert trained["statuses"] == {"passed": 4, "wrong_answer": 8}
-    assert trained["rules"] == {"strict": 0, "robust": 4}
-    assert trained["health"]["truncated"] == 8
-    assert trained["health"]["mean_tokens"] == pytest.approx((4 * 10 + 8 * 20) / 12)
+    assert base["drawn"]["greedy"]["statuses"] == {"wrong_answer": 4}
+    assert base["drawn"]["sampled"]["statuses"] == {"passed": 1, "wrong_answer": 7}
+    greedy, sampled = trained["drawn"]["greedy"], trained["drawn"]["sampled"]
+    assert greedy["rules"] == {"strict": 0, "robust": 1} and sampled["rules"] == {"strict": 0, "robust": 3}
+    truncated = greedy["health"]["truncated"] + sampled["health"]["truncated"]
+    lengths = [each["health"]["mean_tokens"] for each in (greedy, sampled)]
+    assert truncated == 8 and 4 * lengths[0] + 8 * lengths[1] == pytest.approx(4 * 10 + 8 * 20)
     assert [entry["task_id"] for entry in report["fixed"]] == ["t1"] and report["regressed"] == []
 
 
@@ -76,6 +78,9 @@ def test_the_markdown_is_a_table_in_per_cent(concluded):
     assert difference.startswith("+25.0 [")
     assert 0 < float(p_value) <= 1
     assert cells["greedy"][0].startswith("0.0 [0.0, ")
+    details = {line.split("|")[1].strip(): line.split("|")[3].strip() for line in lines if line.count("|") == 4}
+    # The share of each rule is that of the score it belongs to: pass@1 and greedy.
+    assert (details["robust rule, sampled"], details["robust rule, greedy"]) == ("37.5 (3)", "25.0 (1)")
     protocol = next(line for line in lines if line.startswith("Protocol: "))
     assert json.loads(protocol.removeprefix("Protocol: `").removesuffix("`"))["rows"] == 4
 

@@ -39,6 +39,18 @@ class CurvePoint(Schema):
     interval: Bounds
 
 
+class Drawn(Schema):
+    """The samples of one model that were drawn in the same way."""
+
+    samples: int
+    statuses: dict[str, int]
+    """Number of samples by the reason for their verdict."""
+    rules: dict[str, int]
+    """Number of samples that pass each rule of the task."""
+    health: dict[str, float]
+    """Number of samples that are `unparsed` or `truncated`, and `mean_tokens`."""
+
+
 class Measurement(Schema):
     """The metrics of one model."""
 
@@ -50,12 +62,8 @@ class Measurement(Schema):
     """pass@k for more values of k."""
     tasks: int
     samples: int
-    statuses: dict[str, int]
-    """Number of samples by the reason for their verdict."""
-    rules: dict[str, int]
-    """Number of samples that pass each rule of the task."""
-    health: dict[str, float]
-    """Number of samples that are `unparsed` or `truncated`, and `mean_tokens`."""
+    drawn: dict[str, Drawn]
+    """The `greedy` samples, if the model also has others, and all others as `sampled`."""
     source: dict[str, Any]
     """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
@@ -70,7 +78,9 @@ def measure(
         for k in sorted({*ks, *_curve_ks(min(total for total, _ in sampled.values()))}):
             point = _pass_rate(sampled, k, seed)
             curve.append(CurvePoint(k=k, value=point.mean, interval=list(point.interval)))
-    statuses = Counter(str(result["status"]) for result in results)
+    by_draw: dict[str, list[Result]] = {}
+    for result in results:
+        by_draw.setdefault(GREEDY if result.get("draw") == GREEDY else "sampled", []).append(result)
     return Measurement(
         label=label,
         scores={name: metric.mean for name, metric in found.items()},
@@ -78,9 +88,7 @@ def measure(
         curve=curve,
         tasks=len({result["task_id"] for result in results}),
         samples=len(results),
-        statuses=dict(sorted(statuses.items())),
-        rules={rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
-        health=_health(results, statuses),
+        drawn={draw: _drawn(of_draw) for draw, of_draw in sorted(by_draw.items(), reverse=True)},
         source=dict(source),
     )
 
@@ -134,6 +142,16 @@ def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
 def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
     values, interval = pass_at_k.estimate(list(counts.values()), k, seed)
     return Metric(values, interval, all(total == 1 for total, _ in counts.values()))
+
+
+def _drawn(results: Sequence[Result]) -> Drawn:
+    statuses = Counter(str(result["status"]) for result in results)
+    return Drawn(
+        samples=len(results),
+        statuses=dict(sorted(statuses.items())),
+        rules={rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
+        health=_health(results, statuses),
+    )
 
 
 def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:

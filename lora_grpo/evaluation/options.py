@@ -109,6 +109,8 @@ class Plan:
     seed: int
     trained: Mapping[str, Any] | None
     """run.json of the run whose settings are the defaults, if that run trained on this data."""
+    limit: int | None
+    """The `--limit`, unless the run evaluated on as few rows."""
 
     @property
     def task(self) -> str:
@@ -151,6 +153,7 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
         "prompt_style": options.style,
         "few_shot": options.few_shot,
     }
+    usual = data.eval_limit
     data = dataclasses.replace(data, **{name: value for name, value in flags.items() if value is not None})
     if options.columns and not data.eval:
         raise UserError("--data.columns names the columns of --data; pass both")
@@ -169,4 +172,5 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
         ),
         seed=config.seed if options.seed is None else options.seed,
         trained=run if trained else None,
+        limit=options.limit if options.limit and (usual is None or options.limit < usual) else None,
     )

@@ -60,6 +60,8 @@ class Protocol(Schema):
     """How programs were isolated; None if no programs were run."""
     seed: int
     """Seed of the rows, the samples and the intervals."""
+    limit: int | None = None
+    """The `--limit` that left rows out, which makes this a quick look that is not published."""
     version: str = __version__
 
 
@@ -107,13 +109,16 @@ class Report(Schema):
         ]
 
     def details_table(self) -> Table:
-        """Return rules, statuses and health, with one column per model."""
+        """Return rules, statuses and health of each way of drawing samples, with one column per model."""
         rows: list[tuple[str, ...]] = []
+        draws = list(dict.fromkeys(draw for model in self.models for draw in model.drawn))
         for group, suffix in (("rules", " rule"), ("statuses", ""), ("health", "")):
-            values = [getattr(model, group) for model in self.models]
-            for name in dict.fromkeys(name for of_model in values for name in of_model):
-                counts = zip((of_model.get(name, 0) for of_model in values), self.models, strict=True)
-                rows.append((f"{name}{suffix}", *(_cell(name, count, model.samples) for count, model in counts)))
+            for draw in draws:
+                models = [model.drawn.get(draw) for model in self.models]
+                how = f", {draw}" if len(draws) > 1 else ""
+                for name in dict.fromkeys(name for model in models if model for name in getattr(model, group)):
+                    cells = (_cell(name, getattr(model, group), model.samples) if model else "" for model in models)
+                    rows.append((f"{name}{suffix}{how}", *cells))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
     def markdown(self) -> str:
@@ -146,9 +151,11 @@ class Report(Schema):
         if self.table:
             summary = f"{self.table[0].verdict}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
         else:
-            model = self.evaluated
-            shares = (f"{name} {_cell(name, value, model.samples)}" for name, value in model.health.items())
-            summary = f"% of samples: {', '.join(shares)}"
+            summary = "; ".join(
+                f"% of {'samples' if len(self.evaluated.drawn) == 1 else f'{draw} samples'}: "
+                + ", ".join(f"{name} {_cell(name, of_draw.health, of_draw.samples)}" for name in of_draw.health)
+                for draw, of_draw in self.evaluated.drawn.items()
+            )
         print("\n".join(map(printable, [self.title, *lines, summary])))
 
 
@@ -169,6 +176,7 @@ def make_protocol(
     rows: int,
     seed: int,
     contaminated: Sequence[str] = (),
+    limit: int | None = None,
 ) -> Protocol:
     """Return the protocol of an evaluation that samples a model. `record` is the `data` entry of run.json."""
     return Protocol(
@@ -190,6 +198,7 @@ def make_protocol(
         grading=how_graded(data.evaluation_task),
         sandbox=record.get("sandbox"),
         seed=seed,
+        limit=limit,
     )
 
 
@@ -244,5 +253,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _cell(name: str, value: float, samples: int) -> str:
+def _cell(name: str, counts: Mapping[str, float], samples: int) -> str:
+    value = counts.get(name, 0)
     return f"{value:.1f}" if name == "mean_tokens" else f"{100 * value / samples:.1f} ({value:g})"

@@ -86,7 +86,7 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     base, data = facts.base, facts.record.get("data", {})
     tags = ["grpo", "lora", "trl", data.get("task")] if facts.record else ["lora"] if facts.kind == "adapter" else []
     dataset = _dataset(data.get("task"), data.get("train", {}).get("source"))
-    results = [result for each in facts.evaluations if each.of_upload for result in _results(each.report)]
+    results = _results(each.report for each in facts.evaluations if each.of_upload)
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
@@ -99,29 +99,40 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             tags=[_plain(tag) for tag in tags],
             datasets=[dataset] if dataset else None,
             model_name=repo_id.split("/")[-1] if results else None,
-            eval_results=results or None,
+            eval_results=results,
         ).to_yaml()
     )
 
 
-def _results(report: Report) -> Iterator[EvalResult]:
+def _results(reports: Iterable[Report]) -> list[EvalResult] | None:
+    """Return one result for each metric and protocol: that of the first report that has it. None if there is none."""
     from huggingface_hub import EvalResult
 
-    protocol, sampling = report.protocol, report.protocol.sampling
-    assert sampling is not None
-    for name, score in report.evaluated.scores.items():
-        metric = "pass@1" if name == "greedy" else name
-        how = "greedy"
-        if name != "greedy" and sampling.temperature:
-            how = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
-        yield EvalResult(
-            task_type="text-generation",
-            dataset_type=_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
-            dataset_name=_plain(protocol.task),
-            metric_type=metric,
-            metric_name=f"{metric}, {how}, {protocol.rows} rows",
-            metric_value=round(100 * score, 2),
-        )
+    results: dict[tuple[Any, ...], EvalResult] = {}
+    for report in reports:
+        protocol, sampling = report.protocol, report.protocol.sampling
+        assert sampling is not None
+        for name, score in report.evaluated.scores.items():
+            metric = "pass@1" if name == "greedy" else name
+            how = "greedy"
+            if name != "greedy" and sampling.temperature:
+                how = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
+                how += f" and top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+            how += f", {sampling.few_shot}-shot" if sampling.few_shot else ""
+            settings = (sampling.prompt_style, sampling.max_completion_tokens)
+            key = (metric, how, *settings, protocol.task, protocol.task_sha256, protocol.data_sha256)
+            results.setdefault(
+                key,
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type=_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+                    dataset_name=_plain(protocol.task),
+                    metric_type=metric,
+                    metric_name=f"{metric}, {how}, {protocol.rows} rows",
+                    metric_value=round(100 * score, 2),
+                ),
+            )
+    return [*results.values()] or None
 
 
 def _dataset(task: str | None, source: str | None) -> str | None:

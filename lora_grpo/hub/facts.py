@@ -148,7 +148,10 @@ def _vllm_rank(adapter: Path) -> int | None:
 
 
 def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) -> Iterator[Evaluation]:
-    """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from."""
+    """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from.
+
+    The run's own is first. Evaluations of fewer rows by `--limit` are left out.
+    """
     adapter = adapter_sha256(run / "adapter")
     is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
@@ -158,6 +161,9 @@ def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) 
             print(f"{error}; the card leaves it out", file=sys.stderr)
             continue
         if report is None or report.protocol.sampling is None:
+            continue
+        if report.protocol.limit:
+            print(f"{path}/report.json has --limit {report.protocol.limit}; the card leaves it out", file=sys.stderr)
             continue
         measured = report.evaluated.source
         of_adapter = measured.get("adapter_sha256") == adapter

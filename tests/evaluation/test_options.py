@@ -24,3 +24,12 @@ def test_columns_need_data_and_known_names():
         columns("question=problem")
     with pytest.raises(UserError, match="did you mean 'question'"):
         columns("qestion=problem", data="c.csv")
+
+
+def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():
+    def limit(given, usual):
+        config = replace(RunConfig(), {"data": {"task": "gsm8k", "eval_limit": usual}}).to_dict()
+        return make_plan(EvaluateOptions("x", limit=given), {"config": config}).limit
+
+    assert (limit(40, 500), limit(40, None)) == (40, 40)
+    assert (limit(None, 500), limit(500, 500), limit(1000, 500)) == (None, None, None)

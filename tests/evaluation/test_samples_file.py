@@ -86,7 +86,7 @@ def test_results_and_report_are_the_harnesss(asked):
     assert report.evaluated.scores["pass@1"] == pytest.approx(0.5)
     assert report.evaluated.scores["pass@2"] == pytest.approx(2 / 3)
     assert (report.evaluated.tasks, report.evaluated.samples, report.protocol.rows) == (3, 6, 3)
-    assert report.evaluated.statuses == {"failed": 2, "invalid": 1, "passed": 3}
+    assert report.evaluated.drawn["sampled"].statuses == {"failed": 2, "invalid": 1, "passed": 3}
     assert report.protocol.sandbox.startswith("isolation ")
     assert report.evaluated.intervals["pass@1"][0] < 0.5 < report.evaluated.intervals["pass@1"][1]
     assert read_report(asked.output_dir) == report
@@ -132,7 +132,10 @@ def test_keys_of_a_sample_mean_nothing_to_the_kit(asked):
     extra = {"num_tokens": "abc", "label": "x", "labels": 3, "draw": [1], "truncated": {}, "model": "\ud800\x1b[31m"}
     write(asked.samples, [{**line, **extra} for line in read(asked.samples)])
     report = evaluate_and_report(asked)
-    assert report.evaluated.scores["pass@1"] == pytest.approx(0.5) and "mean_tokens" not in report.evaluated.health
+    assert (
+        report.evaluated.scores["pass@1"] == pytest.approx(0.5)
+        and "mean_tokens" not in report.evaluated.drawn["sampled"].health
+    )
 
 
 def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
@@ -171,7 +174,7 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
     assert [result["flexible"] for result in results] == [True, True, True]
     assert [result["robust"] for result in results] == [result["passed"] for result in results] == [True, True, False]
     assert [result["result"] for result in results] == ["passed", "passed", "failed: no_answer"]
-    assert report.evaluated.rules == {"strict": 1, "flexible": 3, "robust": 2}
+    assert report.evaluated.drawn["sampled"].rules == {"strict": 1, "flexible": 3, "robust": 2}
     assert report.protocol.sandbox is None
 
 
@@ -508,7 +511,7 @@ def test_every_solution_of_gsm8k_passes(real_data, tmp_path):
         str(write(tmp_path / "s.jsonl", samples)), "gsm8k", output_dir=tmp_path / "out", data=str(data)
     )
     report = evaluate_and_report(options)
-    assert (report.evaluated.scores["pass@1"], report.evaluated.rules) == (
+    assert (report.evaluated.scores["pass@1"], report.evaluated.drawn["sampled"].rules) == (
         1.0,
         {"strict": 1319, "flexible": 1319, "robust": 1319},
     )

@@ -37,9 +37,14 @@ def measured(label, source, **scores):
         "curve": [],
         "tasks": 30,
         "samples": 30,
-        "statuses": {"passed": 18, "wrong_answer": 12},
-        "rules": {"strict": 17, "robust": 18},
-        "health": {"unparsed": 0, "truncated": 0, "mean_tokens": 20.0},
+        "drawn": {
+            "sampled": {
+                "samples": 30,
+                "statuses": {"passed": 18, "wrong_answer": 12},
+                "rules": {"strict": 17, "robust": 18},
+                "health": {"unparsed": 0, "truncated": 0, "mean_tokens": 20.0},
+            }
+        },
         "source": source,
     }
 
@@ -157,6 +162,7 @@ def write_evaluation(run, folder, **changes):
     else:
         source = {"weights_sha256": base_model.weights_fingerprint(folder)}
     protocol = {"rows": 1319, "data_sha256": "e" * 64, "num_samples": 1, "temperature": 0.0} | changes
-    report = report_of(measured("trained", source, **{"pass@1": 0.543}), max_completion_tokens=512, **protocol)
+    protocol = {"max_completion_tokens": 512} | protocol
+    report = report_of(measured("trained", source, **{"pass@1": 0.543}), **protocol)
     (run / "evaluation" / "gsm8k").mkdir()
     atomic.write_json(run / "evaluation" / "gsm8k" / "report.json", report)

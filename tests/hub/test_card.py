@@ -225,6 +225,33 @@ def test_scores_of_the_uploaded_weights_are_in_the_front_matter(run):
     assert data["model-index"][0]["results"][0]["metrics"][0]["value"] == 54.3
 
 
+def test_a_quick_look_stays_here_and_a_protocol_has_one_entry(run, capsys):
+    own = {
+        "pass@1, 4 samples at temperature 1, 30 rows": 45.5,
+        "pass@1, greedy, 30 rows": 60.0,
+    }
+
+    def published():
+        data, text, _ = card_of(run / "adapter", "adapter")
+        metrics = [m for result in data["model-index"][0]["results"] for m in result["metrics"]]
+        names = {metric["name"]: metric["value"] for metric in metrics}
+        assert len(names) == len(metrics)
+        shutil.rmtree(run / "evaluation" / "gsm8k")
+        return names, text
+
+    write_evaluation(run, run / "adapter", limit=40, rows=40)
+    names, text = published()
+    assert names == own and "54.3" not in text
+    assert "gsm8k/report.json has --limit 40; the card leaves it out" in capsys.readouterr().err
+
+    # The same greedy protocol as the run's own evaluation: its figure is published already.
+    write_evaluation(run, run / "adapter", rows=30, data_sha256="c" * 64, max_completion_tokens=64)
+    assert published()[0] == own
+
+    write_evaluation(run, run / "adapter", few_shot=4)
+    assert published()[0] == own | {"pass@1, greedy, 4-shot, 1319 rows": 54.3}
+
+
 def test_scores_of_other_weights_are_left_out(run, tmp_path, capsys):
     other = make_run(tmp_path / "other", adapter_bytes=7)
     write_evaluation(run, other / "adapter")
