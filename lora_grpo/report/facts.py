@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from lora_grpo.config import RunConfig
@@ -46,8 +45,9 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
         ("Steps", f"{run.steps} of {config['train']['max_steps']}{stopped}"),
         ("Started", _time(record.get("started"))),
     ]
-    if ended := record.get("ended"):
-        rows.append(("Duration", _duration(record.get("started"), ended)))
+    if record.get("ended") and is_number(record.get("seconds_worked")):
+        pauses = ", without the time between stop and resume" if record.get("resumed") else ""
+        rows.append(("Duration", _duration(record["seconds_worked"]) + pauses))
     if best := record.get("best"):
         accuracy = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
         rows.append(
@@ -144,7 +144,6 @@ def _time(stamp: Any) -> str:
     return str(stamp).replace("T", " ").replace("+00:00", " UTC") if stamp else "unknown"
 
 
-def _duration(started: Any, ended: Any) -> str:
-    seconds = int((datetime.fromisoformat(str(ended)) - datetime.fromisoformat(str(started))).total_seconds())
-    hours, minutes = divmod(seconds // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60} s"
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {int(seconds) % 60} s"

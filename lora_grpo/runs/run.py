@@ -8,6 +8,7 @@ import platform
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Run:
         """run.json."""
         self.begun = False
         """Whether this process has written run.json."""
+        self._opened, self._worked_before = time.monotonic(), record.get("seconds_worked", 0.0)
         self.folder = config.folder
         self.adapter = self.folder / "adapter"
         """The trained adapter. Exists only when training is finished."""
@@ -109,8 +111,9 @@ class Run:
         distributed.barrier()
 
     def update(self, **entries: Any) -> None:
-        """Add entries to run.json."""
-        self.record.update(entries)
+        """Add entries, and the seconds that the run's processes have worked, to run.json."""
+        worked = round(self._worked_before + time.monotonic() - self._opened, 1)
+        self.record.update(entries, seconds_worked=worked)
         if distributed.is_main():
             atomic.write_json(self.folder / "run.json", self.record)
 

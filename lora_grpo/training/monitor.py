@@ -78,12 +78,13 @@ class Monitor:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the adapter if it is the best so far and not yet saved. Called when its checkpoint is complete."""
+        """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete."""
         if self._unsaved:
             if distributed.is_main():
                 save_adapter(self.trainer.model, self.trainer.processing_class, self.run.best)
-            self.run.update(best=self._best)
+            self.run.record["best"] = self._best
             self._unsaved = False
+        self.run.update()  # a killed run has worked at least until here
 
     def _validate(self, validation: Validation, state: Any, control: Any) -> None:
         step = state.global_step

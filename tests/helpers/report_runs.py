@@ -73,6 +73,7 @@ def write_run(
         "machine": {"platform": "Linux", "cores": 2},
         "status": status,
         "ended": "2026-11-22T00:00:34+00:00",
+        "seconds_worked": 511.3,
         **record,
     }
     (folder / "run.json").write_text(json.dumps(record))

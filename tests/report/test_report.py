@@ -45,10 +45,16 @@ def test_everything_of_a_run_is_on_its_page(tmp_path):
     page = text_of(page_of(run))
     for text in ("mine", "gsm8k_lora", "3 of 200", "Complete.", "37.5", "pass@2", "0.667", "8 min 31 s"):
         assert text in page, text
+    assert "time between stop and resume" not in page
     assert "Step 2, entropy, stopped the run." in page and "it is near 0" in page
     assert "step 2, validation reward 1.25, 50.0% correct" in page
     assert "Fixed problems (1)" in page and "<td>0 of 2</td><td>1 of 2</td>" in page
     assert "memory.weights_gib" in page and "recipes/gsm8k_lora.py --output-dir" in page
+
+
+def test_the_duration_of_a_resumed_run_is_the_time_it_worked(tmp_path):
+    run = write_run(tmp_path / "mine", resumed=["2026-12-01T00:00:00+00:00"], ended="2026-12-01T00:01:00+00:00")
+    assert "8 min 31 s, without the time between stop and resume" in text_of(page_of(run))
 
 
 def test_each_plot_is_on_the_page_and_a_png_file(tmp_path):

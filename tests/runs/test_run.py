@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from importlib import metadata
 
 import pytest
@@ -118,6 +119,19 @@ def test_finishing_keeps_what_came_out(tmp_path):
     record = read_record(tmp_path)
     assert (record["status"], record["results"]) == ("complete", {"reward": 1.5})
     assert record["ended"] >= record["started"]
+
+
+def test_the_time_between_stop_and_resume_is_not_worked(tmp_path, monkeypatch):
+    def work(start, end, how=NEW):
+        monkeypatch.setattr(time, "monotonic", lambda: start)
+        run = open_in(tmp_path, how)
+        run.begin(BASE)
+        monkeypatch.setattr(time, "monotonic", lambda: end)
+        run.update()
+
+    work(100.0, 160.0)
+    work(9000.0, 9030.5, RESUME)
+    assert read_record(tmp_path)["seconds_worked"] == 90.5
 
 
 def test_an_update_is_on_disk_at_once(tmp_path):
@@ -315,6 +329,7 @@ def test_a_missing_record_is_one_line(tmp_path):
 
 WORKER = """
 import sys
+import time
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.runs import open_run
