@@ -3,8 +3,10 @@
 docs/models.md has the results.
 """
 
+import contextlib
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.gguf_export.writer import write_gguf
 from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.merging.base_weights import empty_model
+from lora_grpo.models import Overrides, base_model, resolve
 from lora_grpo.models.architectures import TRAINABLE, check_architecture
 from lora_grpo.models.policy import load_policy
 from lora_grpo.models.shape import Shape
@@ -178,3 +182,26 @@ def test_targets_that_cannot_be_adapted_are_refused_and_a_missing_chat_template_
     policy_of(folder, "q_proj")
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"note: {folder} has no chat template, so prompts are plain text")
+
+
+def test_code_in_a_model_folder_does_not_run(tmp_path, monkeypatch):
+    model = shutil.copytree(starter.model_path(), tmp_path / "model")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    trap = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Trap:\n    pass\n"
+    (model / "trap.py").write_text(trap)
+    for name, classes in (
+        ("config.json", {"AutoConfig": "trap.Trap", "AutoModelForCausalLM": "trap.Trap"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}),
+    ):
+        settings = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({**settings, "model_type": "trap", "auto_map": classes}))
+    (model / "generation_config.json").unlink(missing_ok=True)
+    for load in (base_model.load_base, base_model.load_tokenizer, base_model.generation_config):
+        with contextlib.suppress(UserError):
+            load(resolve(str(model), Overrides()).base)
+    with pytest.raises(UserError, match="contains custom code"):
+        empty_model(model)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(UserError):  # a trap is no model
+        base_model.load_base(resolve(str(model), Overrides(trust_remote_code=True)).base)
+    assert (tmp_path / "ran").exists()

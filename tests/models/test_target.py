@@ -1,6 +1,5 @@
 """Names resolve to model specs, using only files."""
 
-import contextlib
 import json
 import shutil
 
@@ -9,7 +8,6 @@ from helpers.made_runs import make_adapter, make_run
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.models import base_model
 from lora_grpo.models.target import Overrides, resolve
 
@@ -168,25 +166,3 @@ def test_code_of_the_base_runs_only_with_a_flag_given_now(tmp_path, model):
         resolve(str(run), Overrides())
     assert resolve(str(run), Overrides(trust_remote_code=True)).base.trust_remote_code
     assert not resolve(str(model), Overrides()).base.trust_remote_code
-
-
-def test_code_in_a_model_folder_does_not_run(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    trap = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Trap:\n    pass\n"
-    (model / "trap.py").write_text(trap)
-    for name, classes in (
-        ("config.json", {"AutoConfig": "trap.Trap", "AutoModelForCausalLM": "trap.Trap"}),
-        ("tokenizer_config.json", {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}),
-    ):
-        settings = json.loads((model / name).read_text())
-        (model / name).write_text(json.dumps({**settings, "model_type": "trap", "auto_map": classes}))
-    (model / "generation_config.json").unlink(missing_ok=True)
-    for load in (base_model.load_base, base_model.load_tokenizer, base_model.generation_config):
-        with contextlib.suppress(UserError):
-            load(resolve(str(model), Overrides()).base)
-    with pytest.raises(UserError, match="contains custom code"):
-        empty_model(model)
-    assert not (tmp_path / "ran").exists()
-    with pytest.raises(UserError):  # a trap is no model
-        base_model.load_base(resolve(str(model), Overrides(trust_remote_code=True)).base)
-    assert (tmp_path / "ran").exists()
