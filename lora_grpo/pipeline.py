@@ -99,12 +99,13 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     more = "--monitor.early-stopping 0" if "stopped_early" in run.record else longer
     folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
+    trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,
         "samples": f"{run.evaluation}/*.samples.jsonl",
-        "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}",
-        "merge": f"python scripts/merge.py {folder}",
+        "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}{trust}",
+        "merge": f"python scripts/merge.py {folder}{trust}",
         "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
         "longer": f"the same command with --resume {more}",
     }

@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.graded_samples import samples
 
+from lora_grpo.config import replace
 from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.pipeline import finish_run, reward_change
 from lora_grpo.runs import Run, now
@@ -91,6 +92,16 @@ def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
         assert text in printed
     assert "--resume --train.max-steps 4" in printed
     assert (run.evaluation / "report.md").is_file()
+
+
+def test_what_to_do_next_names_the_code_that_it_runs(run, capsys):
+    task = run.folder / "my task.py"
+    task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
+    run.config = replace(run.config, {"model": {"trust_remote_code": True}, "data": {"task": str(task)}})
+    finish_run(run, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
+    printed = capsys.readouterr().out
+    assert f"evaluate.py {run.folder} --compare base --task '{task}' --trust-remote-code" in printed
+    assert f"merge.py {run.folder} --trust-remote-code" in printed
 
 
 def test_the_page_comes_first_and_shows_a_complete_run(concluded):

@@ -43,6 +43,12 @@ class RewardSpec:
     """The spec without its weight, such as `near_length:200`."""
     weight: float
 
+    @property
+    def file(self) -> str | None:
+        """The user's file that defines the reward, if there is one."""
+        file = self.name.rpartition(":")[0]
+        return file if file.endswith(".py") and self.name.partition(":")[0] not in _KINDS else None
+
     def __str__(self) -> str:
         return f"{self.name}={self.weight}"
 
@@ -62,6 +68,7 @@ TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_rew
 """Rewards in `trl.rewards` that need no arguments. A user's file can define the others."""
 
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
+_KINDS = (*LENGTH_REWARDS, "pattern", "trl")
 _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern", *(f"trl:{name}" for name in TRL_REWARDS)]
 
 
@@ -84,7 +91,7 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
         label, load = _find(spec.name)
         seen[label] += 1
         name = label if seen[label] == 1 else f"{label}_{seen[label]}"
-        rewards.append(Reward(name, spec.weight, guard(load(), name), is_own=".py:" in spec.name))
+        rewards.append(Reward(name, spec.weight, guard(load(), name), is_own=spec.file is not None))
     return rewards
 
 

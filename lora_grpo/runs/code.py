@@ -33,9 +33,8 @@ def named_code(config: RunConfig) -> list[Code]:
         if task and is_task_file(task):
             found.append(Code(f"the task file {task}", _resolved(task), (flag, task)))
     for spec in parse_reward_specs(config.rewards):
-        file = spec.name.rpartition(":")[0]
-        if file.endswith(".py"):
-            found.append(Code(f"the reward file {file}", _resolved(file), ("--rewards", *config.rewards)))
+        if spec.file:
+            found.append(Code(f"the reward file {spec.file}", _resolved(spec.file), ("--rewards", *config.rewards)))
     if config.model.trust_remote_code:
         what = f"Python code from the repository of {config.model.name}"
         found.append(Code(what, "trust_remote_code", ("--model.trust-remote-code",)))

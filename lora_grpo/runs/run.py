@@ -277,7 +277,7 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
 def _user_files(config: RunConfig) -> dict[str, str]:
     """Return the entry `user_files` of run.json."""
     names = [config.data.task, config.data.evaluation_task]
-    names += [spec.name.rpartition(":")[0] for spec in parse_reward_specs(config.rewards)]
+    names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]
     return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
 
 

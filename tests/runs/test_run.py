@@ -411,6 +411,12 @@ def test_a_reward_file_that_changed_is_refused(tmp_path):
     assert "mine.py has changed" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
 
 
+def test_a_pattern_that_looks_like_a_file_is_none(tmp_path):
+    rewards = (r"pattern:\w+\.py:\d+=1.0",)
+    finished(tmp_path / "run", rewards=rewards)
+    assert open_in(tmp_path / "run", RESUME, rewards=rewards).record["user_files"] == {}
+
+
 def test_only_a_constant_schedule_can_be_extended(tmp_path):
     finished(tmp_path / "run", train=TrainConfig(lr_scheduler="cosine", max_steps=10))
     longer = TrainConfig(lr_scheduler="cosine", max_steps=20)
