@@ -159,7 +159,8 @@ def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, runs, moment
     process = runs.start(runs.warm, name)
     if process.wait(moment * seconds) is None:
         process.kill()
-    finish(runs.start(runs.warm, name, "--resume"))
+    resume = ["--resume"] if (runs.folder / name).exists() else []
+    finish(runs.start(runs.warm, name, *resume))
     assert_same(runs.folder / name, expected)
 
 
