@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def load_sampler(
     base_model.prepare_torch(seed)
     generation_config = base_model.generation_config(target.base)
     eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, target.base_name)
+    if not getattr(tokenizer, "chat_template", None):
+        print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
     if backend == "vllm":
         with starting("vLLM", is_auto=is_auto, instead=("--backend", "transformers")):
             engine = start_engine(

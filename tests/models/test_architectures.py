@@ -182,6 +182,9 @@ def test_targets_that_cannot_be_adapted_are_refused_and_a_missing_chat_template_
     policy_of(folder, "q_proj")
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"note: {folder} has no chat template, so prompts are plain text")
+    spec = resolve(str(folder), Overrides())
+    load_sampler(spec, "transformers", load_tokenizer(spec), 256, seed=0)
+    assert capsys.readouterr().err == f"note: {folder} has no chat template, so prompts are plain text\n"
 
 
 def test_code_in_a_model_folder_does_not_run(tmp_path, monkeypatch):
