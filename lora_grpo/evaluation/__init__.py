@@ -25,7 +25,7 @@ report.py         the schema of report.json; makes, reads, writes and prints rep
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.measurement import UNPARSED
 from lora_grpo.evaluation.options import EvaluateOptions
-from lora_grpo.evaluation.pass_at_k import bootstrap_interval, mcnemar_exact, wilson_interval
+from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import Report, printable, read_report
 from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.run import count_passed, evaluate, report_run
@@ -37,6 +37,7 @@ __all__ = [
     "Result",
     "bootstrap_interval",
     "count_passed",
+    "estimate_pass_at_k",
     "evaluate",
     "evaluate_and_report",
     "mcnemar_exact",

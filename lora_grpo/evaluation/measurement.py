@@ -140,7 +140,7 @@ def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
 
 
 def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
-    values, interval = pass_at_k.estimate(list(counts.values()), k, seed)
+    values, interval = pass_at_k.estimate_pass_at_k(list(counts.values()), k, seed)
     return Metric(values, interval, all(total == 1 for total, _ in counts.values()))
 
 

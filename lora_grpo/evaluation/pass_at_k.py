@@ -44,7 +44,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
 
 
-def estimate(counts: Sequence[tuple[int, int]], k: int, seed: int) -> tuple[NDArray[np.float64], Interval]:
+def estimate_pass_at_k(
+    counts: Sequence[tuple[int, int]], k: int, seed: int = 0
+) -> tuple[NDArray[np.float64], Interval]:
     """Estimate pass@k for every task from its (samples, passed), and the interval of the mean.
 
     The interval is Wilson's if each task has one sample, else from a bootstrap with the seed.

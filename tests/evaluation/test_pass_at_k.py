@@ -11,7 +11,7 @@ from lora_grpo.evaluation.pass_at_k import (
     Interval,
     bootstrap_interval,
     difference_interval,
-    estimate,
+    estimate_pass_at_k,
     mcnemar_exact,
     minimum_detectable_change,
     paired_permutation,
@@ -73,9 +73,9 @@ def test_more_samples_than_there_are_are_refused():
 
 
 def test_tasks_count_equally_however_many_samples_they_have():
-    values, interval = estimate([(2, 1), (10, 0)], 1, 0)
+    values, interval = estimate_pass_at_k([(2, 1), (10, 0)], 1, 0)
     assert values.tolist() == [0.5, 0.0] and interval == bootstrap_interval([0.5, 0.0])
-    values, interval = estimate([(1, 1), (1, 0)], 1, 0)
+    values, interval = estimate_pass_at_k([(1, 1), (1, 0)], 1, 0)
     assert values.tolist() == [1.0, 0.0] and interval == wilson_interval(1, 2)
 
 
