@@ -205,6 +205,6 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
 def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
     """Reject repeated flags that take lists, because the second would silently replace the first."""
     names = [argument.partition("=")[0] for argument in arguments]
-    for name in ("--rewards", "--grpo", "--data.columns"):
+    for name in ("--rewards", "--grpo", "--data.columns", "--model.chat-template-kwargs"):
         if names.count(name) > 1:
             raise UserError(f"{name} is given {names.count(name)} times; give all its values after one")

@@ -45,6 +45,7 @@ _FIELDS_OF_FLAGS = {
         "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port"
     ),
     "--model.gpu-memory-share": "vllm_gpu_memory_utilization",
+    "--model.chat-template-kwargs": "chat_template_kwargs",
     "--model.max-sequence-tokens": "vllm_max_model_length",
     "the kit": "vllm_enable_sleep_mode logging_strategy logging_steps remove_unused_columns",
     "nothing: each process runs its own vLLM": "vllm_tensor_parallel_size",
@@ -69,7 +70,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Allowed values of fields that TRL 1.14 checks only after sampling the first step."""
 
 UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
-UNREAD_FIELDS |= {"chat_template_kwargs", "use_transformers_continuous_batching"}
+UNREAD_FIELDS |= {"use_transformers_continuous_batching"}
 """Fields that TRL's generation uses and the kit's samplers ignore."""
 
 

@@ -18,7 +18,7 @@ from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
 from lora_grpo.sampling import build
-from lora_grpo.tasks import load_evaluation_rows, start_sandbox
+from lora_grpo.tasks import chat, load_evaluation_rows, start_sandbox
 
 Side = ModelSamples | SampleFile
 
@@ -53,6 +53,11 @@ def _sides(options: EvaluateOptions) -> list[Side]:
         raise UserError(f"--compare {options.compare} is the evaluated model itself; pass another model or file")
     options.check(samples_only=all(map(_is_samples_file, names)))
     models = _resolve_models(options, names)
+    if options.chat_template_kwargs and all(model is None or model.run for model in models):
+        raise UserError(
+            f"{chat.KWARGS_FLAG} is for models without a run; a run is evaluated with those of its training; leave it "
+            "out"
+        )
     labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
     labels = labels if len(set(labels)) == len(labels) else names
     first = next((model for model in models if model), None)

@@ -30,9 +30,11 @@ class Loader:
         self._model: ModelSpec | None = None
         self._sampler: Sampler | None = None
 
-    def load(self, model: ModelSpec, rows: list[Row], max_tokens: int) -> tuple[Sampler, dict[str, Any]]:
+    def load(self, model: ModelSpec, rows: list[Row], plan: Plan) -> tuple[Sampler, dict[str, Any]]:
         """Return a sampler of a model, and a record of its prompts, versions and hardware."""
-        tokenizer = build.load_tokenizer(model)
+        tokenizer, max_tokens = build.load_tokenizer(model), plan.sampling.max_tokens
+        if model.run is None:  # the tokenizer of a run's adapter has the variables of its training
+            chat.set_variables(tokenizer, plan.chat_template_kwargs, max_tokens)
         sequence_tokens = build.check_context(model, tokenizer, rows, max_tokens)
         is_base = self._model and model == dataclasses.replace(self._model, label=BASE, adapter=None)
         if self._sampler is None or not is_base:
@@ -71,6 +73,7 @@ class ModelSamples:
     def request(self) -> Request:
         """Everything that determines the samples and verdicts."""
         limits = self.limits if self.plan.task in CODE_TASKS else None
+        given = self.plan.chat_template_kwargs and self.model.run is None
         return {
             "task": task_title(self.plan.task),
             "task_sha256": task_sha256(self.plan.task),
@@ -82,6 +85,7 @@ class ModelSamples:
             "prompt_style": self.plan.data.prompt_style,
             "few_shot": self.plan.data.few_shot,
             **dataclasses.asdict(self.plan.sampling),
+            **({"chat_template_kwargs": self.plan.chat_template_kwargs} if given else {}),
             **self.model.identity,
         }
 
@@ -92,7 +96,7 @@ class ModelSamples:
         results = finished_samples(path, rows, plan.sampling)
         adapted = self.model.adapter is not None
         if environment is None or results is None:
-            sampler, environment = self.loader.load(self.model, rows, plan.sampling.max_tokens)
+            sampler, environment = self.loader.load(self.model, rows, plan)
             evaluation_folder.start(folder, name, self.request, environment)
             results = sample_and_grade(
                 path, sampler, rows, plan.task, plan.sampling, plan.seed, self.label, adapter=adapted

@@ -16,7 +16,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, columns_of, get_task, is_task_file, same_task
+from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
 _FOR_MODELS = (
     *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
@@ -79,6 +79,9 @@ class EvaluateOptions:
     """Hub commit, branch or tag of the model."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
+    chat_template_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(name="model.chat-template-kwargs")] = ()
+    """Variables of the chat template of a model without a run, as KEY=VALUE, e.g. enable_thinking=false. By default, a
+    model with this switch thinks if --max-completion-tokens is at least 2048."""
     sandbox: sandbox.Settings = field(default_factory=sandbox.Settings)
     """Limits for the programs being graded."""
 
@@ -107,6 +110,8 @@ class Plan:
     data: DataConfig
     sampling: SamplingParams
     seed: int
+    chat_template_kwargs: Mapping[str, Any]
+    """Those given for models without a run."""
     trained: Mapping[str, Any] | None
     """run.json of the run whose settings are the defaults, if that run trained on this data."""
     limit: int | None
@@ -171,6 +176,7 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
             options.max_completion_tokens or config.sampling.max_completion_tokens,
         ),
         seed=config.seed if options.seed is None else options.seed,
+        chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
         trained=run if trained else None,
         limit=options.limit if options.limit and (usual is None or options.limit < usual) else None,
     )

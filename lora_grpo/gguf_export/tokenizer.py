@@ -133,7 +133,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         add_eos=ids[-1] == tokenizer.eos_token_id,
         add_space_prefix=scheme != "never" and not (scheme == "first" and starts_special),
         eos_token_ids=list(eos_token_ids),
-        chat_template=tokenizer.get_chat_template() if tokenizer.chat_template else None,
+        chat_template=chat.with_fixed_variables(tokenizer.get_chat_template()) if tokenizer.chat_template else None,
         notes=notes,
     )
 

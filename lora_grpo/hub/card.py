@@ -57,6 +57,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     config, data = record.get("config", {}), record.get("data", {})
     names = [file.name for file in files]
     template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
+    chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
     values = {**facts.adapter, **flat(config)}
     text = environment.get_template("card.md.jinja").render(
         table=_table,
@@ -71,9 +72,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         system_prompt=system_prompt(record),
         is_code=data.get("task") in CODE_TASKS,
         has_chat=template and "tokenizer.json" in names,
-        template_arguments=Markup(
-            "".join(f", {name}={value!r}" for name, value in chat.TEMPLATE_VARIABLES.items() if name in template)
-        ),
+        template_arguments=Markup("".join(f", {name}={value!r}" for name, value in chat_variables.items())),
+        chat_variables=json.dumps(chat_variables) if chat_variables else "",
         ggufs=[name for name in names if name.endswith(".gguf")],
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()

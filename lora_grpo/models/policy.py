@@ -22,6 +22,7 @@ from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.models.download import announce_download
 from lora_grpo.optional import require, require_compiler, starting
+from lora_grpo.tasks import chat
 
 
 @dataclass
@@ -95,6 +96,8 @@ def load_policy(config: RunConfig) -> Policy:
             "for chat prompts, pass an instruct model",
             file=sys.stderr,
         )
+    given = chat.parse_kwargs(config.model.chat_template_kwargs)
+    variables = chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
     base = model.get_base_model()
     _check_targets(base, config.lora.targets)
     base_model.keep_frozen(model)
@@ -109,6 +112,7 @@ def load_policy(config: RunConfig) -> Policy:
         "bits": config.model.bits,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "trust_remote_code": config.model.trust_remote_code,
+        "chat_template_kwargs": variables,
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     return Policy(model, tokenizer, eos_token_ids, engine, record)

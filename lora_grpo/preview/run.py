@@ -72,9 +72,10 @@ def dry_run(config: RunConfig, data: Data) -> None:
     """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
     import yaml
 
-    settings = config.to_dict()
-    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     tokenizer = base_model.load_tokenizer(config.model)
+    given = chat.parse_kwargs(config.model.chat_template_kwargs)
+    chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
     rows = fit_to_context(data.train, tokenizer, config, "train")
     evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
     rewards = resolve(parse_reward_specs(config.rewards))

@@ -92,10 +92,11 @@ def integer_answer(text: str) -> float:
 def strict_xml_format(text: str) -> float:
     """Reward 1 for the exact layout in the system prompt of the xml style.
 
-    Each tag must occur once, on its own line. No other text is allowed.
+    Each tag must occur once, on its own line. No other text is allowed, except a `<think>` section at the start.
     """
+    text = chat.without_thoughts(text)
     # `read_completion` checks that each tag occurs exactly once, which also makes the pattern run in linear time.
-    return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text.strip()))
+    return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text))
 
 
 @_of_text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,15 +30,21 @@ _COMPLETIONS = {
 
 DEFAULT_STYLE = "xml"
 
-TEMPLATE_VARIABLES: dict[str, Any] = {
-    # Models with both modes, such as Qwen3, do not think: the prompt styles ask for the reasoning in the answer, and a
-    # thinking model rarely finishes within the length of a completion.
-    "enable_thinking": False,
+KWARGS_FLAG = "--model.chat-template-kwargs"
+THINKING_TOKENS = 2048
+"""Length of a completion from which models with a switch think, four times the limit of the GPU presets."""
+
+_SWITCH = "enable_thinking"
+_DEFAULTS: dict[str, Any] = {
+    # Only for templates that `set_variables` has not seen, such as those of earlier runs.
+    _SWITCH: False,
     # Llama 3.2 shows today's date, and a run that is resumed or evaluated on another day must have the same prompts.
     # This is the template's own default.
     "date_string": "26 Jul 2024",
 }
-"""Variables of chat templates. Templates that do not have them ignore them."""
+_SET = re.compile(r"\{% set (\w+) = \1 \| default\((.*)\) %\}\n")
+_NOT_SETTINGS = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Variables and functions that whoever renders a template passes."""
 
 
 def check_style(style: str) -> None:
@@ -68,6 +77,103 @@ def add_prompts(
     return prompted
 
 
+def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
+    """Convert `["enable_thinking=false"]` to variables of a chat template. Values are JSON scalars, or else text."""
+    values: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"{KWARGS_FLAG} {item!r} is not KEY=VALUE, e.g. {KWARGS_FLAG} enable_thinking=false")
+        if name in values:
+            raise UserError(f"{KWARGS_FLAG} {name} is repeated")
+        try:
+            values[name] = json.loads(text, parse_constant=str)  # NaN is not JSON
+        except ValueError:
+            values[name] = text
+        if isinstance(values[name], (dict, list)):
+            raise UserError(f"{KWARGS_FLAG} {item} is {type(values[name]).__name__}; expected text, a number or true")
+        if name == _SWITCH and not isinstance(values[name], bool):  # `False` would be text, which templates take as on
+            raise UserError(f"{KWARGS_FLAG} {item}: expected true or false")
+    return values
+
+
+def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """Set variables of the chat template, in lines at its start, and return all that are set.
+
+    The lines are defaults: whoever renders the template may still pass other values. They are saved with the
+    tokenizer, so the sampler, the trainer, and every program that loads a saved model render the same prompts.
+
+    If the template has a switch for thinking that is not set, completions of `max_tokens` tokens decide. Prints which.
+
+    Raises:
+        UserError: the template does not read a given variable.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        if given:
+            raise UserError(f"{KWARGS_FLAG} {next(iter(given))}: the model has no chat template; leave it out")
+        return {}
+    before, body = _split(tokenizer.get_chat_template())
+    names = _variables(body) - _NOT_SETTINGS - tokenizer.special_tokens_map.keys()
+    for name in given.keys() - names:
+        hint = suggestion(name, sorted(names)) if names else "it reads none, so leave it out"
+        raise UserError(f"{KWARGS_FLAG} {name}: the model's chat template does not read this variable; {hint}")
+    values = {**before, **given}
+    if _SWITCH in names:
+        limit = f"completions have at most {max_tokens} tokens"
+        why = f"{KWARGS_FLAG} sets {_SWITCH}" if _SWITCH in given else f"its chat template sets {_SWITCH}"
+        if _SWITCH not in values:
+            values[_SWITCH] = max_tokens >= THINKING_TOKENS
+            why = f"{limit}, and {THINKING_TOKENS} leave room for it; to change it: {KWARGS_FLAG} {_SWITCH}="
+            why += json.dumps(not values[_SWITCH])
+        print(f"thinking: {'on' if values[_SWITCH] else 'off'}, because {why}", file=sys.stderr)
+    if values != before:
+        lines = "".join(f"{{% set {name} = {name} | default({_literal(value)}) %}}\n" for name, value in values.items())
+        tokenizer.chat_template = lines + body
+    return values
+
+
+def variables(template: Any) -> dict[str, Any]:
+    """Return the variables that prompts are rendered with. Templates ignore those that they do not read."""
+    return {**_DEFAULTS, **(_split(template)[0] if isinstance(template, str) else {})}
+
+
+def with_fixed_variables(template: str) -> str:
+    """Return a chat template whose variables cannot be changed. llama.cpp, for example, passes `enable_thinking`."""
+    values, body = _split(template)
+    return "".join(f"{{% set {name} = {_literal(value)} %}}\n" for name, value in values.items()) + body
+
+
+def _split(template: str) -> tuple[dict[str, Any], str]:
+    """Return the variables that `set_variables` has set in a template, and the template without these lines."""
+    values: dict[str, Any] = {}
+    end = 0
+    while line := _SET.match(template, end):
+        values[line[1]] = None if line[2] == "none" else json.loads(line[2])
+        end = line.end()
+    return values, template[end:]
+
+
+def _literal(value: Any) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _variables(template: str) -> set[str]:
+    """Return the names that a chat template reads before it sets them."""
+    from jinja2 import TemplateError, meta, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # has the tags of its own templates
+
+    try:
+        tree = _compile_jinja_template(template).environment.parse(template)
+    except TemplateError as error:
+        raise UserError(f"the model's chat template cannot be read ({error}); use another model") from None
+    lines: dict[str, dict[str, int]] = {"load": {}, "store": {}, "param": {}}
+    for node in tree.find_all(nodes.Name):
+        first = lines[node.ctx]
+        first[node.name] = min(node.lineno, first.get(node.name, node.lineno))
+    names = meta.find_undeclared_variables(tree)  # including those that are set in each branch before they are read
+    return {name for name in names if lines["load"][name] <= lines["store"].get(name, lines["load"][name])}
+
+
 def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     """Return the text that the model continues.
 
@@ -80,7 +186,7 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    list(prompt), tokenize=False, add_generation_prompt=True, **TEMPLATE_VARIABLES
+                    list(prompt), tokenize=False, add_generation_prompt=True, **variables(tokenizer.chat_template)
                 )
             )
         except TemplateError as error:
@@ -104,15 +210,23 @@ def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) ->
     return _COMPLETIONS[style].format(reasoning, answer).removeprefix("\n")
 
 
+def without_thoughts(text: str) -> str:
+    """Return a completion without the closed `<think>` section at its start, as models with a thinking mode write."""
+    text = text.strip()
+    thoughts, closed, answer = text.partition("</think>")
+    return answer.strip() if closed and thoughts.startswith("<think>") else text
+
+
 def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
     """Split a completion into reasoning and answer. Return None if the completion does not follow the style.
 
-    Only whitespace may appear before, between, and after the sections. `xml` and `think` must contain each of their
-    four tags exactly once. `hashes` must have a single `####`, at the start of the last line.
+    Only whitespace may appear before, between, and after the sections, and in the other styles than `think`, thoughts
+    before them. `xml` and `think` must contain each of their four tags exactly once. `hashes` must have a single
+    `####`, at the start of the last line.
     `code_extraction` reads programs.
     """
     # String methods, because a pattern such as `<a>.*?</a>.*?` takes quadratic time on a completion full of tags.
-    text = text.strip()
+    text = text.strip() if style == "think" else without_thoughts(text)
     if style == "hashes":
         reasoning, _, last_line = text.rpartition("\n")
         if text.count("####") != 1 or not last_line.startswith("#### "):

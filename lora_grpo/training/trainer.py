@@ -77,6 +77,7 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     config = run.config
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
+    arguments["chat_template_kwargs"] = chat.variables(policy.tokenizer.chat_template)  # Unsloth's trainer renders
     unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
     if unread:
         raise UserError(f"--grpo {unread[0]} has no effect: the built-in sampler does not read it; leave it out")

@@ -59,7 +59,7 @@ def test_whatever_the_trainer_is_given_outright_is_owned():
         ("run_name=null", None),
         ("label_names=[a, b]", ["a", "b"]),
         ("generation_kwargs={min_tokens: 3}", {"min_tokens": 3}),
-        ('chat_template_kwargs={"enable_thinking": false}', {"enable_thinking": False}),
+        ('generation_kwargs={"do_sample": false}', {"do_sample": False}),
     ],
 )
 def test_values_are_read_as_people_write_them(item, value):

@@ -202,10 +202,10 @@ def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_
     data = load_evaluation_rows(plan.data, plan.seed, trained_seed=plan.trained_seed)
     loader = model_samples.Loader("transformers", plan.seed)
     for target in (trained, base):
-        loader.load(target, data.eval, plan.sampling.max_tokens)
+        loader.load(target, data.eval, plan)
     assert loaded == ["trained"]
     other = resolve("starter", Overrides())  # 16 bits
-    loader.load(other, data.eval, plan.sampling.max_tokens)
+    loader.load(other, data.eval, plan)
     assert loaded == ["trained", "starter"]
 
 

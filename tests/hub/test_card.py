@@ -111,6 +111,11 @@ def test_the_example_gives_the_chat_template_the_variables_of_the_run(run):
     write_adapter(run, "chat_template.jinja", published_template("qwen3").encode())
     _, text, _ = card_of(run / "adapter", "adapter")
     assert 'return_tensors="pt", enable_thinking=False\n).to(model.device)' in text
+    assert """ --default-chat-template-kwargs '{"enable_thinking": false}' --enable-lora""" in text
+    thinks = "{% set enable_thinking = enable_thinking | default(true) %}\n" + published_template("qwen3")
+    write_adapter(run, "chat_template.jinja", thinks.encode())
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "enable_thinking=True\n)" in text and '{"enable_thinking": true}' in text
 
 
 def test_remote_code_is_mentioned(tmp_path):

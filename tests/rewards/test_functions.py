@@ -76,6 +76,8 @@ def test_integer_answer(text, reward):
         (XML + "\n", 1, 1),
         (XML_ON_ONE_LINE, 0, 1),
         ("Well. " + XML + " Done.", 0, 1),
+        ("<think>\nWell.\n</think>\n\n" + XML, 1, 1),
+        ("<think>\nWell.\n" + XML, 0, 1),
         (XML + XML, 0, 1),
         (XML.replace("</reasoning>\n", "</reasoning>\n\n"), 0, 1),
         (XML.replace("</reasoning>", "</reasoning> so"), 0, 0),

@@ -3,7 +3,19 @@ from helpers.fresh_imports import ROOT
 from helpers.gguf_models import published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks.chat import SYSTEM_PROMPTS, add_prompts, read_completion, render, render_row, write_completion
+from lora_grpo.tasks.chat import (
+    SYSTEM_PROMPTS,
+    THINKING_TOKENS,
+    add_prompts,
+    parse_kwargs,
+    read_completion,
+    render,
+    render_row,
+    set_variables,
+    variables,
+    with_fixed_variables,
+    write_completion,
+)
 
 ROW = {"id": "a/0", "question": "1 + 1?", "answer": "2"}
 SOLVED = {"id": "a/1", "question": "2 + 2?", "answer": "4"}
@@ -75,11 +87,112 @@ def test_thinking_is_off_in_the_templates_of_the_listed_models(template, ending)
     assert rendered.endswith(ending) and rendered.count("1 + 1?") == 1
 
 
+QWEN3 = published_template("qwen3")
+THINKS, DOES_NOT = "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+ASKED = [{"role": "user", "content": "1 + 1?"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens", "ending", "why"),
+    [
+        ({}, THINKING_TOKENS - 1, DOES_NOT, "off, because completions have at most 2047 tokens, and 2048 leave room"),
+        ({}, THINKING_TOKENS, THINKS, "on, because completions have at most 2048 tokens"),
+        ({"enable_thinking": True}, 8, THINKS, "on, because --model.chat-template-kwargs sets enable_thinking"),
+        ({"enable_thinking": False}, 9999, DOES_NOT, "off, because --model.chat-template-kwargs sets enable_thinking"),
+    ],
+)
+def test_the_length_of_a_completion_decides_whether_a_hybrid_model_thinks(given, tokens, ending, why, capsys):
+    tokenizer = qwen_tokenizer(QWEN3)
+    assert set_variables(tokenizer, given, tokens) == {"enable_thinking": ending == THINKS}
+    assert render(tokenizer, ASKED).endswith(ending)
+    # Programs that know nothing of the kit render the same, unless they pass another value.
+    own = {"tokenize": False, "add_generation_prompt": True}
+    assert tokenizer.apply_chat_template(ASKED, **own) == render(tokenizer, ASKED)
+    assert tokenizer.apply_chat_template(ASKED, **own, enable_thinking=ending != THINKS) != render(tokenizer, ASKED)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"thinking: {why}")
+
+
+def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
+    tokenizer = qwen_tokenizer(QWEN3)
+    set_variables(tokenizer, {"enable_thinking": True}, 8)
+    once = tokenizer.chat_template
+    assert set_variables(tokenizer, {}, 8) == {"enable_thinking": True} and tokenizer.chat_template == once
+    assert "on, because its chat template sets enable_thinking" in capsys.readouterr().err
+    set_variables(tokenizer, {"enable_thinking": False}, 8)
+    assert tokenizer.chat_template == once.replace("true", "false", 1)
+
+
+def test_a_template_without_a_switch_stays_as_it_is(capsys):
+    for template in (published_template("llama3_2"), None):
+        tokenizer = qwen_tokenizer(template)
+        assert set_variables(tokenizer, {}, 9999) == {}
+        assert tokenizer.chat_template == template and capsys.readouterr().err == ""
+
+
+def test_a_fixed_template_ignores_what_a_server_passes():
+    tokenizer = qwen_tokenizer(QWEN3)
+    set_variables(tokenizer, {}, 8)
+    expected = render(tokenizer, ASKED)
+    tokenizer.chat_template = with_fixed_variables(tokenizer.chat_template)
+    own = {"tokenize": False, "add_generation_prompt": True}
+    assert tokenizer.apply_chat_template(ASKED, **own, enable_thinking=True) == expected
+    assert with_fixed_variables(QWEN3) == QWEN3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True), ("null", None), ("3", 3), ("0.5", 0.5), ("high", "high"), ('"3"', "3"), ("", ""),
+        ("NaN", "NaN"), ("26 Jul 2024", "26 Jul 2024"), ("a=b", "a=b"), ('{% x %}\n"é\\', '{% x %}\n"é\\'),
+    ],
+)  # fmt: skip
+def test_values_reach_the_template_as_they_are_written(text, value):
+    tokenizer = qwen_tokenizer("\n{{ level }} of {{ level.__class__.__name__ or level is string }}")
+    tokenizer.chat_template = "\n{{ level | tojson }}"
+    given = parse_kwargs([f"level={text}"])
+    assert given == {"level": value} and type(given["level"]) is type(value)
+    expected = tokenizer.apply_chat_template(ASKED, tokenize=False, level=value)
+    set_variables(tokenizer, given, 8)
+    assert render(tokenizer, ASKED) == expected
+    assert variables(tokenizer.chat_template)["level"] == value
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["enable_thinking"], "'enable_thinking' is not KEY=VALUE"),
+        (["a b=1"], "'a b=1' is not KEY=VALUE"),
+        (["a=1", "a=2"], "a is repeated"),
+        (["a=[1]"], "is list; expected text, a number or true"),
+        (["enable_thinking=False"], "enable_thinking=False: expected true or false"),
+        (["enable_thinking=0"], "expected true or false"),
+        (["enable_thinkin=true"], "enable_thinkin: the model's chat template does not read .* 'enable_thinking'"),
+        (["messages=1"], "expected one of enable_thinking$"),
+    ],
+)
+def test_wrong_variables_are_refused(items, message):
+    with pytest.raises(UserError, match=message):
+        set_variables(qwen_tokenizer(QWEN3), parse_kwargs(items), 8)
+
+
+def test_variables_need_a_template_that_reads_them():
+    with pytest.raises(UserError, match="the model has no chat template"):
+        set_variables(qwen_tokenizer(None), {"a": 1}, 8)
+    with pytest.raises(UserError, match="it reads none, so leave it out"):
+        set_variables(qwen_tokenizer(), {"a": 1}, 8)
+    with pytest.raises(UserError, match="the model's chat template cannot be read"):
+        set_variables(qwen_tokenizer("{% if %}"), {"a": 1}, 8)
+
+
 def test_a_prompt_does_not_depend_on_the_date():
     template = published_template("llama3_2")
     assert "strftime_now" in template
     (row,) = add_prompts([ROW], "xml")
-    assert "\nToday Date: 26 Jul 2024\n" in render_row(qwen_tokenizer(template), row)
+    tokenizer = qwen_tokenizer(template)
+    assert "\nToday Date: 26 Jul 2024\n" in render_row(tokenizer, row)
+    set_variables(tokenizer, {"date_string": "1 May 2025"}, 8)
+    assert "\nToday Date: 1 May 2025\n" in render_row(tokenizer, row)
 
 
 def test_prompts_are_rendered_in_one_place():
@@ -117,6 +230,17 @@ def test_what_is_written_is_read_back(style, reasoning):
 )
 def test_white_space_does_not_matter(style, text):
     assert read_completion(text, style) == ("r", "18")
+
+
+@pytest.mark.parametrize("style", ["xml", "hashes"])
+def test_thoughts_before_an_answer_are_not_part_of_it(style):
+    answer = write_completion("r", "18", style)
+    assert read_completion(f"<think>\nSo <answer>17</answer> #### 17\n</think>\n\n{answer}", style) == ("r", "18")
+
+
+@pytest.mark.parametrize("before", ["<think>\nSo ", "So </think>", "Well. <think>So</think>", "<think>"])
+def test_only_finished_thoughts_at_the_start_are_left_out(before):
+    assert read_completion(before + write_completion("r", "18"), "xml") is None
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,8 @@ def test_extracted_is_the_number_that_was_read():
         ("hashes", "#### 18 #### 19 #### 20", False),
         ("hashes", "#### 17\n#### 18", False),
         ("think", "<think>r</think><answer>18</answer>", True),
+        ("xml", "<think>\nr\n</think>\n\n<reasoning>r</reasoning>\n<answer>18</answer>", True),
+        ("hashes", "<think>\n#### 17\n</think>\n\nr\n#### 18", True),
         ("think", "<reasoning>r</reasoning>\n<answer>18</answer>", False),
     ],
 )
@@ -176,6 +178,12 @@ def test_strict_asks_for_the_rows_own_style(style, completion, strict):
     verdict = gsm8k.check(completion, row("18", style))
     assert verdict.rules["strict"] is strict
     assert verdict.passed or not strict
+
+
+def test_thoughts_that_are_cut_off_have_no_answer():
+    for text in ("<think>", "<think>\nIt is 18", "<think>\nSo 18. <reasoning>", "<think>\n</think>", "</think>"):
+        verdict = gsm8k.check(text, row("18"))
+        assert (verdict.passed, verdict.reason) == (False, "no_answer") and not verdict.rules["strict"]
 
 
 def test_a_row_without_a_style_is_graded_as_xml():
