@@ -15,10 +15,10 @@ from lora_grpo.audit import audit, quick_audit
 from lora_grpo.cli import parse, run_command
 from lora_grpo.config import Overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
-from lora_grpo.models import load_policy
+from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
 from lora_grpo.preview import dry_run, preview
-from lora_grpo.report import report_line
+from lora_grpo.report import link_back, report_line
 from lora_grpo.runs import Run, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import Data, fit_to_context, is_task_file, load_data, split_validation, start_sandbox
@@ -62,13 +62,14 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     """Train a run's adapter and compare it with the base."""
     config = run.config
     check_server(config)
-    policy = load_policy(config)
+    policy = load_policy(config, resumed=run.is_resumed)
     train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     train_rows, validation_rows = split_validation(train_rows, config)
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
     sampler = build_sampler(policy, config)
     trainer = make_trainer(run, policy, train_rows, sampler, validation_rows)
     run.begin(policy.record)
+    keep_start(run, policy.start)
 
     before = evaluate(run, sampler, eval_rows, "base")
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
@@ -90,6 +91,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     reward = reward_change(run)
     run.finish({"table": [row.model_dump() for row in report.table], "reward": reward})
     line = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
+    link_back(run.folder)
     report.show()
     print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
     best = run.record.get("best")

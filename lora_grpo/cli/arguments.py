@@ -18,13 +18,14 @@ from lora_grpo.cli.flags import join_help_lines, read_flags
 from lora_grpo.cli.validate import check
 from lora_grpo.config import STARTER, Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model, check_download, check_model
+from lora_grpo.models import base_model, check_download, check_model, with_start
 from lora_grpo.runs import check_resume, refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
-    *("train.max_steps", "train.learning_rate", "sampling.num_generations", "sampling.max_completion_tokens"),
+    *("lora.from_", "train.max_steps", "train.learning_rate"),
+    *("sampling.num_generations", "sampling.max_completion_tokens"),
 )
 """The settings that `--help` lists; `--help-all` lists all settings."""
 
@@ -101,6 +102,8 @@ def parse(
     if layers:
         named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
         refuse_unnamed_code(config, named.run, " and ".join(path for path, _ in layers))
+    given = {name for name in arguments if name.startswith("--lora.")}
+    config = with_start(config, given, resumed=parsed.invocation.resume and record.is_file())
     check(config)
     without_model = parsed.invocation.plan or parsed.invocation.audit
     if not without_model:  # neither weights nor engines are needed

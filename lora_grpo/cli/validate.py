@@ -6,7 +6,7 @@ import importlib.util
 import os
 
 from lora_grpo import distributed
-from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, flag, parse_grpo_overrides
+from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, choose_engine, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, is_task_file, runs_programs
@@ -19,6 +19,7 @@ def check(config: RunConfig) -> None:
     _check_sampling(config)
     _check_lengths(config)
     _check_training(config)
+    _check_start(config)
     _check_processes(config)
 
 
@@ -94,6 +95,14 @@ def _check_training(config: RunConfig) -> None:
                 f"{flag(f'train.{name}')} {steps} is not a multiple of num_iterations={iterations}; rollouts are used "
                 f"{iterations} times, and neither a run nor a checkpoint can end in between"
             )
+
+
+def _check_start(config: RunConfig) -> None:
+    if config.lora.from_ and config.train.beta and choose_engine(config) == "unsloth":
+        raise UserError(
+            "--train.beta with --lora.from needs --model.engine peft: Unsloth computes the KL penalty against the "
+            "base, not against the adapter"
+        )
 
 
 def _check_processes(config: RunConfig) -> None:

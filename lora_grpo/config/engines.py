@@ -50,4 +50,6 @@ def with_gpu_defaults(config: RunConfig) -> RunConfig:
 
 
 def _supports_unsloth(config: RunConfig) -> bool:
-    return distributed.world_size() == 1 and not config.sampling.server_url
+    # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
+    other_reference = config.lora.from_ and config.train.beta
+    return distributed.world_size() == 1 and not config.sampling.server_url and not other_reference

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from lora_grpo.errors import UserError, suggestion
@@ -72,6 +73,9 @@ class LoraSettings:
     """Use rank-stabilized scaling, alpha / sqrt(rank)."""
     dora: bool = False
     """Use DoRA (weight-decomposed LoRA), which also learns one magnitude per output row."""
+    from_: Annotated[str | None, Field(alias="from"), tyro.conf.arg(name="from")] = None
+    """Run or PEFT adapter folder to continue from, e.g. after SFT. Its rank, alpha, targets, rslora and dora are used;
+    the base must be the same. None starts from a new adapter."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,8 @@ class TrainConfig:
     warmup_steps: NonNegativeInt = 5
     """Number of linear warmup steps."""
     beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Weight of the KL penalty against the base model. With 0 there is no penalty, and `kl` is not logged."""
+    """Weight of the KL penalty against the model before training. With 0 there is no penalty, and `kl` is not
+    logged."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.2
     """Maximum gradient norm; larger gradients are scaled down."""
     optimizer: Optimizer = "adamw_torch"
@@ -218,7 +223,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, as in run.json; `--config` accepts them as JSON or YAML."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))  # lists instead of tuples
+        return json.loads(json.dumps(_as_dict(self)))  # lists instead of tuples
 
 
 @dataclass(frozen=True)
@@ -245,20 +250,29 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _key(field: str) -> str:
+    """Return the name of a field in flags and files. A field named like a Python keyword ends with an underscore."""
+    return field.rstrip("_")
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config, dict_factory=lambda items: {_key(name): value for name, value in items})
+
+
 def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
-    names = [entry.name for entry in dataclasses.fields(config)]
+    names = {_key(entry.name): entry.name for entry in dataclasses.fields(config)}
     values = {}
     for key, value in changes.items():
         if key not in names:
             hint = suggestion(f"{prefix}{key}", [prefix + name for name in names], otherwise="see --help-all")
             raise UserError(f"unknown key {prefix}{key}; {hint}")
-        section = getattr(config, key)
+        section = getattr(config, names[key])
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
                 raise UserError(f"{prefix}{key} is {value!r}; expected a mapping of settings")
             value = replace(section, value, f"{prefix}{key}.")
-        values[key] = value
+        values[names[key]] = value
     return dataclasses.replace(config, **values)
 
 
@@ -266,7 +280,7 @@ def check_fields(config: Any) -> Any:
     """Return a configuration with every value converted to its field's type and checked against its range."""
     kind: Any = type(config)
     try:
-        return TypeAdapter(kind).validate_python(dataclasses.asdict(config))
+        return TypeAdapter(kind).validate_python(_as_dict(config))
     except ValidationError as errors:
         error = errors.errors()[0]
     expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")

@@ -35,8 +35,8 @@ class EvaluateOptions:
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
     the task of the run, unless it is a file, which is run only if it is named here."""
     compare: str | None = None
-    """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter), or
-    another run, adapter or model."""
+    """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
+    the adapter that its run started from), or another run, adapter or model."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     output_dir: Path | None = None

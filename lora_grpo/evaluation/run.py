@@ -14,7 +14,7 @@ from lora_grpo.evaluation.measurement import counts_by_task
 from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
 from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
 from lora_grpo.files import atomic, json_files
-from lora_grpo.models import BASE, adapter_sha256
+from lora_grpo.models import BASE, START, adapter_sha256
 from lora_grpo.runs import Run
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat, grade_all
@@ -46,7 +46,8 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
     Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`. The name is `base`
-    (without the adapter) or `trained`. Returns R x (num_samples + 1) results for R rows.
+    (before training: without the adapter, or with the one that the run starts from) or `trained`. Returns
+    R x (num_samples + 1) results for R rows.
     """
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
@@ -55,7 +56,8 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     path = run.evaluation / f"{name}.samples.jsonl"
     task, params = config.data.evaluation_task, _params(config)
-    return sample_and_grade(path, sampler, rows, task, params, config.seed, name, adapter=name != BASE, greedy=True)
+    adapter = name != BASE or config.lora.from_ is not None
+    return sample_and_grade(path, sampler, rows, task, params, config.seed, name, adapter=adapter, greedy=True)
 
 
 def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
@@ -64,21 +66,32 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> R
     rows = len({sample["task_id"] for sample in before})
     base = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}
     trained = base | {"adapter_sha256": adapter_sha256(run.adapter)}
+    label = BASE
+    if start := policy.get("start_sha256"):
+        label, base = START, base | {"adapter_sha256": start}
     protocol = make_protocol(config.data, run.record["data"], _params(config), rows, config.seed)
     report = make_report(
         config.eval.k if config.eval.num_samples else (),
         Graded("trained", after, trained, protocol),
-        Graded("base", before, base, protocol),
+        Graded(label, before, base, protocol),
     )
     write_report(run.evaluation, report)
     return report
 
 
 def count_passed(
-    path: Path, sampler: Sampler, rows: Sequence[Row], task: str, params: SamplingParams, seed: int, title: str
+    path: Path,
+    sampler: Sampler,
+    rows: Sequence[Row],
+    task: str,
+    params: SamplingParams,
+    seed: int,
+    title: str,
+    *,
+    adapter: bool = False,
 ) -> list[int]:
-    """Return how many samples of the base model pass, for each row. See `sample_and_grade` for the arguments."""
-    results = sample_and_grade(path, sampler, rows, task, params, seed, title, adapter=False)
+    """Return how many samples of a model pass, for each row. See `sample_and_grade` for the arguments."""
+    results = sample_and_grade(path, sampler, rows, task, params, seed, title, adapter=adapter)
     counts = counts_by_task(results, greedy=False)
     return [counts[task_id(row)][1] for row in rows]
 

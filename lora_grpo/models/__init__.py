@@ -7,7 +7,8 @@ architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 base_model.py     finds, checks and loads the base model and its tokenizer; sets up torch
 download.py       whether a model's weights are on this machine, and how large the download is
-policy.py         loads the base model with a new adapter, using PEFT or Unsloth; saves and loads an adapter
+policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
+start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
 shape.py          the dimensions of a transformer, read from its config.json
 known_models.py   the dimensions of the models in the presets, for plans without a network
 memory.py         estimates the memory of each part of a GRPO step from the shape
@@ -20,12 +21,14 @@ from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
 from lora_grpo.models.shape import Shape, UnknownFamily
-from lora_grpo.models.target import BASE, ModelSpec, Overrides, adapter_sha256, resolve, run_of
+from lora_grpo.models.start_adapter import keep_start, with_start
+from lora_grpo.models.target import BASE, START, ModelSpec, Overrides, adapter_sha256, resolve, run_of
 
 __all__ = [
     "BASE",
     "GIB",
     "KNOWN_MODELS",
+    "START",
     "KnownModel",
     "ModelSpec",
     "Overrides",
@@ -39,10 +42,12 @@ __all__ = [
     "check_download",
     "check_model",
     "check_sampling",
+    "keep_start",
     "load_adapter",
     "load_policy",
     "memory",
     "resolve",
     "run_of",
     "save_adapter",
+    "with_start",
 ]

@@ -75,7 +75,8 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     return {
         # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
         "weights": weight_bytes(shape, model.bits, double_quantized=step.sampler != "shared", width=width),
-        "adapter": 4 * adapter,  # float32, see training.make_trainer
+        # float32, see training.make_trainer. The KL reference is a copy of the adapter that the run starts from.
+        "adapter": 4 * adapter * (2 if lora.from_ and step.config.train.beta else 1),
         "gradients": 4 * adapter,
         "optimizer": sum(optimizer_bytes(size, step.config.train.optimizer) for size in tensors),
         "activations": activations,

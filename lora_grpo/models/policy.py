@@ -21,6 +21,8 @@ from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.models.download import announce_download
+from lora_grpo.models.start_adapter import start_folder
+from lora_grpo.models.target import adapter_sha256
 from lora_grpo.optional import require, require_compiler, starting
 from lora_grpo.tasks import chat
 
@@ -38,6 +40,8 @@ class Policy:
     """`peft` or `unsloth`."""
     record: dict[str, Any]
     """The entry `policy` of run.json."""
+    start: Path | None = None
+    """Folder of the adapter that training starts from; None for a new one."""
 
 
 _GET_CUDA = "install torch's CUDA build or a newer driver"
@@ -60,9 +64,16 @@ def _not_installed(flag: str, package: str, instead: str) -> UserError:
     )
 
 
-def load_policy(config: RunConfig) -> Policy:
-    """Load the base model and add a new, seeded adapter, or raise a UserError."""
+def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
+    """Load the base model with a new, seeded adapter, or with the one that the run starts from.
+
+    `resumed` says that the output folder holds the run, with its copy of that adapter.
+
+    Raises:
+        UserError: a file is missing or damaged, or the adapter does not fit the base.
+    """
     base_model.wait_without_spinning()
+    start = start_folder(config, resumed=resumed)
     use_one_gpu()
     engine = choose_engine(config)
     if engine == "unsloth":
@@ -100,6 +111,8 @@ def load_policy(config: RunConfig) -> Policy:
     variables = chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
     base = model.get_base_model()
     _check_targets(base, config.lora.targets)
+    if start:
+        load_adapter(model, start)
     base_model.keep_frozen(model)
     eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
     device = next(model.parameters()).device
@@ -113,9 +126,10 @@ def load_policy(config: RunConfig) -> Policy:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "trust_remote_code": config.model.trust_remote_code,
         "chat_template_kwargs": variables,
+        "start_sha256": start and adapter_sha256(start),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-    return Policy(model, tokenizer, eos_token_ids, engine, record)
+    return Policy(model, tokenizer, eos_token_ids, engine, record, start)
 
 
 def _check_gpu(preset: str) -> None:
@@ -154,11 +168,27 @@ def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:
 
 
 def load_adapter(model: Any, path: Path) -> None:
-    """Load the weights of a saved adapter into a model with an adapter of the same shape."""
+    """Load the weights of a saved adapter into a model with an adapter of the same shape, or raise a UserError."""
     from peft import set_peft_model_state_dict
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    set_peft_model_state_dict(model, load_file(path / "adapter_model.safetensors"))
+    try:
+        weights = load_file(path / "adapter_model.safetensors")
+        damaged = [name for name, weight in weights.items() if not weight.isfinite().all()]
+        loaded = set_peft_model_state_dict(model, weights)
+    except (OSError, RuntimeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the adapter in {path} does not fit this base: {reason}") from error
+    missing = [name for name in loaded.missing_keys if ".lora_" in name and ".default" in name]
+    for problem, names in (
+        ("lacks", missing),
+        ("has weights for modules that the base does not have:", loaded.unexpected_keys),
+        ("has NaN or infinite values in", damaged),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"the adapter in {path} {problem} {names[0]}{more}; pass another adapter or its own base")
 
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:

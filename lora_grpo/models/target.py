@@ -18,6 +18,9 @@ from lora_grpo.runs import read_record
 
 BASE = "base"
 """Label of the base model below an adapter."""
+START = "start"
+"""Label, and folder in a run, of the adapter that a run starts from. It takes the place of the base in comparisons."""
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *base_model.LICENSE_FILES]
 
@@ -48,6 +51,8 @@ class ModelSpec:
     tokenizer: Path
     run: Mapping[str, Any] | None = None
     """run.json of the run that trained the adapter."""
+    start: Path | None = None
+    """The adapter that the run started from; None if it started from a new one."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -71,10 +76,16 @@ class ModelSpec:
         return longest if isinstance(longest, int) else None
 
     def without_adapter(self) -> ModelSpec:
-        """Return the base model with the same tokenizer, or raise a UserError if there is no adapter."""
+        """Return what the adapter was trained from, with the same tokenizer: the base, or the base and an adapter.
+
+        Raises:
+            UserError: there is no adapter, or the adapter that the run started from is missing.
+        """
         if self.adapter is None:
             raise UserError(f"--compare base needs an adapter, and {self.label} has none; name the other model instead")
-        return dataclasses.replace(self, label=BASE, adapter=None)
+        if self.start and not (self.start / ADAPTER_WEIGHTS).is_file():
+            raise UserError(f"{self.start} is missing; pass --compare {self.base_name} for the base without an adapter")
+        return dataclasses.replace(self, label=START if self.start else BASE, adapter=self.start)
 
 
 def resolve(name: str, overrides: Overrides) -> ModelSpec:
@@ -84,7 +95,7 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
     folder, commit = _find(name, overrides.revision)
     if run := run_of(folder):  # run.json identifies the base of an adapter exactly
         return _of_run(run, run / "adapter" if run == folder else folder, overrides)
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         return _of_adapter(folder, overrides)
     if overrides.base:
         raise UserError(f"--base {overrides.base} needs an adapter, and {name} has none; remove the flag")
@@ -97,14 +108,14 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
 
 def adapter_sha256(folder: Path) -> str:
     """Return a SHA-256 of an adapter's weights and configuration."""
-    return _digest(folder, (ADAPTER_WEIGHTS, "adapter_config.json"))
+    return _digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
 
 
 def run_of(folder: Path) -> Path | None:
     """Return the folder of the run that a folder is, or that it belongs to as an adapter or a checkpoint."""
     if (folder / "run.json").is_file():
         return folder
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         above = folder.resolve().parents
         return next((run for run in above[:2] if (run / "run.json").is_file()), None)
     return None
@@ -124,6 +135,8 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
     base, commit = _find(requested, overrides.revision or policy.get("revision"))
     resolved = dataclasses.replace(overrides, bits=overrides.bits or trained["bits"])
     spec = _spec("trained", trained["name"], base, commit, resolved, adapter, record)
+    if record["config"].get("lora", {}).get("from"):
+        spec = dataclasses.replace(spec, start=folder / START)
     known = policy.get("fingerprint")
     if known and not overrides.any_base and base_model.weights_fingerprint(base) != known:
         raise UserError(
@@ -136,10 +149,10 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
 def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
-    config = json_files.read_object(folder / "adapter_config.json")
+    config = json_files.read_object(folder / ADAPTER_CONFIG)
     name = overrides.base or config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise UserError(f"{folder}/adapter_config.json does not specify a base model; pass it with --base")
+        raise UserError(f"{folder}/{ADAPTER_CONFIG} does not specify a base model; pass it with --base")
     base, commit = _find(name, config.get("revision"))
     return _spec("adapter", name, base, commit, overrides, folder)
 

@@ -28,8 +28,9 @@ def show(config: RunConfig, groups: Sequence[Group]) -> None:
     lines += ["--- can GRPO learn from this?", f"verdict   {verdict.word}: {verdict.reason}"]
     for finding in verdict.findings:
         lines += [f"found     {finding.found}", f"try       {finding.advice}"]
+    source = "starting adapter" if config.lora.from_ else "base model"
     lines.append(
-        f"sample    {len(groups)} prompts x {len(groups[0].answers)} completions of the base model, 95% intervals in "
+        f"sample    {len(groups)} prompts x {len(groups[0].answers)} completions of the {source}, 95% intervals in "
         "brackets; nothing was trained or written"
     )
     print("\n".join(map(printable, lines)))

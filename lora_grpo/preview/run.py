@@ -55,7 +55,8 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     per_step = config.train.prompts_per_step * size
     steps = [divmod(index, per_step) for index in range(len(prompts) * size)]
     seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
-    samples = [each for group in sampler.sample(prompts, params, seeds, adapter=False) for each in group]
+    adapter = config.lora.from_ is not None
+    samples = [each for group in sampler.sample(prompts, params, seeds, adapter=adapter) for each in group]
     repeated, texts = [columns[index] for index in order for _ in range(size)], [each.text for each in samples]
     rewards = resolve(parse_reward_specs(config.rewards))
     weights = {reward.name: reward.weight for reward in rewards}

@@ -18,6 +18,6 @@ html.py            renders the HTML page from the templates in page/
 markdown.py        renders the Markdown report for a pull request
 """
 
-from lora_grpo.report.writing import ReportOptions, report, report_line, write_diff, write_report
+from lora_grpo.report.writing import ReportOptions, link_back, report, report_line, write_diff, write_report
 
-__all__ = ["ReportOptions", "report", "report_line", "write_diff", "write_report"]
+__all__ = ["ReportOptions", "link_back", "report", "report_line", "write_diff", "write_report"]

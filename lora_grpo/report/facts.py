@@ -6,7 +6,9 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import Report
@@ -54,6 +56,23 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
             ("Best adapter", f"step {best['step']}, validation reward {best['reward']:.3g}{accuracy}; in best/")
         )
     return [(label, str(value)) for label, value in rows]
+
+
+def related_runs(run: RunFiles) -> list[tuple[str, str, str | None]]:
+    """Return label, name and relative URL of the run that this one started from, and of those that continue it.
+
+    The URL leads from one report folder to the other; None if there is no such report.
+    """
+    start = run.record.get("start") or {}
+    related = [("Started from", start["name"], start.get("run"))] if start else []
+    related += [("Continued in", Path(other).name, other) for other in run.continued]
+    return [(label, name, _report_url(run, other)) for label, name, other in related]
+
+
+def _report_url(run: RunFiles, other: str | None) -> str | None:
+    if other is None or not (run.folder.resolve() / other / "report" / "report.html").is_file():
+        return None
+    return quote(f"../{other}/report/report.html")
 
 
 def verdicts(report: Report) -> list[str]:

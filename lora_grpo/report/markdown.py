@@ -13,7 +13,8 @@ from lora_grpo.runs import RunFiles
 def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     """Return the report of one run."""
     lines = [f"# {escape(run.name)}", "", escape(facts.state(run)), ""]
-    lines += table(["", ""], facts.headline(run))
+    related = [(label, name) for label, name, _ in facts.related_runs(run)]
+    lines += table(["", ""], [*facts.headline(run), *related])
     if evaluation:
         lines += ["## Evaluation", "", escape(evaluation.title), "", *table(*evaluation.scores_table())]
         lines += [*(f"- {escape(sentence)}" for sentence in facts.verdicts(evaluation)), ""]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +14,14 @@ from typing import Annotated
 
 import tyro
 
-from lora_grpo.errors import UserError, first_line
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import report_markdown
 from lora_grpo.report.plots import common_plots, plots_of
-from lora_grpo.runs import read_run
+from lora_grpo.runs import read_continued, read_record, read_run
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,22 @@ def write_diff(folder: Path, other: Path) -> Path:
         output.parent.mkdir(exist_ok=True)
         atomic.write_text(output, diff_html(runs, evaluations, names, [draw(plot) for plot in plots]))
     return output
+
+
+def link_back(folder: Path) -> None:
+    """Add a finished run to the report of the run that it started from, if there is one. A failure is only a note."""
+    first = (read_record(folder).get("start") or {}).get("run")
+    if first is None:
+        return
+    run = Path(os.path.normpath(folder.resolve() / first))
+    try:
+        if not (run / "run.json").is_file():
+            raise UserError("it is no longer there")
+        others = {*read_continued(run), os.path.relpath(folder.resolve(), run)}
+        atomic.write_json(run / "continued.json", {"runs": sorted(others)})
+        write_report(run)
+    except (OSError, UserError, RunError) as error:
+        print(f"note: the report of {run} does not link to this run: {first_line(error)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

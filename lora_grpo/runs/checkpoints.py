@@ -35,6 +35,9 @@ class AtomicCheckpoints:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
                 distributed.barrier()
                 if self.args.should_save:  # type: ignore[attr-defined]
+                    # TRL's copy of the adapter for the KL penalty. If a checkpoint has it, transformers (5.17) loads
+                    # it alone, and not the trained adapter.
+                    shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
                     atomic.publish(self._staging / name, folder / name)
                     for _, old in _checkpoints(folder)[self.keep_checkpoints :]:
                         shutil.rmtree(old)

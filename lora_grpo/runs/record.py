@@ -64,6 +64,18 @@ class PolicyRecord:
     bits: int | None = None
     device: str | None = None
     trust_remote_code: bool | None = None
+    start_sha256: str | None = None
+    """SHA-256 of the adapter that the run started from; None for a new one."""
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """The adapter that the run started from."""
+
+    name: str
+    """Name of its folder, or of the run that trained it."""
+    run: str | None = None
+    """That run, relative to this run's folder."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class RunRecord:
     recipe: str | None = None
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
     trained_steps: int | None = None
+    start: StartRecord | None = None
     user_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the user's task file and reward files, by path."""
 

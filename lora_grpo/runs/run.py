@@ -25,8 +25,9 @@ from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
 from lora_grpo.tasks import is_task_file, task_title
 
 _ENTRIES = (
-    *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "validation"),
-    *("merged", ".merged.partial", "gguf", "report", ".report.partial", "tensorboard", "metrics.jsonl", "run.json"),
+    *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "start", "validation"),
+    *("merged", ".merged.partial", "gguf", "report", ".report.partial", "tensorboard"),
+    *("continued.json", "metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
     "output_dir",
@@ -69,6 +70,11 @@ class Run:
         self.metrics = self.folder / "metrics.jsonl"
 
     @property
+    def is_resumed(self) -> bool:
+        """Whether the folder already holds this run."""
+        return "policy" in self.record
+
+    @property
     def is_trained(self) -> bool:
         """Whether all steps are done and the adapter is saved; the same on every rank."""
         ended = bool(self.stopped_early) or self.record.get("trained_steps") == self.config.train.max_steps
@@ -94,13 +100,13 @@ class Run:
         Raises:
             UserError: the base model of a resumed run has changed.
         """
-        if "policy" not in self.record:
+        if not self.is_resumed:
             for name in _ENTRIES if distributed.is_main() else ():
                 _delete(self.folder / name)
         else:
             before = self.record["policy"]
-            for name in ("base_model", "revision", "fingerprint", "engine", "bits"):
-                if before.get(name) != policy_record[name]:
+            for name in ("base_model", "revision", "fingerprint", "engine", "bits", "start_sha256"):
+                if before.get(name) != policy_record.get(name):
                     raise UserError(
                         f"the run in {self.folder} began with {name} {before.get(name)!r}, now it is "
                         f"{policy_record[name]!r}; restore it, or pass another --output-dir"

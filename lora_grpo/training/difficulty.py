@@ -29,6 +29,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
     params = SamplingParams(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
+    starts_from_adapter = config.lora.from_ is not None
     kept: list[Row] = []
     passes: list[int] = []
     run.filter.mkdir(exist_ok=True)
@@ -38,7 +39,9 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         chunk = [rows[index] for index in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        solved = count_passed(path, sampler, chunk, config.data.task, params, config.seed, title)
+        solved = count_passed(
+            path, sampler, chunk, config.data.task, params, config.seed, title, adapter=starts_from_adapter
+        )
         kept += [row for row, passed in zip(chunk, solved, strict=True) if 0 < passed < size]
         passes += solved
     sampled, always, never = len(passes), passes.count(size), passes.count(0)

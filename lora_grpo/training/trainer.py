@@ -10,7 +10,7 @@ from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
 from lora_grpo.errors import UserError
-from lora_grpo.models import Policy, base_model
+from lora_grpo.models import Policy, base_model, load_adapter
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run
@@ -43,7 +43,7 @@ def make_trainer(
     rewards = resolve(parse_reward_specs(config.rewards))
     trainer = _build_trainer(run, policy, rows, sampler, rewards)
     trainer.keep_checkpoints = config.train.keep_checkpoints
-    _use_float32_adapter(model)
+    _use_float32_adapter(policy)
     if isinstance(sampler, VllmSampler):
         _correct_importance(trainer)
     trainer.progress = Progress(config.train.max_steps)
@@ -103,19 +103,22 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     return trainer
 
 
-def _use_float32_adapter(model: Any) -> None:
-    """Cast the adapter to float32 and delete TRL's reference copy of it.
+def _use_float32_adapter(policy: Policy) -> None:
+    """Cast the adapter to float32, and delete TRL's reference copy of a new one.
 
     TRL 1.14 casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
     bfloat16, and a resumed run would load the adapter in float32.
     """
     import torch
 
+    model = policy.model
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
-    # TRL's KL reference is a frozen copy of the new adapter. A new adapter is zero, so the base is the same reference.
-    if "ref" in model.peft_config:
+    # TRL's KL reference is a frozen copy of the adapter. A new adapter is zero, so the base is the same reference.
+    if policy.start:
+        load_adapter(model, policy.start)  # the cast to bfloat16 rounded it; the copy was made before
+    elif "ref" in model.peft_config:
         model.delete_adapter("ref")
         model.set_adapter("default")
 

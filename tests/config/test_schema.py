@@ -200,7 +200,7 @@ def test_the_dictionary_is_json_and_builds_the_same_configuration():
     def build(default, values):
         changes = {}
         for entry in dataclasses.fields(default):
-            value, before = values[entry.name], getattr(default, entry.name)
+            value, before = values[entry.name.rstrip("_")], getattr(default, entry.name)
             nested = dataclasses.is_dataclass(before)
             changes[entry.name] = build(before, value) if nested else tuple(value) if type(value) is list else value
         return dataclasses.replace(default, **changes)

@@ -1,0 +1,165 @@
+"""`--lora.from` before anything is loaded: what is taken from the adapter, and what is refused."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lora_grpo.cli.arguments import parse
+from lora_grpo.errors import UserError
+from lora_grpo.models import base_model
+from lora_grpo.models.memory import Step, parts
+from lora_grpo.models.shape import Shape
+
+PRESETS = {"starter": {"model": {"engine": "peft"}}}
+CONFIG = {
+    "peft_type": "LORA",
+    "base_model_name_or_path": "starter",
+    "r": 4,
+    "lora_alpha": 12,
+    "target_modules": ["v_proj", "q_proj"],
+    "use_rslora": True,
+    "bias": "none",
+    "rank_pattern": {},
+    "lora_dropout": 0.05,
+}
+
+
+@pytest.fixture
+def adapter(tmp_path, monkeypatch):
+    """Return a function that writes an adapter to `sft`, and work in the folder above it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(folder="sft", rank=4, **changes):
+        path = tmp_path / folder
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "adapter_config.json").write_text(json.dumps({**CONFIG, **changes}))
+        name = "base_model.model.model.layers.0.self_attn.q_proj"
+        weights = {f"{name}.lora_A.weight": (rank, 192), f"{name}.lora_B.weight": (192, rank)}
+        save_file(
+            {key: np.ones(shape, np.float32) for key, shape in weights.items()}, path / "adapter_model.safetensors"
+        )
+        return path
+
+    return write
+
+
+def read(line):
+    arguments = ["--preset", "starter", *shlex.split(line)]
+    return parse(arguments, recipe="r", description="", presets=PRESETS)[0]
+
+
+def run_json(folder, name="starter", **policy):
+    record = {
+        "lora_grpo_run": 1,
+        "config": {"model": {"name": name}},
+        "data": {},
+        "versions": {},
+        "policy": {"base_model": name, **policy},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+def test_rank_scaling_and_targets_come_from_the_adapter(adapter):
+    adapter()
+    config = read("--lora.from sft --lora.dropout 0.1 --lora.targets q_proj v_proj --lora.alpha 12")
+    expected = {"rank": 4, "alpha": 12, "targets": ["q_proj", "v_proj"], "rslora": True, "dora": False}
+    assert config.to_dict()["lora"] == {**expected, "dropout": 0.1, "from": "sft"}
+
+
+def test_a_run_is_named_by_its_folder_or_by_one_of_its_adapters(adapter):
+    adapter("a/adapter")
+    adapter("a/checkpoints/checkpoint-20", rank=8, r=8)
+    run_json(adapter("a"))
+    assert read("--lora.from a").lora.rank == 4
+    assert read("--lora.from a/checkpoints/checkpoint-20").lora.rank == 8
+
+
+def test_a_settings_file_names_the_adapter_as_from(adapter, tmp_path):
+    adapter()
+    (tmp_path / "settings.yaml").write_text("lora: {from: sft, rank: 16}")
+    config = read("--config settings.yaml")
+    assert (config.lora.from_, config.lora.rank) == ("sft", 4)
+
+
+def test_the_second_run_uses_the_commit_of_the_first(adapter):
+    adapter("a/adapter", base_model_name_or_path="owner/model")
+    run_json(adapter("a"), "owner/model", revision="c" * 40)
+    assert read("--lora.from a --model.name owner/model --plan").model.revision == "c" * 40
+    with pytest.raises(UserError, match=r"--model\.revision is v2, but the adapter in a/adapter was trained on cccc"):
+        read("--lora.from a --model.name owner/model --model.revision v2 --plan")
+
+
+def test_a_kl_penalty_plans_memory_for_the_starting_adapter_as_the_reference(adapter):
+    adapter()
+    config = read("--lora.from sft --train.beta 0.1")
+    shape = Shape.of(base_model.read_config(config.model))
+    new = read("--lora.rank 4 --lora.targets q_proj v_proj --train.beta 0.1")
+    with_reference, without = (parts(shape, Step(each, 1, 1))["adapter"] for each in (config, new))
+    assert with_reference == 2 * without
+
+
+WRONG_CONFIG = [
+    ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; only LORA adapters"),
+    ({"r": "8"}, "has r '8'; expected a whole number"),
+    ({"lora_alpha": 0.5}, "has lora_alpha 0.5; expected a whole number"),
+    ({"r": 8}, r"has ranks \[4\], but adapter_config.json has r=8"),
+    ({"rank_pattern": {"q_proj": 8}}, "sets rank_pattern, which cannot be trained here; merge"),
+    ({"modules_to_save": ["lm_head"], "bias": "all"}, "sets bias, modules_to_save, which"),
+    ({"layers_to_transform": [0]}, "sets layers_to_transform"),
+    ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa', which changes the base"),
+    ({"target_modules": ".*_proj"}, r"has target_modules '\.\*_proj'; expected a list"),
+    ({"base_model_name_or_path": None}, "names no base; set base_model_name_or_path to starter"),
+    (
+        {"base_model_name_or_path": "Qwen/Qwen3-0.6B"},
+        "was trained on Qwen/Qwen3-0.6B; pass --model.name Qwen/Qwen3-0.6B",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_CONFIG)
+def test_an_adapter_that_cannot_be_trained_is_refused(adapter, changes, message):
+    adapter(**changes)
+    refuses("--lora.from sft", message)
+
+
+WRONG_FLAGS = [
+    ("--lora.from missing", "--lora.from missing is not a folder; pass the folder of a run or of a PEFT adapter"),
+    ("--lora.from owner/adapter", "--lora.from owner/adapter is not a folder"),
+    ("--lora.from empty", "empty has neither run.json nor adapter_config.json"),
+    ("--lora.from model", "model is a full model; pass it with --model.name model"),
+    ("--lora.from pickled", "pickled has no adapter_model.safetensors; save the adapter as safetensors"),
+    ("--lora.from unfinished", "unfinished is a run without an adapter; finish it with --resume"),
+    ("--lora.from sft --lora.rank 8", "--lora.rank is 8, but the adapter in sft has 4; leave the flag out"),
+    ("--lora.from sft --lora.targets all-linear", "--lora.targets is all-linear, but .* has q_proj v_proj"),
+    ("--lora.from sft --lora.no-rslora", "--lora.rslora is False, but the adapter in sft has True"),
+    ("--lora.from sft --output-dir sft --overwrite", "--lora.from sft is inside --output-dir sft"),
+    ("--lora.from sft --train.beta 0.1 --model.engine unsloth", "needs --model.engine peft: Unsloth computes the KL"),
+    ("--lora.from cut", "cut/adapter_model.safetensors is not a complete safetensors file"),
+    ("--lora.from broken", "broken/adapter_config.json cannot be read"),
+    ("--lora.from other-base", "was trained on starter, whose weights differ"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_FLAGS)
+def test_a_wrong_start_is_refused_in_one_line(adapter, tmp_path, line, message):
+    adapter()
+    for name in ("empty", "model", "pickled", "unfinished"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "pickled" / "adapter_config.json").write_text("{}")
+    run_json(tmp_path / "unfinished")
+    weights = adapter("cut") / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    (adapter("broken") / "adapter_config.json").write_text("{")
+    adapter("other-base/adapter")
+    run_json(tmp_path / "other-base", fingerprint="0" * 64)
+    refuses(line, message)
+
+
+def refuses(line, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        read(line)
+    assert "\n" not in str(refusal.value)

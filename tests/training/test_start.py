@@ -1,0 +1,133 @@
+"""`--lora.from`: a second run goes on from the adapter of a first one."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.warm_process import finish, wait_for
+
+from lora_grpo.tasks import sources
+from lora_grpo.tasks.registry import get_task
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
+TINY = shlex.split(
+    "--preset starter --model.engine peft --sampling.num-generations 4 --sampling.max-completion-tokens 16 "
+    "--train.prompts-per-step 2 --train.micro-batch-size 8 --train.checkpoint-steps 2 --train.learning-rate 0.01 "
+    "--train.warmup-steps 0 --rewards near_length:10 --eval.num-samples 2 --eval.k 1 2"
+)
+NEW = shlex.split("--lora.rank 4 --lora.alpha 8 --train.max-steps 2")
+SECOND = shlex.split("--lora.from first --train.max-steps 4 --train.beta 0.1")
+
+
+class Runs:
+    """A folder with a first run, and more that start from it."""
+
+    def __init__(self, folder, warm):
+        self.folder, self.warm = folder, warm
+        self.files = []
+        for split, size in (("train", 8), ("eval", 4)):
+            rows = sources.sample(get_task("starter").load(split), size, 0)
+            text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
+            (folder / f"{split}.jsonl").write_text(text)
+            self.files += [f"--data.{split}", f"{split}.jsonl"]
+
+    def start(self, name, *flags):
+        return self.warm.start(RECIPE, *TINY, *self.files, "--output-dir", name, *flags, cwd=self.folder)
+
+    def command(self, script, *arguments):
+        return finish(self.warm.start(ROOT / "scripts" / script, *arguments, cwd=self.folder))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, warm):
+    made = Runs(tmp_path_factory.mktemp("runs"), warm)
+    finish(made.start("first", *NEW))
+    finish(made.start("second", *SECOND))
+    return made
+
+
+def samples(folder, name):
+    return (folder / "evaluation" / f"{name}.samples.jsonl").read_text()
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_second_run_starts_exactly_where_the_first_ended(runs):
+    first, second = runs.folder / "first", runs.folder / "second"
+    assert samples(second, "base") == samples(first, "trained") != samples(first, "base")
+    assert samples(second, "trained") != samples(second, "base")
+    weights = "adapter_model.safetensors"
+    assert (second / "start" / weights).read_bytes() == (first / "adapter" / weights).read_bytes()
+    before, after = (json.loads((folder / "evaluation/report.json").read_text()) for folder in (first, second))
+    assert after["baseline"]["scores"] == before["evaluated"]["scores"]
+    assert (before["baseline"]["label"], after["baseline"]["label"]) == ("base", "start")
+    assert after["baseline"]["source"]["adapter_sha256"] == before["evaluated"]["source"]["adapter_sha256"]
+
+
+def test_the_kl_penalty_is_against_the_starting_adapter(runs):
+    first, *rest = [line["kl"] for line in metrics(runs.folder / "second")]
+    assert first < 1e-6
+    assert max(rest) > 1e-4
+
+
+def test_both_reports_link_to_each_other(runs):
+    first, second = ((runs.folder / name / "report" / "report.html").read_text() for name in ("first", "second"))
+    assert 'Started from <a href="../../first/report/report.html">first</a>' in second
+    assert 'Continued in <a href="../../second/report/report.html">second</a>' in first
+
+
+@pytest.mark.slow
+def test_a_killed_second_run_ends_in_the_same_bits_without_the_first(runs, tmp_path):
+    """The first run is deleted before the second resumes; the KL reference is then the kept copy."""
+    process = runs.start("killed", *SECOND)
+    wait_for(process, lambda: (runs.folder / "killed/checkpoints/checkpoint-2").exists())
+    process.kill()
+    moved = shutil.move(runs.folder / "first", tmp_path)
+    try:
+        said = finish(runs.warm.start(RECIPE, "--resume", "--output-dir", "killed", cwd=runs.folder)).stderr
+    finally:
+        shutil.move(moved, runs.folder / "first")
+    assert "resuming from" in said
+    assert "does not link to this run: it is no longer there" in said
+    for name in ("adapter/adapter_model.safetensors", "evaluation/report.json", "evaluation/trained.samples.jsonl"):
+        assert (runs.folder / "killed" / name).read_bytes() == (runs.folder / "second" / name).read_bytes(), name
+    resumed, unbroken = (metrics(runs.folder / name) for name in ("killed", "second"))
+    assert [line["kl"] for line in resumed] == [line["kl"] for line in unbroken]
+
+
+@pytest.mark.slow
+def test_the_second_run_needs_nothing_of_the_first(runs, tmp_path):
+    alone = shutil.copytree(runs.folder / "second", tmp_path / "second")
+    for name in ("first", "train.jsonl"):
+        assert not (tmp_path / name).exists()
+    shutil.copy(runs.folder / "eval.jsonl", tmp_path)
+    shutil.copy(runs.folder / "train.jsonl", tmp_path)
+    here = Runs.__new__(Runs)
+    here.folder, here.warm = tmp_path, runs.warm
+    flags = ("--num-samples", 1, "--data", "eval.jsonl", "--output-dir", "evaluated")
+    here.command("evaluate.py", "second", "--compare", "base", *flags)
+    report = json.loads((tmp_path / "evaluated" / "report.json").read_text())
+    assert report["baseline"]["label"] == "start"
+    kept = {row["task_id"]: row["completion"] for row in map(json.loads, samples(alone, "base").splitlines())
+            if row["draw"] == "greedy"}  # fmt: skip
+    [path] = (tmp_path / "evaluated").glob("compared-*.jsonl")
+    assert {row["task_id"]: row["completion"] for row in map(json.loads, path.read_text().splitlines())} == kept
+    here.command("merge.py", "second")
+    assert (alone / "merged" / "model.safetensors").is_file()
+    assert "Training started from the adapter of `first`" in (
+        here.command("push.py", "second", "you/x", "--dry-run").stdout
+    )
+
+
+@pytest.mark.slow
+def test_a_dora_adapter_with_rslora_goes_on_too(runs):
+    finish(runs.start("dora", *NEW, "--lora.dora", "--lora.rslora"))
+    finish(runs.start("dora-on", "--lora.from", "dora", "--train.max-steps", "1"))
+    lora = json.loads((runs.folder / "dora-on" / "run.json").read_text())["config"]["lora"]
+    assert lora["dora"] is lora["rslora"] is True
+    assert samples(runs.folder / "dora-on", "base") == samples(runs.folder / "dora", "trained")
