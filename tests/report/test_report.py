@@ -80,7 +80,7 @@ def test_validation_results_are_plotted_at_the_steps_that_have_them(tmp_path):
     )
     assert by_key["validation-reward"].curves[0].y == [1.0, 1.5]
     page = page_of(run)
-    assert "kl from the base from nan at 4 to nan at 4" in page and "NaN" not in page
+    assert "kl from the start from nan at 4 to nan at 4" in page and "NaN" not in page
 
 
 @pytest.mark.parametrize("value", [None, "x"])
