@@ -20,7 +20,7 @@ sandbox/       runs programs that a model wrote, isolated from their tests and f
 rewards/       NAME=WEIGHT -> functions that score completions
 models/        what a name means (run, adapter, folder, Hub id); base, adapter and policy; shape and memory
 sampling/      completions from a policy: built-in sampler, vLLM in this process, vLLM server
-training/      TRL's GRPO trainer, validation, alarms, logprob check
+training/      TRL's GRPO and SFT trainers, validation, alarms, logprob check
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
 report/        a run, or two side by side, as one HTML page

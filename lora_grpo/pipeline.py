@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
 from lora_grpo.audit import audit, quick_audit
@@ -21,21 +21,24 @@ from lora_grpo.preview import dry_run, preview
 from lora_grpo.report import link_back, report_line
 from lora_grpo.runs import Run, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.tasks import Data, fit_to_context, is_task_file, load_data, split_validation, start_sandbox
+from lora_grpo.tasks import CODE_TASKS, Data, fit_to_context, is_task_file, load_data, split_validation, start_sandbox
 from lora_grpo.training import filter_by_difficulty, make_trainer, train
 
 
-def run_recipe(recipe: str, description: str, presets: Mapping[str, Overrides]) -> NoReturn:
+def run_recipe(
+    recipe: str, description: str, presets: Mapping[str, Overrides], method: Literal["grpo", "sft"] = "grpo"
+) -> NoReturn:
     """Run a recipe with the command line of this process, and exit with the exit code of the recipe.
 
     Args:
         recipe: name of the recipe; the default output folder is `outputs/<recipe>`.
         description: the recipe's docstring, shown by `--help`.
         presets: changes to the defaults, by the name that `--preset` selects.
+        method: `grpo`, or `sft` for supervised fine-tuning on the task's gold solutions.
     """
 
     def main() -> None:
-        config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets)
+        config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets, method=method)
         if invocation.audit:
             start_sandbox(config.data, config.sandbox)
             return audit(config, load_data(config))
@@ -88,12 +91,14 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     if not distributed.is_main():
         return
     report = report_run(run, before, after)
-    reward = reward_change(run)
-    run.finish({"table": [row.model_dump() for row in report.table], "reward": reward})
+    is_sft = run.config.method == "sft"
+    metric = "loss" if is_sft else "reward"
+    change = metric_change(run, metric)
+    run.finish({"table": [row.model_dump() for row in report.table], metric: change})
     line = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
     link_back(run.folder)
     report.show()
-    print(f"reward: {reward['first']:.2f} in step 1, {reward['last']:.2f} in step {reward['steps']}")
+    print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
     best = run.record.get("best")
     if best:
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
@@ -102,6 +107,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
     trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
+    grpo = "code_lora.py" if task in CODE_TASKS else "gsm8k_lora.py"
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,
@@ -109,13 +115,14 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}{trust}",
         "merge": f"python scripts/merge.py {folder}{trust}",
         "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
+        "GRPO": f"python recipes/{grpo} --lora.from {folder}{named}" if is_sft else None,
         "longer": f"the same command with --resume {more}",
     }
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
 
 
-def reward_change(run: Run) -> dict[str, float]:
-    """Return the mean rewards of the first and the last step, and the number of steps."""
-    lines = [line for line in read_metrics(run.folder) if "reward" in line]  # steps that reuse rollouts have no reward
-    return {"first": lines[0]["reward"], "last": lines[-1]["reward"], "steps": lines[-1]["step"]}
+def metric_change(run: Run, metric: str) -> dict[str, Any]:
+    """Return a metric's values in the first and the last step, and the number of steps."""
+    lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
+    return {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}

@@ -36,11 +36,13 @@ class Progress:
             self._task = self._bar.add_task(title, total=total, note="")
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
-        """Show a training step with the latest reward and the latest validation reward."""
+        """Show a training step with the latest reward, or the loss of SFT, and the latest validation reward."""
         if "validation/reward" in logs:
             self._validation = f", validation {logs['validation/reward']:.2f}"
         if "reward" in logs:  # absent if the step reuses rollouts
             self._reward = f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}"
+        elif self.title == "SFT":
+            self._reward = f"loss {logs['loss']:.3f}"
         self.show(done, self._reward + self._validation)
 
     def show(self, done: int, note: str) -> None:

@@ -7,7 +7,7 @@ from helpers.graded_samples import samples
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.pipeline import finish_run, reward_change
+from lora_grpo.pipeline import finish_run, metric_change
 from lora_grpo.runs import Run, now
 
 
@@ -34,7 +34,7 @@ def concluded(run, capsys):
 
 
 def test_the_reward_curve_is_the_first_and_the_last_step(run):
-    assert reward_change(run) == {"first": 0.25, "last": 1.5, "steps": 2}
+    assert metric_change(run, "reward") == {"first": 0.25, "last": 1.5, "steps": 2}
 
 
 def test_the_record_is_closed_with_the_table(concluded):

@@ -6,20 +6,30 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import tyro
 
 from lora_grpo import distributed
 from lora_grpo.cli.flags import join_help_lines, read_flags
 from lora_grpo.cli.validate import check
-from lora_grpo.config import STARTER, Invocation, Overrides, RunConfig, check_fields, choose_preset, flag, replace
+from lora_grpo.config import (
+    STARTER,
+    UNUSED_BY_SFT,
+    Invocation,
+    Overrides,
+    RunConfig,
+    check_fields,
+    choose_preset,
+    flag,
+    replace,
+)
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, check_download, check_model, with_start
-from lora_grpo.runs import check_resume, refuse_unnamed_code
+from lora_grpo.runs import check_resume, flat, refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
 _MAIN_FLAGS = (
@@ -59,7 +69,12 @@ class _EarlyArguments:
 
 
 def parse(
-    arguments: Sequence[str], *, recipe: str, description: str, presets: Mapping[str, Overrides]
+    arguments: Sequence[str],
+    *,
+    recipe: str,
+    description: str,
+    presets: Mapping[str, Overrides],
+    method: Literal["grpo", "sft"] = "grpo",
 ) -> tuple[RunConfig, Invocation]:
     """Read the command line of a recipe and return a checked configuration.
 
@@ -68,13 +83,14 @@ def parse(
     Raises:
         UserError: an error in the arguments or in a settings file.
     """
-    base = RunConfig(output_dir=f"outputs/{recipe}")
+    base = RunConfig(method=method, output_dir=f"outputs/{recipe}")
     if {"-h", "--help", "--help-all"} & set(arguments):
         hint = "" if "--help-all" in arguments else " --help-all lists every setting."
         about = (
             f"{description}\nPresets: auto, {', '.join(presets)}. The defaults shown are those of `starter`.{hint}\n"
         )
-        _show_help(replace(base, presets["starter"]), f"{recipe}.py", about, only_main=bool(hint))
+        hidden = {"method", *(UNUSED_BY_SFT if method == "sft" else ())}
+        _show_help(replace(base, presets["starter"]), f"{recipe}.py", about, hidden, only_main=bool(hint))
     _refuse_repeated_lists(arguments)
     arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
@@ -86,18 +102,24 @@ def parse(
     requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
     preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit)
     of_preset = presets[preset].get("data", {}).get("task")
-    config = _with_rewards_of_task(replace(base, presets[preset]), early.data.task or of_preset)
+    config = replace(base, presets[preset])
+    if method == "grpo":
+        config = _with_rewards_of_task(config, early.data.task or of_preset)
     without_files = config
     for path, layer in layers:
+        _drop(layer, ["method", *(UNUSED_BY_SFT if method == "sft" else ())])
         try:
             config = check_fields(replace(config, layer))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
     _check_invocation(parsed.invocation)
+    if method == "sft":
+        _refuse_unused(config, parsed)
     if parsed.invocation.resume:
         check_resume(Path(folder))
-    config = replace(parsed.run, {"preset": preset, "output_dir": parsed.run.output_dir or base.output_dir})
+    settled = {"preset": preset, "method": method, "output_dir": parsed.run.output_dir or base.output_dir}
+    config = replace(parsed.run, settled)
     config = _settle_task(check_fields(config))
     if layers:
         named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
@@ -119,7 +141,8 @@ def parse(
                     f"--preset {STARTER} to replace the run by one of the bundled model"
                 ) from None
             print(f"note: no weights of {config.model.name} ({error}); using --preset {STARTER}", file=sys.stderr)
-            return parse([*arguments, "--preset", STARTER], recipe=recipe, description=description, presets=presets)
+            arguments = [*arguments, "--preset", STARTER]
+            return parse(arguments, recipe=recipe, description=description, presets=presets, method=method)
     print(reason, file=sys.stderr)
     return config, parsed.invocation
 
@@ -131,27 +154,39 @@ def _with_rewards_of_task(config: RunConfig, task: str | None) -> RunConfig:
     return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards})
 
 
-def _show_help(config: RunConfig, program: str, description: str, *, only_main: bool) -> None:
+def _show_help(config: RunConfig, program: str, description: str, hidden: Collection[str], *, only_main: bool) -> None:
     """Print the help, with the values of a configuration as defaults, and exit."""
     join_help_lines(_Arguments)
-    settings = _with_main_flags(config)() if only_main else config
+    settings = _with_shown(config, lambda name: name not in hidden and (not only_main or name in _MAIN_FLAGS))()
     run = ("run", Annotated[type(settings), tyro.conf.arg(name="")], settings)
     arguments = dataclasses.make_dataclass("Arguments", [run], bases=(_Arguments,), frozen=True)
     read_flags(arguments, ["--help"], prog=program, description=description)
 
 
-def _with_main_flags(config: Any, prefix: str = "") -> type:
-    """Return a subclass of a configuration's class with its values as defaults; tyro shows only the main flags."""
+def _with_shown(config: Any, is_shown: Callable[[str], bool], prefix: str = "") -> type:
+    """Return a subclass of a configuration's class with its values as defaults; tyro shows only some flags."""
     fields: list[tuple[str, Any, Any]] = []
     for name, kind in get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
         if dataclasses.is_dataclass(value):
-            kind = _with_main_flags(value, f"{prefix}{name}.")
+            kind = _with_shown(value, is_shown, f"{prefix}{name}.")
             value = kind()
-        elif prefix + name not in _MAIN_FLAGS:
+        elif not is_shown(prefix + name):
             kind = Annotated[kind, tyro.conf.Suppress]
         fields.append((name, kind, value))
     return dataclasses.make_dataclass(type(config).__name__, fields, bases=(type(config),), frozen=True)
+
+
+def _refuse_unused(before: RunConfig, parsed: _Arguments) -> None:
+    """Reject flags without effect on SFT. In a settings file they are ignored, because it may be from a GRPO run."""
+    old, new = flat(before.to_dict()), flat(parsed.run.to_dict())
+    given = [flag(name) for name in UNUSED_BY_SFT if old[name] != new[name]]
+    given += ["--preview"] * parsed.invocation.preview
+    if given:
+        raise UserError(
+            f"{given[0]} is for GRPO; this recipe trains on the task's gold solutions, without rollouts and rewards; "
+            "leave it out"
+        )
 
 
 def _check_invocation(invocation: Invocation) -> None:
@@ -196,13 +231,20 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
                 f"the run in {path.parent} is one of the recipe {settings['recipe']!r}, not of {recipe!r}; resume it "
                 "with that recipe, or pass another --output-dir"
             )
-        for name in (settings.get("memory") or {}).get("derived", []):
-            section, _, key = name.partition(".")
-            settings["config"].get(section, {}).pop(key, None)
+        _drop(settings["config"], (settings.get("memory") or {}).get("derived", []))
         settings = settings["config"]
     if not isinstance(settings, dict):
         raise UserError(f"--config {path} holds {type(settings).__name__}; expected e.g. `train: {{max_steps: 60}}`")
     return settings
+
+
+def _drop(settings: dict[str, Any], names: Iterable[str]) -> None:
+    """Remove settings by their dotted names."""
+    for name in names:
+        section, _, key = name.rpartition(".")
+        values = settings.get(section) if section else settings
+        if isinstance(values, dict):
+            values.pop(key, None)
 
 
 def _refuse_repeated_lists(arguments: Sequence[str]) -> None:

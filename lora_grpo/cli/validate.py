@@ -9,7 +9,7 @@ from lora_grpo import distributed
 from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, choose_engine, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, is_task_file, runs_programs
+from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file, runs_programs
 
 
 def check(config: RunConfig) -> None:
@@ -25,7 +25,12 @@ def check(config: RunConfig) -> None:
 
 def _check_tasks(config: RunConfig) -> None:
     task, style = config.data.task, config.data.prompt_style
-    get_task(task)
+    found = get_task(task)
+    if config.method == "sft" and isinstance(found, TaskFile) and not found.has_gold:
+        raise UserError(
+            f"{found.path} defines no gold(row), and SFT trains on gold solutions; define gold(row), or train with "
+            "GRPO: python recipes/your_task.py"
+        )
     get_task(config.data.evaluation_task)
     columns_of(config.data, "train")
     chat.check_style(style)

@@ -21,6 +21,7 @@ from lora_grpo.config.presets import gpu_preset, starter_preset
 from lora_grpo.config.schema import (
     MIN_VALIDATION_ROWS,
     STARTER,
+    UNUSED_BY_SFT,
     DataConfig,
     Invocation,
     ModelConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "MIN_VALIDATION_ROWS",
     "STARTER",
     "UNREAD_FIELDS",
+    "UNUSED_BY_SFT",
     "DataConfig",
     "Invocation",
     "ModelConfig",

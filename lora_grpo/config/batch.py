@@ -15,16 +15,13 @@ _CPU_MICRO_BATCH = 8
 @dataclass(frozen=True)
 class BatchShape:
     completions_per_step: int
-    """prompts_per_step x num_generations, over all devices."""
+    """prompts_per_step x num_generations, over all devices. SFT: prompts_per_step, each with its gold solution."""
     accumulation_steps: int
     """Forward and backward passes per optimizer step and device."""
     micro_batch_size: int
     """Completions per pass."""
-
-    @property
-    def completions_per_process(self) -> int:
-        """Completions of a step that one process samples and trains on."""
-        return self.accumulation_steps * self.micro_batch_size
+    parallel_samples: int
+    """Completions that one process samples at once: its share of a GRPO step, also in the evaluations of SFT."""
 
 
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
@@ -39,13 +36,15 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
             + (f" on {world_size} processes" if world_size > 1 else "")
             + f"; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
         )
-    return BatchShape(sizes[0] * world_size, sizes[0] // micro, micro)
+    together = config.train.prompts_per_step * config.sampling.num_generations // world_size
+    return BatchShape(sizes[0] * world_size, sizes[0] // micro, micro, together)
 
 
 def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]:
     """Return every micro-batch size that divides a step, largest first; see `batch_shape`."""
     world_size = world_size or distributed.world_size()
-    share, rest = divmod(config.sampling.num_generations * config.train.prompts_per_step, world_size)
+    group = 1 if config.method == "sft" else config.sampling.num_generations
+    share, rest = divmod(group * config.train.prompts_per_step, world_size)
     if rest:
         raise UserError(
             f"{world_size} processes cannot share {_describe_step(config)} equally; change --train.prompts-per-step"
@@ -55,4 +54,6 @@ def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]
 
 def _describe_step(config: RunConfig) -> str:
     group, prompts = config.sampling.num_generations, config.train.prompts_per_step
+    if config.method == "sft":
+        return f"a step of {prompts} prompts"
     return f"a step of {prompts} prompts x {group} generations = {group * prompts} completions"

@@ -29,6 +29,12 @@ STARTER = "starter"
 MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
 
+UNUSED_BY_SFT = (
+    *("rewards", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
+    "data.filter_by_difficulty",
+)
+"""Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
+
 Share = Annotated[float, Field(gt=0, le=1)]
 LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
 Optimizer = Literal["adafactor", "adamw_8bit", "adamw_torch", "adamw_torch_fused", "paged_adamw_8bit", "sgd"]
@@ -115,7 +121,7 @@ class SamplingConfig:
     max_completion_tokens: PositiveInt = 256
     """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the share of truncated completions."""
     temperature: Temperature = 1.0
-    """Sampling temperature of the training rollouts."""
+    """Sampling temperature of the training rollouts and of the validation set."""
     top_p: Share = 1.0
     """Nucleus sampling probability of the rollouts. 1 keeps the full distribution, as GRPO's gradient assumes."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
@@ -133,7 +139,8 @@ class TrainConfig:
     max_steps: PositiveInt = 200
     """Number of optimizer steps."""
     prompts_per_step: PositiveInt = 8
-    """Prompts per step; a step trains on prompts_per_step x num_generations completions."""
+    """Prompts per step. A GRPO step trains on prompts_per_step x num_generations completions, an SFT step on one gold
+    solution per prompt."""
     micro_batch_size: PositiveInt | None = None
     """Completions per device in each forward and backward pass; affects rounding only. None uses the largest size that
     fits in GPU memory, or at most 8 on a CPU."""
@@ -197,6 +204,8 @@ class EvalConfig:
 class RunConfig:
     preset: str = "auto"
     """Defaults for a GPU size, or `starter` for a machine without a GPU. `auto` detects the hardware."""
+    method: Literal["grpo", "sft"] = "grpo"
+    """GRPO, or supervised fine-tuning (SFT) on the task's gold solutions. The recipe decides."""
     output_dir: str = ""
     """Folder of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
@@ -58,7 +59,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     names = [file.name for file in files]
     template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
     chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
-    values = {**facts.adapter, **flat(config)}
+    values, is_sft = {**facts.adapter, **flat(config)}, _is_sft(facts)
+    named = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     text = environment.get_template("card.md.jinja").render(
         table=_table,
         repo_id=repo_id,
@@ -67,10 +69,11 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         base=facts.base,
         record=record,
         max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
-        settings=[(name, values[name]) for name in _SETTINGS if values.get(name) not in (None, False, [])],
+        settings=[(name, values[name]) for name in named if values.get(name) not in (None, False, [])],
         data=_data(data),
         system_prompt=system_prompt(record),
         is_code=data.get("task") in CODE_TASKS,
+        is_sft=is_sft,
         has_chat=template and "tokenizer.json" in names,
         template_arguments=Markup("".join(f", {name}={value!r}" for name, value in chat_variables.items())),
         chat_variables=json.dumps(chat_variables) if chat_variables else "",
@@ -84,7 +87,8 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     from huggingface_hub import ModelCardData
 
     base, data = facts.base, facts.record.get("data", {})
-    tags = ["grpo", "lora", "trl", data.get("task")] if facts.record else ["lora"] if facts.kind == "adapter" else []
+    method = "sft" if _is_sft(facts) else "grpo"
+    tags = [method, "lora", "trl", data.get("task")] if facts.record else ["lora"] if facts.kind == "adapter" else []
     dataset = _dataset(data.get("task"), data.get("train", {}).get("source"))
     results = _results(each.report for each in facts.evaluations if each.of_upload)
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
@@ -102,6 +106,10 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             eval_results=results,
         ).to_yaml()
     )
+
+
+def _is_sft(facts: Facts) -> bool:
+    return bool(facts.record.get("config", {}).get("method") == "sft")
 
 
 def _results(reports: Iterable[Report]) -> list[EvalResult] | None:

@@ -36,6 +36,8 @@ SELECTION_BYTES = 64
 its workspace, and two sums in double precision."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
 """Number of tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs."""
+_SFT_CHUNK = 256
+"""Number of tokens per chunk in the loss of TRL 1.14's SFTTrainer."""
 
 
 @dataclass(frozen=True)
@@ -234,11 +236,15 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of tokens and vocabulary entries (training/chunked_logprobs.py).
+    Logits are computed in tiles of tokens and vocabulary entries (training/chunked_logprobs.py), in SFT in chunks of
+    tokens.
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.config.sampling.max_completion_tokens
     last_norm = (8 + width) * step.tokens * shape.hidden
+    if step.config.method == "sft":
+        # The hidden states are sorted, and a chunk needs four tensors of the size of its logits in float32.
+        return last_norm + 2 * width * step.tokens * shape.hidden + 16 * _SFT_CHUNK * shape.vocabulary
     hidden_gradient = 4 * completions * shape.hidden
     rows = min(completions, _TOKEN_CHUNK)
     entries = min(shape.vocabulary, _VOCABULARY_CHUNK)

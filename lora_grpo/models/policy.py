@@ -274,7 +274,7 @@ def _vllm_options(config: RunConfig) -> dict[str, Any]:
     """Return the arguments of Unsloth's `from_pretrained` for the vLLM engine that it starts."""
     import torch
 
-    completions = batch_shape(config).completions_per_process
+    completions = batch_shape(config).parallel_samples
     options = {
         "fast_inference": True,
         "max_lora_rank": config.lora.rank,

@@ -36,7 +36,9 @@ class DiskSpace:
         saved = fit.parts["adapter"] + _VOCABULARY_BYTES * vocabulary
         checkpoints = (config.train.keep_checkpoints + 1) * (saved + fit.parts["optimizer"])
         adapters = (3 if config.monitor.rows else 1) * saved  # `adapter`, `best` and the next `best`
-        logged = (1 + work.steps // config.train.completions_steps) * work.completions_per_step
+        logged = 0
+        if config.method == "grpo":
+            logged = (1 + work.steps // config.train.completions_steps) * work.completions_per_step
         if config.monitor.rows:
             logged += (1 + work.steps // config.monitor.every_steps) * config.monitor.rows
         sample = _TOKEN_BYTES * (work.prompt_tokens + work.completion_tokens) + _LINE_BYTES

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig
+from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.roofline import StepWork, published_limits
@@ -32,6 +32,8 @@ class Work:
     prompt_tokens: int
     """Longest prompt that fits in the context."""
     completion_tokens: int
+    trained_on: str
+    """`completions`, or `gold solutions` in SFT."""
     evaluated: int | None
     """Completions of the evaluations before and after training; None if the number of rows is not known yet."""
 
@@ -42,9 +44,10 @@ class Work:
         evaluated = None if rows is None else 2 * rows * (config.eval.num_samples + 1)  # 1 for greedy decoding
         return cls(
             steps=max(0, config.train.max_steps - done),
-            completions_per_step=config.train.prompts_per_step * config.sampling.num_generations,
+            completions_per_step=batch_shape(config, world_size=1).completions_per_step,
             prompt_tokens=config.model.max_sequence_tokens - completion,
             completion_tokens=completion,
+            trained_on="gold solutions" if config.method == "sft" else "completions",
             evaluated=evaluated,
         )
 
@@ -110,12 +113,12 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
         tokens = rounds * fit.max_num_seqs * work.completion_tokens
         return _at_shares(tokens / tokens_per_second, SAMPLING_SHARES[fit.sampler])
 
-    sampled = sampling(work.completions_per_step)
+    sampled = (0.0, 0.0) if config.method == "sft" else sampling(work.completions_per_step)
     operations = work.completions_per_step / processes * step.training_operations() / fit.max_num_seqs
     trained = _at_shares(operations / (limits.matmul_tflops * 1e12), TRAINING_SHARE)
     source = (
         f"from NVIDIA's {limits.copy_gb_per_second:g} GB/s and {limits.matmul_tflops:g} TFLOPS for a "
-        f"{fit.device.name} and guessed shares of them; completions at maximum length, rewards not included"
+        f"{fit.device.name} and guessed shares of them; {work.trained_on} at maximum length, rewards not included"
     )
     training = work.steps * (sampled[0] + trained[0]), work.steps * (sampled[1] + trained[1])
     return Duration(source, training, sampling(work.evaluated) if work.evaluated else None)
@@ -148,9 +151,10 @@ def _measured_steps(config: RunConfig) -> list[float]:
 
 
 def _speed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that affect the duration of a step, by section."""
+    """Return the method and the settings that affect the duration of a step, by section."""
     names = ("prompts_per_step", "micro_batch_size", "gradient_checkpointing", "optimizer")
     return {
+        "method": settings.get("method", "grpo"),
         # The share depends on the free memory and hardly affects the duration.
         "model": settings["model"] | {"gpu_memory_share": None},
         "lora": settings["lora"],

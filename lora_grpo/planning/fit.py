@@ -153,10 +153,10 @@ class Planner:
 
     def _choices(self, config: RunConfig) -> list[tuple[int, int]]:
         """Return the micro-batch sizes and numbers of parallel completions to choose from, the smallest last."""
-        sizes = micro_batches(config)
-        completions = sizes[0]  # of one step, on this process
+        sizes, batch = micro_batches(config), batch_shape(config)
+        completions = batch.parallel_samples
         if self.device.on_cpu:  # samples a whole step in parallel; the micro-batch size does not depend on the memory
-            return [(batch_shape(config).micro_batch_size, completions)]
+            return [(batch.micro_batch_size, completions)]
         if config.train.micro_batch_size is not None:
             sizes = [config.train.micro_batch_size]
         parallel = [completions >> halvings for halvings in range(completions.bit_length())]

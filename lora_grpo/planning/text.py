@@ -36,7 +36,9 @@ def summary(plan: Plan) -> Iterator[str]:
 def _settings(plan: Plan) -> Iterator[str]:
     """Yield the planned settings, memory, work and time."""
     if fit := plan.fit:
-        yield _line("micro-batch", f"{fit.micro_batch_size} completions; at most {plan.largest_micro_batch} fit")
+        yield _line(
+            "micro-batch", f"{fit.micro_batch_size} {plan.work.trained_on}; at most {plan.largest_micro_batch} fit"
+        )
         share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
@@ -44,7 +46,7 @@ def _settings(plan: Plan) -> Iterator[str]:
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
     work = plan.work
-    completions = f"{work.steps:,} steps x {work.completions_per_step} = {work.completions:,} completions"
+    completions = f"{work.steps:,} steps x {work.completions_per_step} = {work.completions:,} {work.trained_on}"
     evaluated = f"; plus {work.evaluated:,} completions for evaluation" if work.evaluated else ""
     yield _line("work", f"{completions}, at most {_count(work.tokens)} tokens{evaluated}")
     yield _line("time", plan.duration.text())

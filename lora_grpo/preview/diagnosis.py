@@ -135,10 +135,11 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
 
 
 def _examples(config: RunConfig) -> list[str]:
-    """Return advice to show worked examples, which are golds."""
-    if config.data.few_shot or not getattr(get_task(config.data.task), "has_gold", True):
+    """Return advice to show golds, in the prompt or in training."""
+    if not getattr(get_task(config.data.task), "has_gold", True):
         return []
-    return ["--data.few-shot 2, for worked examples in the prompt"]
+    few_shot = [] if config.data.few_shot else ["--data.few-shot 2, for worked examples in the prompt"]
+    return [*few_shot, "recipes/sft_lora.py first, which trains on gold solutions"]
 
 
 def _finer_reward(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import Report
-from lora_grpo.report.plots import is_number, reward_names
+from lora_grpo.report.plots import is_number, method, reward_names
 from lora_grpo.runs import RunFiles, flat
 from lora_grpo.tasks import task_title
 
@@ -42,6 +42,7 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     stopped = ", stopped early" if record.get("stopped_early") else ""
     rows = [
         ("Recipe", record.get("recipe", "unknown")),
+        *([("Method", "supervised fine-tuning on gold solutions (TRL's SFTTrainer)")] * (method(run) == "sft")),
         ("Model", config["model"]["name"]),
         ("Task", f"{task}, evaluated on {eval_task}" if eval_task not in (None, task) else task),
         ("Steps", f"{run.steps} of {config['train']['max_steps']}{stopped}"),
@@ -90,9 +91,18 @@ def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str
     ]
 
 
-def reward_changes(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return the name, first value, and last value of the total reward and of each reward."""
+def trained_metrics(run: RunFiles) -> tuple[str, str]:
+    """Return the heading of `changes`, and the sentence that explains its values."""
+    if method(run) == "sft":
+        return "Loss", "Loss on the gold solutions, in nats per token"
+    return "Reward", "Mean rewards in training, before their weights"
+
+
+def changes(run: RunFiles) -> list[tuple[str, str, str]]:
+    """Return the name, first value, and last value of the total reward and of each reward, or of the loss of SFT."""
     metrics = {"reward": "reward", **{name: f"rewards/{name}/mean" for name in reward_names(run.metrics)}}
+    if method(run) == "sft":
+        metrics = {"loss": "loss", "token accuracy": "mean_token_accuracy"}
     values = {
         name: [line[metric] for line in run.metrics if is_number(line.get(metric))] for name, metric in metrics.items()
     }

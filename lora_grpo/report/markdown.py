@@ -18,8 +18,8 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     if evaluation:
         lines += ["## Evaluation", "", escape(evaluation.title), "", *table(*evaluation.scores_table())]
         lines += [*(f"- {escape(sentence)}" for sentence in facts.verdicts(evaluation)), ""]
-    if changes := facts.reward_changes(run):
-        lines += ["## Reward", "", *table(["", "first step", "last step"], changes)]
+    if changes := facts.changes(run):
+        lines += [f"## {facts.trained_metrics(run)[0]}", "", *table(["", "first step", "last step"], changes)]
     if alarms := run.record.get("alarms"):
         rows = [(str(alarm["step"]), alarm["name"], alarm["message"]) for alarm in alarms]
         lines += ["## Alarms", "", *table(["step", "alarm", "message"], rows)]

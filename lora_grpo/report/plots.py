@@ -66,6 +66,16 @@ GROUPS = LEARNING, SIGNAL, COMPLETIONS, STABILITY, TIME, EVALUATION = (
     "How good is it with more samples?",
 )
 
+_SFT_PLOTS = (
+    Plot("sft-loss", LEARNING, "Loss on gold solutions", "nats per token",
+         "Should fall. If the validation accuracy falls at the same time, the model memorizes its rows.",
+         {"loss": "loss"}),
+    Plot("token-accuracy", LEARNING, "Token accuracy", "fraction of tokens",
+         "How often the likeliest next token is that of the gold solution.", {"token accuracy": "mean_token_accuracy"}),
+)  # fmt: skip
+_OF_SFT = ("validation-accuracy", "grad-norm", "learning-rate")
+"""The plots of `_PLOTS` that are meaningful for SFT as well."""
+
 _PLOTS = (
     Plot("reward", LEARNING, "Reward", "weighted sum",
          "Should rise. At a standard deviation near 0, a group teaches nothing.", {"reward": "reward"}),
@@ -108,8 +118,10 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
     """Return the plots for which a run has values, by group."""
     every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
     lines = [*_base(run.validation), *run.metrics]
-    plots = []
-    for plot in (*_PLOTS, *_reward_plots(lines)):
+    plots, shown = [], [*_PLOTS, *_reward_plots(lines)]
+    if method(run) == "sft":
+        shown = [*_SFT_PLOTS, *(plot for plot in _PLOTS if plot.key in _OF_SFT)]
+    for plot in shown:
         curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name, every))]
         if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
             plots.append(dataclasses.replace(plot, curves=curves, averaged=every))
@@ -152,6 +164,11 @@ def _base(validation: Sequence[Line]) -> Iterator[Line]:
         values = [line[name] for line in lines if line.get(name) is not None]
         if values:
             yield {"step": 0, metric: sum(values) / len(values)}
+
+
+def method(run: RunFiles) -> str:
+    """Return `grpo` or `sft`."""
+    return str(run.record["config"].get("method", "grpo"))
 
 
 def reward_names(lines: Sequence[Line]) -> list[str]:

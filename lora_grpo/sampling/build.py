@@ -48,7 +48,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
             max_sequence_tokens=longest,
             gpu_memory_share=config.model.gpu_memory_share,
             seed=config.seed,
-            max_batch_size=batch_shape(config).completions_per_process,
+            max_batch_size=batch_shape(config).parallel_samples,
             sleeps=True,
         )
 

@@ -229,8 +229,20 @@ def _solvable(rows: list[Row], task: str) -> list[Row]:
     return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
 
 
+def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[list[int]]:
+    """Return the tokens of each row's gold solution, without the token that ends it."""
+    # Plain text prompts end with `Answer:`, as in `chat.render`.
+    space = "" if getattr(tokenizer, "chat_template", None) else " "
+    golds = [space + get_task(config.data.task).gold(row) for row in rows]
+    ids: list[list[int]] = tokenizer(golds, add_special_tokens=False)["input_ids"]
+    return ids
+
+
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
-    """Drop rows whose prompt plus the longest completion exceeds the context, and print their number."""
+    """Drop rows whose prompt plus the longest completion exceeds the context, and print their number.
+
+    SFT also drops training rows whose gold solution is longer than the longest completion.
+    """
     limit = config.model.max_sequence_tokens - config.sampling.max_completion_tokens
     lengths = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
@@ -245,6 +257,21 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
             f"{len(kept)} of {len(rows)} {split} rows have prompts of at most {limit} tokens (the longest has "
             f"{max(lengths)}); raise --model.max-sequence-tokens"
         )
+    return _with_short_gold(kept, tokenizer, config) if config.method == "sft" and split == "train" else kept
+
+
+def _with_short_gold(rows: list[Row], tokenizer: Any, config: RunConfig) -> list[Row]:
+    """Drop rows whose gold solution an evaluation would truncate, and print their number."""
+    limit = config.sampling.max_completion_tokens
+    lengths = [len(ids) + 1 for ids in gold_tokens(tokenizer, rows, config)]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+    dropped = f"{len(rows) - len(kept)} of {len(rows)} train rows: their gold solutions have more than {limit} tokens"
+    if len(kept) < config.train.prompts_per_step:
+        raise UserError(
+            f"SFT would drop {dropped} (the longest has {max(lengths)}); raise --sampling.max-completion-tokens"
+        )
+    if len(kept) < len(rows):
+        print(f"dropped {dropped} (--sampling.max-completion-tokens)", file=sys.stderr)
     return kept
 
 

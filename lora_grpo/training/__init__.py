@@ -1,4 +1,4 @@
-"""Train with TRL's GRPOTrainer and this package's sampler. Runs are monitored and resume bit for bit.
+"""Train with TRL's GRPOTrainer and this package's sampler, or its SFTTrainer. Runs resume bit for bit.
 
 trainer = make_trainer(run, policy, rows, sampler, validation_rows)   # TRL and the logprob check reject bad settings
 train(run, policy, trainer)                                           # resumes, trains, saves run.adapter
@@ -8,10 +8,12 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
    └──────── adapter ─────────┘
 
 The loss is TRL's `GRPOTrainer._compute_loss`. Mixins compute its logprobs in chunks and record metrics around it.
+In a run with the method `sft`, the task's gold solutions replace samples and rewards, and all else is the same.
 
 trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
+sft.py               the SFTTrainer of make_trainer: tokens and labels of gold solutions, its mixin
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
-trl_config.py        all GRPOConfig arguments of a run: loss type, clipping, KL weight, batch sizes
+trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 chunked_logprobs.py  the forward pass of the loss: logprobs, without materializing the full logits
 step_metrics.py      wraps `_compute_loss`: time per phase, logprob mismatch between sampler and trainer
 logprob_check.py     before training: checks that the sampler samples from the policy being trained

@@ -14,6 +14,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.models import GIB, memory
 from lora_grpo.planning import as_flags, cheaper_settings
 from lora_grpo.sampling import ran_out_of_memory
+from lora_grpo.training.sft import sft_inputs
 
 
 def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[str, Any] | None:
@@ -45,7 +46,11 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
         trainer.model.train()
         try:
             held.append(_optimizer_state(trainer, config.train.optimizer, device))
-            held.append(synthetic_inputs(trainer, rows, longest_prompt_tokens, device))
+            if config.method == "sft":
+                completion = config.sampling.max_completion_tokens
+                held.append(sft_inputs(rows, longest_prompt_tokens + completion, completion, device))
+            else:
+                held.append(synthetic_inputs(trainer, rows, longest_prompt_tokens, device))
             held.append(stand_in.compute_loss(trainer.model_wrapped, held[-1]))
             trainer.accelerator.backward(held[-1])
         except RuntimeError as error:

@@ -21,7 +21,7 @@ from lora_grpo.tasks import Row
 
 
 def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = None) -> None:
-    """Train the policy's adapter with GRPO and save it in the run's `adapter/` folder.
+    """Train the policy's adapter and save it in the run's `adapter/` folder.
 
     If the run is finished, only load its adapter. A killed run resumes from its newest complete checkpoint. Rows from
     `filter_by_difficulty` replace the trainer's own.

@@ -1,4 +1,4 @@
-"""Build TRL's GRPOTrainer from the configuration, policy, rows and rewards of a run."""
+"""Build TRL's GRPOTrainer or SFTTrainer from the configuration, policy, rows and rewards of a run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.completion_log import CompletionLog
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
+from lora_grpo.training.sft import build_sft_trainer
 from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.trl_config import grpo_arguments
 from lora_grpo.training.validation import Validation
@@ -31,7 +32,8 @@ def make_trainer(
 ) -> Any:
     """Build the trainer without training or writing anything, so that TRL rejects bad settings before a run begins.
 
-    The sampler generates the rollouts, unless Unsloth's trainer generates them itself.
+    In GRPO, the sampler generates the rollouts, unless Unsloth's trainer generates them itself. SFT has no rollouts,
+    and its validation reward is the task's own score.
 
     Raises:
         UserError: a reward cannot be loaded, a column mixes types, or TRL rejects a setting.
@@ -40,13 +42,23 @@ def make_trainer(
     from transformers import PrinterCallback, TrainerCallback
 
     config, model = run.config, policy.model
-    rewards = resolve(parse_reward_specs(config.rewards))
-    trainer = _build_trainer(run, policy, rows, sampler, rewards)
+    is_sft = config.method == "sft"
+    rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
+    _prepare_trl(run, policy)
+    try:
+        if is_sft:
+            trainer = build_sft_trainer(run, policy, rows, sampler)
+        else:
+            trainer = _build_grpo_trainer(run, policy, rows, sampler, rewards)
+        trainer.create_optimizer()
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
+    trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
     _use_float32_adapter(policy)
-    if isinstance(sampler, VllmSampler):
+    if isinstance(sampler, VllmSampler) and not is_sft:
         _correct_importance(trainer)
-    trainer.progress = Progress(config.train.max_steps)
+    trainer.progress = Progress(config.train.max_steps, config.method.upper())
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
         found = check_logprobs(trainer, sampler, prompts)
@@ -63,7 +75,8 @@ def make_trainer(
     return trainer
 
 
-def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward]) -> Any:
+def _prepare_trl(run: Run, policy: Policy) -> None:
+    """Set what TRL and transformers read from the environment. Call this before importing TRL."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
@@ -72,6 +85,11 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
 
         # TRL's own vLLM mode is not used. It imports an installed vLLM nevertheless, and a broken one stops every run.
         import_utils.is_vllm_available = lambda min_version=None: False
+
+
+def _build_grpo_trainer(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward]
+) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     config = run.config
@@ -87,20 +105,14 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     # Unsloth's trainer never materializes the logits, and its loss calls the method that ChunkedLogProbs overrides with
     # other arguments.
     mixins = [AtomicCheckpoints, StepMetrics, *([] if policy.engine == "unsloth" else [ChunkedLogProbs])]
-    try:
-        trainer = types.new_class("Trainer", (*mixins, GRPOTrainer))(
-            model=policy.model,
-            processing_class=policy.tokenizer,
-            args=GRPOConfig(**arguments),
-            train_dataset=training_set(policy.tokenizer, rows, order),
-            reward_funcs=[log.wrap(reward.function) for reward in rewards],
-            rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
-        )
-        trainer.create_optimizer()
-    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
-        raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
-    trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
-    return trainer
+    return types.new_class("Trainer", (*mixins, GRPOTrainer))(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        args=GRPOConfig(**arguments),
+        train_dataset=training_set(policy.tokenizer, rows, order),
+        reward_funcs=[log.wrap(reward.function) for reward in rewards],
+        rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
+    )
 
 
 def _use_float32_adapter(policy: Policy) -> None:

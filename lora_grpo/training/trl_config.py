@@ -1,4 +1,4 @@
-"""The arguments of TRL's GRPOConfig, derived from a run's configuration."""
+"""The arguments of TRL's GRPOConfig and SFTConfig, derived from a run's configuration."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
     All are explicit, because TRL's defaults change between versions and Unsloth's patched GRPOConfig has different ones
     (learning rate 5e-5, 8-bit AdamW, importance sampling correction off, another clipping range).
     """
-    import torch
-
-    shape, dtype, on_gpu = batch_shape(config), base_model.compute_dtype(), torch.cuda.is_available()
     settings, sampling = config.train, config.sampling
     overrides = parse_grpo_overrides(config.grpo)
     return {
-        "output_dir": str(folder),
-        "max_steps": settings.max_steps,
-        "per_device_train_batch_size": shape.micro_batch_size,
-        "gradient_accumulation_steps": shape.accumulation_steps,
-        "steps_per_generation": shape.accumulation_steps,
+        **_arguments(config, folder),
+        "steps_per_generation": batch_shape(config).accumulation_steps,
         "num_generations": sampling.num_generations,
         "max_completion_length": sampling.max_completion_tokens,
         "temperature": sampling.temperature,
@@ -33,12 +27,6 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "top_k": 0,
         "min_p": None,
         "repetition_penalty": 1.0,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": settings.lr_scheduler,
-        "warmup_steps": settings.warmup_steps,
-        "weight_decay": 0.0,
-        "optim": settings.optimizer,
-        "max_grad_norm": settings.max_grad_norm,
         "beta": settings.beta,
         "loss_type": "dapo",
         "epsilon": 0.2,
@@ -52,6 +40,40 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "vllm_mode": "colocate",
         "mask_truncated_completions": False,
         "reward_weights": reward_weights,
+        "log_completions": False,
+        **overrides,
+    }
+
+
+def sft_arguments(config: RunConfig, folder: Path, loss_type: str) -> dict[str, Any]:
+    """Return the SFTConfig arguments of a run. All are explicit, as in `grpo_arguments`."""
+    return {
+        **_arguments(config, folder),
+        "train_sampling_strategy": "sequential",
+        "loss_type": loss_type,
+        "max_length": None,  # never truncate; fit_to_context has dropped longer rows
+        "packing": False,
+        "padding_free": False,
+    }
+
+
+def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return the arguments that both methods share."""
+    import torch
+
+    shape, dtype, on_gpu = batch_shape(config), base_model.compute_dtype(), torch.cuda.is_available()
+    settings = config.train
+    return {
+        "output_dir": str(folder),
+        "max_steps": settings.max_steps,
+        "per_device_train_batch_size": shape.micro_batch_size,
+        "gradient_accumulation_steps": shape.accumulation_steps,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": settings.lr_scheduler,
+        "warmup_steps": settings.warmup_steps,
+        "weight_decay": 0.0,
+        "optim": settings.optimizer,
+        "max_grad_norm": settings.max_grad_norm,
         # prompt_order decides the order of rows.
         "shuffle_dataset": False,
         "gradient_checkpointing": settings.gradient_checkpointing,
@@ -67,9 +89,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "save_steps": settings.checkpoint_steps,
         "logging_strategy": "steps",
         "logging_steps": 1,
-        "log_completions": False,
         "report_to": list(settings.report_to),
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        **overrides,
     }

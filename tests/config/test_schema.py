@@ -46,7 +46,7 @@ def test_a_step_is_cut_into_equal_passes(group, prompts, micro, processes, compl
     shape = shape_of(group, prompts, micro, processes)
     assert shape.completions_per_step == completions == group * prompts
     assert shape.accumulation_steps == passes
-    assert shape.completions_per_process * processes == completions
+    assert shape.parallel_samples * processes == completions
 
 
 def test_the_number_of_processes_is_the_launchers(monkeypatch):

@@ -319,6 +319,25 @@ def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on
         assert held.largest < tokens * shape.vocabulary
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_the_loss_of_sft_takes_what_trls_chunks_take(on_cpu):
+    from trl.trainer.sft_trainer import _CHUNKED_LM_HEAD_CHUNK_SIZE, _chunked_cross_entropy_loss
+
+    tokens, hidden = 1024, 64
+    shape = Shape.of({**QWEN25_HALF, "hidden_size": hidden, "num_hidden_layers": 1, "vocab_size": 16_384})
+    dtype = torch.float32 if on_cpu else torch.bfloat16
+    head = torch.randn(shape.vocabulary, hidden, dtype=dtype)
+    states = torch.randn(1, tokens, hidden, dtype=dtype, requires_grad=True)
+    labels = torch.full((1, tokens), -100)
+    labels[:, 600:] = 1
+    with TensorMemory() as held:
+        _chunked_cross_entropy_loss(states, head, _CHUNKED_LM_HEAD_CHUNK_SIZE, labels=labels)[0].backward()
+    step = a_step(1, 600, 424, on_cpu=on_cpu)
+    step = dataclasses.replace(step, config=replace(step.config, {"method": "sft"}))
+    planned = parts(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
+    assert held.peak == pytest.approx(planned, rel=0.04)
+
+
 STEP = a_step(8, 512, 512, rank=32, sequences=64)
 
 

@@ -12,7 +12,7 @@ from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConf
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import lock
-from lora_grpo.report.facts import reward_changes
+from lora_grpo.report.facts import changes
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
@@ -94,7 +94,7 @@ def test_a_step_without_a_number_is_left_out(value, tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert page_of(run)
     assert {plot.key: plot for plot in plots(run)}["loss"].curves[0].x == [1, 2]
-    assert {name: last for name, _, last in reward_changes(read_run(run))}["correct_answer"] == "0.500"
+    assert {name: last for name, _, last in changes(read_run(run))}["correct_answer"] == "0.500"
 
 
 def test_validation_completions_are_on_the_page_from_step_0_on(tmp_path):

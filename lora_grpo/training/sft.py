@@ -1,0 +1,121 @@
+"""Supervised fine-tuning on the task's gold solutions, with TRL's SFTTrainer.
+
+A row's tokens are those of an evaluation: its rendered prompt, then the completion and the token that ends it. The loss
+is the mean over the completion's tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from lora_grpo.models import Policy
+from lora_grpo.runs import AtomicCheckpoints, Run
+from lora_grpo.sampling import Sampler
+from lora_grpo.tasks import Row, chat, gold_tokens, prompt_order
+from lora_grpo.training.trl_config import sft_arguments
+
+IGNORED = -100
+"""Label of a token without loss."""
+
+
+class SftSteps:
+    """Mixin with what the monitor and the checks read from a GRPOTrainer. List it before TRL's SFTTrainer."""
+
+    num_iterations = 1
+    """Steps per batch."""
+    temperature = 1.0
+    max_completion_length: int
+    _metrics: dict[str, Any]
+    _seconds = 0.0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self._seconds += time.perf_counter() - started
+        return loss
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        metrics = self._metrics["train"]
+        metrics.pop("num_tokens", None)  # counted from the last resume
+        metrics["step_time"].append(self._seconds)
+        self._seconds = 0.0
+        super().log(*args, **kwargs)  # type: ignore[misc]
+
+
+def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler) -> Any:
+    """Build TRL's SFTTrainer. It may raise any of TRL's errors; see `make_trainer`."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    config, tokenizer = run.config, policy.tokenizer
+    order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
+    examples = sft_examples(rows, sampler, run)
+    # Unsloth's own loss never materializes the logits.
+    loss_type = "nll" if policy.engine == "unsloth" else _loss_type(policy.model)
+    trainer = types.new_class("Trainer", (AtomicCheckpoints, SftSteps, SFTTrainer))(
+        model=policy.model,
+        processing_class=tokenizer,
+        args=SFTConfig(**sft_arguments(config, run.checkpoints, loss_type)),
+        train_dataset=Dataset.from_list(examples).select(order),
+        data_collator=DataCollatorForLanguageModeling(tokenizer.pad_token_id),
+    )
+    trainer.max_completion_length = config.sampling.max_completion_tokens
+    return trainer
+
+
+def sft_examples(rows: Sequence[Row], sampler: Sampler, run: Run) -> list[dict[str, list[int]]]:
+    """Return the `input_ids` and `labels` of each row."""
+    tokenizer = sampler.tokenizer
+    prompts = sampler.encode([chat.render_row(tokenizer, row) for row in rows])
+    golds = gold_tokens(tokenizer, rows, run.config)
+    end = [end_token(tokenizer, sampler.eos_token_ids)]
+    return [
+        {"input_ids": prompt + gold + end, "labels": [IGNORED] * len(prompt) + gold + end}
+        for prompt, gold in zip(prompts, golds, strict=True)
+    ]
+
+
+def end_token(tokenizer: Any, eos_token_ids: Sequence[int]) -> int:
+    """Return the token that follows an answer: the first in the chat template that ends a completion."""
+    answer = "ANSWER"
+    text = chat.render(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}])
+    after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
+    return next((token for token in after if token in eos_token_ids), tokenizer.eos_token_id or eos_token_ids[0])
+
+
+def sft_inputs(rows: int, tokens: int, completion: int, device: Any) -> dict[str, Any]:
+    """Return a micro-batch of the maximum length, for the memory probe."""
+    import torch
+
+    ids, mask = torch.ones(2, rows, tokens, dtype=torch.long, device=device)
+    mask[0, -1] = 0  # padding, so that the attention mask is of the same kind as in real batches
+    labels = ids.clone()
+    labels[:, :-completion] = IGNORED
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def _loss_type(model: Any) -> str:
+    """Return TRL's loss in chunks of tokens, or the loss over the full logits if the former would be another one."""
+    import torch
+
+    base = model.get_base_model()
+    head = base.get_output_embeddings()
+    reason = ""
+    if type(head) is not torch.nn.Linear:
+        reason = f"the output head is not a plain linear layer but {type(head).__name__}"
+    else:
+        ids = torch.arange(1, 9, device=head.weight.device)[None]
+        base.eval()
+        with torch.no_grad():
+            logits = base(input_ids=ids, use_cache=False).logits
+            plain = head(base.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        if not torch.allclose(logits.float(), plain.float(), rtol=1e-2, atol=1e-2):
+            reason = f"the {base.config.model_type} model transforms its logits"
+    if reason:
+        print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
+    return "nll" if reason else "chunked_nll"

@@ -1,0 +1,35 @@
+"""Warm-up for GRPO: supervised fine-tuning (SFT) on the task's own gold solutions, with TRL's SFTTrainer.
+
+Method. GRPO learns from answers that the model samples, so it cannot start if the base model never gives a right one.
+SFT shows the model right answers instead: each step raises the probability of the gold solutions of prompts_per_step
+problems, given the prompt that evaluation uses. The loss is the mean over the solutions' tokens. Then GRPO goes on from
+the adapter.
+
+    python recipes/sft_lora.py                                   # chooses the preset for this machine
+    python recipes/sft_lora.py --task my_task.py                 # the gold(row) of your file; see docs/your-task.md
+    python recipes/gsm8k_lora.py --lora.from outputs/sft_lora    # then GRPO, from the same adapter
+    python recipes/sft_lora.py --dry-run                         # settings, one prompt, its gold; trains nothing
+"""
+
+from lora_grpo.config import gpu_preset, starter_preset
+from lora_grpo.pipeline import run_recipe
+
+TRAIN = {"max_steps": 60, "prompts_per_step": 16, "max_grad_norm": 1.0}
+
+
+def gpu(model: str) -> dict:
+    return gpu_preset(model, data={"task": "gsm8k", "eval_limit": 500}, train={**TRAIN, "learning_rate": 2e-4})
+
+
+PRESETS = {
+    "starter": starter_preset(
+        data={"task": "starter", "eval_limit": 400}, train={**TRAIN, "micro_batch_size": 16, "learning_rate": 2e-3}
+    ),
+    "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
+    "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "24gb": gpu("Qwen/Qwen2.5-3B-Instruct"),
+}
+
+if __name__ == "__main__":
+    run_recipe("sft_lora", __doc__, PRESETS, method="sft")

@@ -1,0 +1,270 @@
+"""Supervised fine-tuning on gold solutions: what it trains on, and the run around it."""
+
+import json
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny_runs import TINY, run_tiny, starter_data
+from helpers.warm_process import finish, wait_for
+
+from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.hub import card, facts
+from lora_grpo.models import base_model
+from lora_grpo.preview import dry_run
+from lora_grpo.report import write_report
+from lora_grpo.runs import read_metrics
+from lora_grpo.sampling import Sampler
+from lora_grpo.tasks import chat, fit_to_context, get_task, grade_all, prompt_order
+from lora_grpo.training.sft import IGNORED, end_token, sft_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "sft_lora.py"
+SFT = {
+    "method": "sft",
+    "sampling": {**TINY["sampling"], "max_completion_tokens": 64},
+    "train": {**TINY["train"], "micro_batch_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return base_model.load_tokenizer(ModelConfig())
+
+
+@pytest.fixture(scope="module")
+def config():
+    return replace(replace(RunConfig(output_dir="unused"), TINY), SFT)
+
+
+class Opened:
+    def __init__(self, config):
+        self.config = config
+
+
+# What it trains on
+
+
+def test_an_example_is_the_prompt_of_the_evaluation_and_a_completion_that_passes(tokenizer, config):
+    rows, eos = starter_data().train, tokenizer.eos_token_id
+    sampler = Sampler(None, tokenizer, [eos])
+    for row, example in zip(rows, sft_examples(rows, sampler, Opened(config)), strict=True):
+        (prompt,) = sampler.encode([chat.render_row(tokenizer, row)])
+        ids, labels = example["input_ids"], example["labels"]
+        assert ids[: len(prompt)] == prompt and labels[: len(prompt)] == [IGNORED] * len(prompt)
+        assert (
+            ids[len(prompt) :] == labels[len(prompt) :] and ids[-1] == eos and ids.count(eos) == prompt.count(eos) + 1
+        )
+        text = tokenizer.decode(ids[len(prompt) : -1])
+        assert text == get_task("starter").gold(row)
+        assert grade_all("starter", [text], [row])[0].passed
+
+
+def test_a_prompt_without_a_template_has_one_start_token_and_a_space_before_the_answer(tokenizer, config):
+    plain = base_model.load_tokenizer(ModelConfig())
+    plain.chat_template = None
+    adds = plain("x", add_special_tokens=True)["input_ids"]
+    (example,) = sft_examples(starter_data().train[:1], Sampler(None, plain, [plain.eos_token_id]), Opened(config))
+    text = plain.decode(example["input_ids"])
+    assert "Answer: <reasoning>" in text and text.count("<reasoning>\n") == 2  # in the system prompt, and in the gold
+    assert example["input_ids"][: len(adds) - 1] == adds[:-1]
+
+
+def test_the_end_of_an_answer_is_that_of_the_chat_template(tokenizer):
+    """As with Gemma, whose template ends a turn with another token than the tokenizer's end of a sequence."""
+    other = base_model.load_tokenizer(ModelConfig())
+    ids = other.convert_tokens_to_ids
+    names = [name for name in other.all_special_tokens if ids(name) != other.eos_token_id]
+    turn = names[0]
+    other.chat_template = (
+        "{% for m in messages %}" + turn.replace("'", "") + "{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'assistant' %}" + turn + "{% endif %}{% endfor %}"
+    )
+    assert end_token(other, [other.eos_token_id, ids(turn)]) == ids(turn)
+    assert end_token(tokenizer, [tokenizer.eos_token_id, ids(turn)]) == tokenizer.eos_token_id
+
+
+def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, config, capsys):
+    rows = starter_data().train
+    lengths = [len(tokenizer(get_task("starter").gold(row))["input_ids"]) + 1 for row in rows]
+    limit = sorted(lengths)[3]
+    shorter = replace(config, {"sampling": {"max_completion_tokens": limit}})
+    kept = fit_to_context(rows, tokenizer, shorter, "train")
+    assert [row["id"] for row in kept] == [
+        row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit
+    ]
+    said = capsys.readouterr().err
+    assert f"dropped {8 - len(kept)} of 8 train rows: their gold solutions have more than {limit} tokens" in said
+    assert fit_to_context(rows, tokenizer, shorter, "eval") == rows
+    with pytest.raises(Exception, match=r"raise --sampling\.max-completion-tokens"):
+        fit_to_context(rows, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}), "train")
+
+
+def test_a_dry_run_shows_the_solution_and_no_rewards(config, capsys):
+    dry_run(config, starter_data())
+    said = capsys.readouterr().out
+    assert "tokens with its end: the loss is on these" in said and "3 steps of 2 gold solutions, in 1 passes" in said
+    assert "its rewards" not in said
+
+
+# The run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("sft") / "run", **SFT)
+
+
+def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
+    run, policy = trained
+    lines = read_metrics(run.folder)
+    assert [line["step"] for line in lines] == [1, 2, 3] and "num_tokens" not in lines[0]
+    assert all(0 <= line["mean_token_accuracy"] <= 1 and line["step_time"] > 0 for line in lines)
+    rows = starter_data().train
+    examples = sft_examples(rows, Sampler(None, policy.tokenizer, policy.eos_token_ids), run)
+    losses = []
+    with torch.no_grad(), policy.model.disable_adapter():
+        for index in prompt_order(len(rows), 2, run.config.seed):  # the adapter is zero in the first step
+            ids, labels = (torch.tensor([examples[index][name]]) for name in ("input_ids", "labels"))
+            logits = policy.model(input_ids=ids).logits[0, :-1].float()
+            losses += torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="none", ignore_index=IGNORED)[
+                labels[0, 1:] != IGNORED
+            ].tolist()
+    assert lines[0]["loss"] == pytest.approx(sum(losses) / len(losses), abs=2e-3)
+    assert lines[2]["loss"] < lines[0]["loss"]
+
+
+def test_the_micro_batch_changes_only_the_rounding(trained, tmp_path):
+    run, _ = trained
+    split, _ = run_tiny(tmp_path / "run", **{**SFT, "train": {**TINY["train"], "micro_batch_size": 1}})
+    for one, other in zip(read_metrics(run.folder), read_metrics(split.folder), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
+
+
+def test_the_adapter_is_saved_in_float32(trained):
+    from safetensors.torch import load_file
+
+    run, _ = trained
+    saved = load_file(run.adapter / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert any(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
+
+
+def test_report_and_card_are_of_sft(trained):
+    run, _ = trained
+    run.finish({})
+    page = write_report(run.folder)
+    text, markdown = page.read_text(), page.with_suffix(".md").read_text()
+    assert "supervised fine-tuning on gold solutions (TRL&#39;s SFTTrainer)" in text
+    for title in ("Loss on gold solutions", "Token accuracy", "Gradient norm", "Learning rate"):
+        assert title in text
+    assert "Groups without variance" not in text and "GRPO loss" not in text and "Mean rewards" not in text
+    assert "## Loss" in markdown and "token accuracy" in markdown and "## Reward" not in markdown
+    written = card.write("me/model", facts.gather(run.adapter, "adapter"), [])
+    assert "SFTTrainer" in written and "- sft\n" in written
+    assert "GRPO" not in written and "- grpo\n" not in written and "num_generations" not in written
+
+
+# The command line
+
+FILE = """
+def load(split):
+    return [{"question": f"{split} {n}", "answer": str(n)} for n in range(20)]
+
+def check(completion, row):
+    return completion == row["answer"]
+"""
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Return a function that runs a recipe in this process and returns the one line of its error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def run(*arguments, recipe="sft_lora"):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "recipes" / f"{recipe}.py"), *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        said = capsys.readouterr().err
+        assert ended.value.code == 2, said
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        return line
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--rewards correct_answer=2.0",
+        "--grpo epsilon_high=0.28",
+        "--train.beta 0.1",
+        "--sampling.num-generations 4",
+        "--data.filter-by-difficulty",
+        "--preview",
+    ],
+)
+def test_a_flag_of_grpo_is_refused(refused, arguments):
+    flags = arguments.split()
+    assert refused(*flags).startswith(f"error: {flags[0]} is for GRPO; ")
+
+
+def test_a_task_without_gold_is_refused_before_the_model_is_loaded(refused, tmp_path):
+    (tmp_path / "own.py").write_text(FILE)
+    line = refused("--task", "own.py", "--model.name", "nobody/nothing")
+    assert "own.py defines no gold(row), and SFT trains on gold solutions" in line
+
+
+def test_a_run_is_resumed_only_by_its_own_recipe(trained, refused, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained[0].folder, run, ignore=shutil.ignore_patterns(".lock"))
+    grpo = refused("--resume", "--output-dir", run, "--data.train-limit", "8", recipe="gsm8k_lora")
+    assert "is one of the recipe 'test', not of 'gsm8k_lora'; resume it with that recipe" in grpo
+
+
+def test_the_settings_of_a_grpo_run_can_be_used(tmp_path):
+    from lora_grpo.cli import parse
+
+    settings = {"rewards": ["passes_tests"], "method": "grpo", "train": {"beta": 0.1, "max_steps": 7}}
+    (tmp_path / "grpo.json").write_text(json.dumps(settings))
+    presets = {"starter": {}}
+    arguments = ["--config", str(tmp_path / "grpo.json"), "--preset", "starter"]
+    read, _ = parse(arguments, recipe="sft_lora", description="", presets=presets, method="sft")
+    assert (read.method, read.train.max_steps, read.train.beta) == ("sft", 7, 0.0)
+    assert read.rewards == RunConfig().rewards
+
+
+# Whole runs
+
+# Dropout uses random numbers, and 5 is not a multiple of the checkpoint interval.
+SHORT = shlex.split(
+    "--preset starter --model.engine peft --lora.rank 4 --lora.dropout 0.1 --train.max-steps 5 "
+    "--train.prompts-per-step 4 --train.micro-batch-size 2 --train.checkpoint-steps 2 --data.train-limit 200 "
+    "--data.eval-limit 8 --monitor.rows 16 --monitor.every-steps 2 --eval.num-samples 1 --eval.k 1"
+)
+
+
+@pytest.mark.slow
+def test_a_killed_run_that_is_resumed_has_the_same_bits(warm, tmp_path):
+    def start(name, *more):
+        return warm.start(RECIPE, "--output-dir", tmp_path / name, *SHORT, *more)
+
+    finish(start("unbroken"))
+    process = start("killed")
+    wait_for(process, lambda: len(read_metrics(tmp_path / "killed")) >= 3)
+    process.kill()
+    finish(warm.start(RECIPE, "--output-dir", tmp_path / "killed", "--resume"))
+    one, other = tmp_path / "unbroken", tmp_path / "killed"
+    names = ("adapter/adapter_model.safetensors", "evaluation/trained.samples.jsonl", "evaluation/report.json")
+    names += ("best/adapter_model.safetensors", "validation/step-00004.jsonl")
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    kept = ("step", "loss", "grad_norm", "mean_token_accuracy", "entropy", "validation/accuracy")
+    of_runs = [[{name: line.get(name) for name in kept} for line in read_metrics(run)] for run in (one, other)]
+    assert of_runs[0] == of_runs[1]
