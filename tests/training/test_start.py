@@ -1,15 +1,26 @@
 """`--lora.from`: a second run goes on from the adapter of a first one."""
 
+import copy
 import json
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from helpers.tiny_runs import TINY as TINY_RUN
+from helpers.tiny_runs import starter_data
 from helpers.warm_process import finish, wait_for
+from safetensors.torch import load_file, save_file
 
+from lora_grpo.config import Invocation, RunConfig, replace
+from lora_grpo.errors import UserError
+from lora_grpo.models import load_adapter, load_policy
+from lora_grpo.runs import open_run
+from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
+from lora_grpo.training import make_trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -73,6 +84,39 @@ def test_the_kl_penalty_is_against_the_starting_adapter(runs):
     first, *rest = [line["kl"] for line in metrics(runs.folder / "second")]
     assert first < 1e-6
     assert max(rest) > 1e-4
+
+
+def test_the_trained_adapter_and_the_reference_have_the_exact_weights(runs, tmp_path):
+    """TRL casts the adapter of a 4-bit base to bfloat16, which would round it."""
+    saved = load_file(runs.folder / "first/adapter/adapter_model.safetensors")
+    assert any(not torch.equal(weight.bfloat16().float(), weight) for weight in saved.values())
+    lora = {"from": str(runs.folder / "first"), "rank": 4, "alpha": 8}
+    config = replace(
+        replace(RunConfig(output_dir=str(tmp_path / "run")), TINY_RUN), {"lora": lora, "train": {"beta": 0.1}}
+    )
+    data = copy.deepcopy(starter_data())
+    policy = load_policy(config)
+    make_trainer(open_run(config, Invocation(), "test", data.record), policy, data.train, build_sampler(policy, config))
+    weights = dict(policy.model.named_parameters())
+    for name, weight in saved.items():
+        for copied in ("default", "ref"):
+            assert torch.equal(weights[name.replace(".weight", f".{copied}.weight")], weight), (name, copied)
+    assert not any(parameter.requires_grad for name, parameter in weights.items() if ".ref." in name)
+
+    name = next(iter(saved))
+    for wrong, message in (
+        ({key: weight for key, weight in saved.items() if key != name}, "lacks base_model"),
+        (
+            {**saved, name.replace("layers.0", "layers.9"): saved[name].clone()},
+            "modules that the base does not have: base_model",
+        ),
+        ({**saved, name: saved[name] * float("nan")}, "has NaN or infinite values in base_model"),
+        ({**saved, name: saved[name][:, :-1].contiguous()}, "does not fit this base: .*size mismatch"),
+    ):
+        save_file(wrong, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(UserError, match=message) as refusal:
+            load_adapter(policy.model, tmp_path)
+        assert "\n" not in str(refusal.value)
 
 
 def test_both_reports_link_to_each_other(runs):
