@@ -14,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
@@ -98,7 +98,7 @@ def link_back(folder: Path) -> None:
         others = {*read_continued(run), os.path.relpath(folder.resolve(), run)}
         atomic.write_json(run / "continued.json", {"runs": sorted(others)})
         write_report(run)
-    except (OSError, UserError, RunError) as error:
+    except Exception as error:  # noqa: BLE001 - the first run may be of another version, read-only or damaged
         print(f"note: the report of {run} does not link to this run: {first_line(error)}", file=sys.stderr)
 
 

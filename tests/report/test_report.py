@@ -16,7 +16,7 @@ from lora_grpo.report.facts import changes
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
-from lora_grpo.report.writing import ReportOptions, report, write_diff, write_report
+from lora_grpo.report.writing import ReportOptions, link_back, report, write_diff, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
 
@@ -372,3 +372,14 @@ def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, st
     assert lines[0] == f"report    {folder / 'report' / 'report.html'}" and len(lines) == 2
     assert state in (folder / "report" / "report.html").read_text()
     lock.held.pop().release()
+
+
+def test_a_first_run_that_cannot_be_read_is_only_a_note(tmp_path, capsys):
+    first = write_run(tmp_path / "first")
+    second = write_run(tmp_path / "second", start={"name": "first", "run": "../first"})
+    link_back(second)
+    assert json.loads((first / "continued.json").read_text()) == {"runs": ["../second"]}
+    assert "Continued in second" in page_of(first)  # no link, because that run has no report yet
+    (first / "metrics.jsonl").write_text("damaged\n")
+    link_back(second)
+    assert capsys.readouterr().err.startswith(f"note: the report of {first} does not link to this run: ")
