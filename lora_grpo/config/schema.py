@@ -90,7 +90,8 @@ class DataConfig:
     """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
     `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
     train: str | None = None
-    """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset id. None uses the task's own dataset."""
+    """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset as owner/name, owner/name:config,
+    owner/name@split or owner/name:config@split. None uses the task's own dataset."""
     eval: str | None = None
     """Evaluation set, in any of these formats."""
     columns: tuple[str, ...] = ()

@@ -93,7 +93,7 @@ class RunRecord:
     trained_steps: int | None = None
     start: StartRecord | None = None
     user_files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of the user's task file and reward files, by path."""
+    """SHA-256 of the user's task file, reward files and the modules beside them that they import, by path."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:

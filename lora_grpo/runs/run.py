@@ -16,7 +16,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.files import atomic, disk, json_files, lock
+from lora_grpo.files import atomic, disk, json_files, lock, python_file
 from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.runs.checkpoints import newest_step, saved_bytes
 from lora_grpo.runs.code import flags_that_name
@@ -285,7 +285,14 @@ def _user_files(config: RunConfig) -> dict[str, str]:
     """Return the entry `user_files` of run.json."""
     names = [config.data.task, config.data.evaluation_task]
     names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]
-    return {name: atomic.sha256(Path(name).expanduser()) for name in names if name.endswith(".py")}
+    found: dict[str, str] = {}
+    for name in names:
+        if name.endswith(".py"):
+            path = Path(name).expanduser()
+            main, *helpers = python_file.files(path)
+            found[name] = atomic.sha256(main)
+            found |= {str(path.parent / file.relative_to(main.parent)): atomic.sha256(file) for file in helpers}
+    return found
 
 
 def _delete(path: Path) -> None:

@@ -63,7 +63,7 @@ def load(split: str, source: str | None = None, columns: Mapping[str, str] | Non
     `id` is "gsm8k/test/17" or "<file stem>/17", counted from 0.
     """
     source = source or HUB_DATASET
-    records = sources.read(source, split, COLUMNS, columns, "main" if source == HUB_DATASET else None)
+    records = sources.read(source, split, COLUMNS, columns, "main" if source.partition("@")[0] == HUB_DATASET else None)
     prefix = json_files.stem(Path(source))
     if sources.is_on_hub(source):
         prefix = f"{'gsm8k' if source == HUB_DATASET else source}/{'train' if split == 'train' else 'test'}"

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.files import atomic
+from lora_grpo.files import python_file
 
 Row = dict[str, Any]
 """A flat, JSON-serializable dictionary with at least `id`, `question` and `answer`."""
@@ -108,8 +108,8 @@ def source_of_rows(name: str) -> str:
 
 
 def task_sha256(name: str) -> str | None:
-    """Return the SHA-256 of a task file; None for a task of this package."""
-    return atomic.sha256(_resolved(name)) if is_task_file(name) else None
+    """Return the SHA-256 of a task file and the modules beside it that it imports; None for a task of this package."""
+    return python_file.sha256(_resolved(name)) if is_task_file(name) else None
 
 
 def _resolved(path: str) -> Path:

@@ -59,7 +59,8 @@ def read_rows(source: str | None, split: str) -> list[Row]:
     """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file.
 
     Args:
-        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset id.
+        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset as `owner/name:config@split`. The config and
+            the split may be left out.
         split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. All rows of a file are in either.
 
     Raises:
@@ -80,7 +81,8 @@ def read(
     """Return the records of a file or Hub dataset, each with its location, such as "file:line".
 
     Args:
-        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset id.
+        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset as `owner/name:config@split`. The config and
+            the split may be left out.
         split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
         required: columns that every record must have.
         columns: the source's name of a column for each of our names.
@@ -136,11 +138,19 @@ def _plain(record: Row, where: str) -> Row:
 
 
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
-    split = _HUB_SPLITS.get(split, split)
+    name, _, given = source.partition("@")
+    split = given or _HUB_SPLITS.get(split, split)
+    name, _, config = name.partition(":")
     try:
         import datasets
 
-        records = datasets.load_dataset(source, hub_config, split=split)
+        records = datasets.load_dataset(name, config or hub_config, split=split)
+    except ValueError as error:  # names the configs or splits that exist, on one of its first lines
+        reason = " ".join(str(error).split("Example of usage")[0].split())
+        raise UserError(
+            f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "
+            "local file"
+        ) from error
     except Exception as error:
         # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
         raise UserError(

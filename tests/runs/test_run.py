@@ -13,6 +13,7 @@ import pytest
 from lora_grpo.config.schema import DataConfig, Invocation, ModelConfig, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
+from lora_grpo.rewards import parse_reward_specs, resolve
 from lora_grpo.runs import close_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
@@ -409,6 +410,19 @@ def test_a_reward_file_that_changed_is_refused(tmp_path):
     open_in(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
     rewards.write_text(rewards.read_text().replace("1.0", "0.5"))
     assert "mine.py has changed" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+
+
+def test_a_changed_module_beside_a_reward_file_is_refused_by_name(tmp_path):
+    rewards, helper = tmp_path / "mine.py", tmp_path / "my_scores.py"
+    rewards.write_text("from my_scores import mine\n")
+    helper.write_text("def mine(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    spec = (f"{rewards}:mine",)
+    finished(tmp_path / "run", rewards=spec)
+    assert [*open_in(tmp_path / "run", RESUME, rewards=spec).record["user_files"]] == [str(rewards), str(helper)]
+    (reward,) = resolve(parse_reward_specs(spec))
+    assert reward.function(prompts=["a"], completions=["b"]) == [1.0]
+    helper.write_text(helper.read_text().replace("1.0", "0.5"))
+    assert f"{helper} has changed" in refusal(tmp_path / "run", RESUME, rewards=spec)
 
 
 def test_a_pattern_that_looks_like_a_file_is_none(tmp_path):

@@ -193,3 +193,36 @@ def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
     assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: 3 cells")
     with pytest.raises(UserError, match=r"^no train rows are given; pass a file or Hub dataset with --data.train"):
         task.load("train")
+
+
+def test_a_config_and_a_split_of_a_hub_dataset(tmp_path, monkeypatch):
+    """A folder stands in for a repository: `datasets` reads both by the same configuration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    entries = []
+    for name in ("easy", "hard"):
+        for split in ("train", "validation"):
+            file = tmp_path / "own" / "sums" / name / f"{split}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"question": f"{name} {split}?", "answer": "1"}) + "\n")
+        files = [{"split": split, "path": f"{name}/{split}.jsonl"} for split in ("train", "validation")]
+        entries.append({"config_name": name, "data_files": files})
+    (tmp_path / "own" / "sums" / "README.md").write_text(f"---\n{json.dumps({'configs': entries})}\n---\n")
+    for source, split, question in (
+        ("own/sums:hard", "train", "hard train?"),
+        ("own/sums:hard@validation", "eval", "hard validation?"),
+        ("own/sums:easy@train", "eval", "easy train?"),
+    ):
+        assert [row["question"] for row in gsm8k.load(split, source)] == [question]
+        assert read_rows(source, split)[0]["question"] == question
+    for source, there in (
+        ("own/sums@train", "['easy', 'hard']"),
+        ("own/sums:hrad", "['easy', 'hard']"),
+        ("own/sums:hard", "['train', 'validation']"),
+        ("own/sums:hard@test", "['train', 'validation']"),
+    ):
+        with pytest.raises(UserError) as error:
+            gsm8k.load("eval", source)
+        assert there in str(error.value) and "pass own/sums:CONFIG@SPLIT" in str(error.value)
+        assert "\n" not in str(error.value)

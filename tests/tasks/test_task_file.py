@@ -1,6 +1,8 @@
 """A task in a user's file: its rows, prompts and verdicts, and what is said about a wrong one."""
 
+import importlib.util
 import json
+import sys
 import textwrap
 
 import pytest
@@ -9,6 +11,7 @@ from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import Graded, make_protocol, make_report
+from lora_grpo.files import python_file
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import SamplingParams
@@ -230,3 +233,29 @@ def test_the_name_of_a_file_and_its_digest(task):
     before = task_sha256(path)
     task(LOAD + CHECK + "# changed")
     assert len(before) == 64 and task_sha256(path) != before
+
+
+def test_a_file_imports_the_modules_beside_it_and_only_those_that_it_names(tmp_path):
+    """As in `python my_task.py`, also later and in packages; nothing else in the folder becomes importable."""
+    (tmp_path / "own_grader.py").write_text("import own_rules\ndef same(a, b): return own_rules.clean(a) == b\n")
+    (tmp_path / "own_rules").mkdir()
+    (tmp_path / "own_rules" / "__init__.py").write_text("from .text import clean\n")
+    (tmp_path / "own_rules" / "text.py").write_text("clean = str.strip\n")
+    (tmp_path / "own_other.py").write_text("")
+    path = tmp_path / "with_helpers.py"
+    check = "import own_grader\n    return own_grader.same(completion, str(row['n']))\n"
+    path.write_text(f"{LOAD}def check(completion, row):\n    {check}")
+    before = task_sha256(str(path))
+    assert [verdict.passed for verdict in grade_all(str(path), [" 1 ", "2"], [{"n": 1}, {"n": 1}])] == [True, False]
+    names = ["with_helpers.py", "own_grader.py", "own_rules/__init__.py", "own_rules/text.py"]
+    assert python_file.files(path) == [tmp_path / name for name in names]
+    assert importlib.util.find_spec("own_other") is None and str(tmp_path) not in sys.path
+    (tmp_path / "own_rules" / "text.py").write_text("clean = str.lower\n")
+    assert task_sha256(str(path)) != before
+
+
+def test_a_module_beside_a_file_cannot_replace_an_installed_one(tmp_path):
+    (tmp_path / "json.py").write_text("")
+    (tmp_path / "shadows.py").write_text("import json\n" + LOAD + CHECK)
+    with pytest.raises(UserError, match=r"shadows\.py imports 'json', which is .*json\.py or .*; rename the file$"):
+        get_task(str(tmp_path / "shadows.py"))
