@@ -248,6 +248,7 @@ SHORT = shlex.split(
     "--train.prompts-per-step 4 --train.micro-batch-size 2 --train.checkpoint-steps 2 --data.train-limit 200 "
     "--data.eval-limit 8 --monitor.rows 16 --monitor.every-steps 2 --eval.num-samples 1 --eval.k 1"
 )
+SAMPLES = ("trained.samples.jsonl", "base.samples.jsonl")
 
 
 @pytest.mark.slow
@@ -268,3 +269,20 @@ def test_a_killed_run_that_is_resumed_has_the_same_bits(warm, tmp_path):
     kept = ("step", "loss", "grad_norm", "mean_token_accuracy", "entropy", "validation/accuracy")
     of_runs = [[{name: line.get(name) for name in kept} for line in read_metrics(run)] for run in (one, other)]
     assert of_runs[0] == of_runs[1]
+
+
+@pytest.mark.slow
+def test_grpo_goes_on_exactly_where_sft_ended(warm, tmp_path):
+    def start(recipe, name, *more):
+        return finish(warm.start(ROOT / "recipes" / recipe, "--output-dir", name, *SHORT, *more, cwd=tmp_path))
+
+    said = start("sft_lora.py", "first").stdout
+    assert "python recipes/gsm8k_lora.py --lora.from first" in said
+    start("gsm8k_lora.py", "second", "--lora.from", "first", "--sampling.num-generations", "4")
+    first, second = tmp_path / "first", tmp_path / "second"
+    samples = [(run / "evaluation" / name).read_bytes() for run, name in zip((first, second), SAMPLES, strict=True)]
+    assert samples[0] == samples[1]
+    before, after = (json.loads((run / "evaluation" / "report.json").read_text()) for run in (first, second))
+    assert after["baseline"]["scores"] == before["evaluated"]["scores"]
+    assert "second" in (first / "report" / "report.html").read_text()
+    assert "first" in (second / "report" / "report.html").read_text()
