@@ -24,7 +24,8 @@ class Progress:
         self._started: tuple[float, int] | None = None
         self._next = 0
         self._bar: Any = None
-        if sys.stderr.isatty():
+        # A command in a notebook has a terminal, but the notebook stores every frame. Jupyter sets this variable.
+        if sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress

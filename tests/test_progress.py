@@ -1,4 +1,5 @@
 import re
+import sys
 
 import pytest
 
@@ -80,3 +81,14 @@ def test_closing_twice_does_no_harm():
     progress = Progress(3)
     progress.close()
     progress.close()
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_notebook_gets_plain_lines_even_if_it_is_a_terminal(shown, monkeypatch, in_notebook):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("JPY_PARENT_PID", "1") if in_notebook else monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    lines = shown(3, [1, 2, 3])
+    assert ("\x1b" in "".join(lines)) is not in_notebook
+    if in_notebook:
+        assert counts(lines) == [1, 2, 3]
