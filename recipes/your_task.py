@@ -18,7 +18,7 @@ from lora_grpo.pipeline import run_recipe
 from lora_grpo.starter import problems
 
 SYSTEM_PROMPT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
-CALCULATION = re.compile(r"(?<!\d)(\d{1,9})([-+*/])(\d{1,9})=(\d{1,9})(?!\d)")
+CALCULATION = re.compile(r"(?<!\d)(\d{1,9})([-+*/])(\d{1,9})=(\d{1,9})(?!\.?\d)")
 AUDIT_IGNORE = ("all answers at once",)  # text after a calculation is fine; see docs/your-task.md
 HOLDS = {
     "+": lambda a, b, result: a + b == result,

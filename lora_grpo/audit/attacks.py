@@ -119,6 +119,8 @@ def _wrong_values(subject: Subject) -> Iterator[str]:
         wrong_numbers.append(plain if number < 0 else f"-{answer}")
     if plain.isdigit() and len(plain) > 1:
         wrong_numbers.append(f"{plain[:-1]}.{plain[-1]}")
+    if answer.isdigit():
+        wrong_numbers.append(f"{answer}.4")
     yield from map(subject.with_answer, wrong_numbers)
 
 

@@ -160,6 +160,28 @@ BROKEN = {
         "return __import__('os')._exit(0) if not completion else completion.strip() == str(row['sum'])",
         "empty text",
     ),
+    "rounds": (
+        SUMS,
+        "try: return round(float(completion)) == row['sum']\n    except (ValueError, OverflowError): return False",
+        "wrong value",
+    ),
+    "same letters": (WORDS, "return sorted(completion.strip()) == sorted(row['city'])", "wrong value"),
+    "similar enough": (
+        WORDS,
+        "import difflib\n    return difflib.SequenceMatcher(None, completion.strip()[:99], row['city']).ratio() > 0.8",
+        "wrong value",
+    ),
+    "zip stops at the shorter text": (
+        SUMS,
+        "return all(a == b for a, b in zip(completion.strip(), str(row['sum'])))",
+        "empty text",
+    ),
+    "first tag wins": (
+        TAGS,
+        "found = re.search(r'<answer>\\s*(.*?)\\s*</answer>', completion, re.S)\n"
+        "    return bool(found) and found[1] == str(row['sum'])",
+        "contradiction",
+    ),
     "always true": (SUMS, "return True", "empty text"),
     "without gold": (SUMS + "del gold\n", "return 'a' in completion.lower()", "prompt"),
 }
@@ -193,6 +215,31 @@ GOOD = {
         SUMS + "import json\ndef gold(row): return json.dumps({'sum': row['sum']})\n",
         "try: return json.loads(completion) == {'sum': row['sum']}\n"
         "    except (ValueError, RecursionError): return False",
+    ),
+    "format": (
+        SUMS + "def gold(row): return f\"Answer: {row['sum']}\"\n",
+        "found = re.fullmatch(r'\\s*Answer:\\s*(-?\\d+)\\s*', completion)\n"
+        "    return bool(found) and int(found[1]) == row['sum']",
+    ),
+    "SQL": (
+        SUMS + "def gold(row): return f\"SELECT name FROM people WHERE age = {row['sum']};\"\n",
+        "words = lambda text: text.casefold().strip().removesuffix(';').split()\n"
+        "    return words(completion) == words(gold(row))",
+    ),
+    "unit conversion": (
+        SUMS + "def gold(row): return f\"{row['sum']} m\"\n",
+        "found = re.fullmatch(r'\\s*(-?\\d+(?:\\.\\d+)?) ?(m|km)\\s*', completion)\n"
+        "    return bool(found) and abs(float(found[1]) * {'m': 1, 'km': 1000}[found[2]] - row['sum']) < 1e-6",
+    ),
+    "fraction": (
+        SUMS + "from fractions import Fraction\ndef gold(row): return f\"{row['sum']}/7\"\n",
+        "try: return Fraction(completion.strip()) == Fraction(row['sum'], 7)\n"
+        "    except (ValueError, ZeroDivisionError): return False",
+    ),
+    "partial credit of a number": (
+        SUMS,
+        "found = re.fullmatch(r'\\s*(-?\\d{1,6})\\s*', completion)\n"
+        "    return max(0.0, 1 - abs(int(found[1]) - row['sum']) / 100) if found else 0.0",
     ),
     "partial credit": (
         WORDS,
