@@ -48,7 +48,7 @@ def run_recipe(
         start_sandbox(config.data, config.sandbox)
         data = load_data(config)
         if invocation.dry_run:
-            return dry_run(config, data)
+            return dry_run(config, data, resumed=invocation.resume)
         if invocation.preview:
             return preview(config, data)
         plan.check_disk()

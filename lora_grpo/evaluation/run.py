@@ -56,8 +56,10 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     path = run.evaluation / f"{name}.samples.jsonl"
     task, params = config.data.evaluation_task, _params(config)
-    adapter = name != BASE or config.lora.from_ is not None
-    return sample_and_grade(path, sampler, rows, task, params, config.seed, name, adapter=adapter, greedy=True)
+    from_adapter = config.lora.from_ is not None
+    title = START if name == BASE and from_adapter else name
+    adapter = title != BASE
+    return sample_and_grade(path, sampler, rows, task, params, config.seed, title, adapter=adapter, greedy=True)
 
 
 def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:

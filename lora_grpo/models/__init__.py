@@ -21,7 +21,7 @@ from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
 from lora_grpo.models.shape import Shape, UnknownFamily
-from lora_grpo.models.start_adapter import keep_start, with_start
+from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
 from lora_grpo.models.target import BASE, START, ModelSpec, Overrides, adapter_sha256, resolve, run_of
 
 __all__ = [
@@ -46,8 +46,10 @@ __all__ = [
     "load_adapter",
     "load_policy",
     "memory",
+    "prepare_tokenizer",
     "resolve",
     "run_of",
     "save_adapter",
+    "start_folder",
     "with_start",
 ]

@@ -21,10 +21,9 @@ from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.models.download import announce_download
-from lora_grpo.models.start_adapter import start_folder
+from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
 from lora_grpo.models.target import adapter_sha256
 from lora_grpo.optional import require, require_compiler, starting
-from lora_grpo.tasks import chat
 
 
 @dataclass
@@ -101,14 +100,13 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             model, tokenizer = _load_unsloth(config)
     else:
         model, tokenizer = _load_peft(config)
+    variables = prepare_tokenizer(tokenizer, config, start)
     if not getattr(tokenizer, "chat_template", None):
         print(
             f"note: {config.model.name} has no chat template, so prompts are plain text (`Question: ...`, `Answer:`); "
             "for chat prompts, pass an instruct model",
             file=sys.stderr,
         )
-    given = chat.parse_kwargs(config.model.chat_template_kwargs)
-    variables = chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
     base = model.get_base_model()
     _check_targets(base, config.lora.targets)
     if start:

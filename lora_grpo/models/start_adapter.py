@@ -18,6 +18,7 @@ from lora_grpo.files import atomic, file_tensors, json_files
 from lora_grpo.models import base_model
 from lora_grpo.models.target import ADAPTER_CONFIG, ADAPTER_WEIGHTS, run_of
 from lora_grpo.runs import Run, read_record
+from lora_grpo.tasks import chat
 
 _UNSET: tuple[Any, ...] = (None, False, "none", [], {})
 _SETTINGS = {"r", "lora_alpha", "target_modules", "use_rslora", "use_dora"}
@@ -72,7 +73,7 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
         return kept
     folder = Path(name).expanduser()
     problem, fix = "", "pass the folder of a run or of a PEFT adapter"
-    if not folder.is_dir():
+    if not name or not folder.is_dir():
         problem = "is not a folder"
     elif (folder / "run.json").is_file():
         folder = folder / "adapter"
@@ -97,9 +98,24 @@ def keep_start(run: Run, source: Path | None) -> None:
         relative = first and os.path.relpath(first.resolve(), run.folder.resolve())
         run.update(start={"name": (first or source).resolve().name, "run": relative})
         with atomic.new_folder(kept) as folder:
-            for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-                shutil.copyfile(source / name, folder / name)
+            for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *base_model.TOKENIZER_FILES):
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, folder / name)
     distributed.barrier()
+
+
+def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None) -> dict[str, Any]:
+    """Set the chat template: that of the adapter that the run starts from, if it has one, else that of the base.
+
+    Returns the variables that are set in it. See `chat.set_variables`.
+    """
+    if start and (start / "chat_template.jinja").is_file():
+        tokenizer.chat_template = (start / "chat_template.jinja").read_text(encoding="utf-8")
+    elif start and (start / "tokenizer_config.json").is_file():  # saved by transformers 4
+        saved = json_files.read_object(start / "tokenizer_config.json").get("chat_template")
+        tokenizer.chat_template = saved or tokenizer.chat_template
+    given = chat.parse_kwargs(config.model.chat_template_kwargs)
+    return chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
 
 
 def _read_adapter(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
-from lora_grpo.models import base_model, load_policy
+from lora_grpo.models import base_model, load_policy, prepare_tokenizer, start_folder
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, score, trl_rows
@@ -70,13 +70,12 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
 
 
-def dry_run(config: RunConfig, data: Data) -> None:
+def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
     """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
     import yaml
 
     tokenizer = base_model.load_tokenizer(config.model)
-    given = chat.parse_kwargs(config.model.chat_template_kwargs)
-    chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
+    prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed))
     print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
     rows = fit_to_context(data.train, tokenizer, config, "train")
     evaluation = fit_to_context(data.eval, tokenizer, config, "eval")

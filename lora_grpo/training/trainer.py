@@ -130,6 +130,9 @@ def _use_float32_adapter(policy: Policy) -> None:
     # TRL's KL reference is a frozen copy of the adapter. A new adapter is zero, so the base is the same reference.
     if policy.start:
         load_adapter(model, policy.start)  # the cast to bfloat16 rounded it; the copy was made before
+        for name, module in model.named_modules():
+            if name.endswith(".lora_dropout.ref"):
+                module.p = 0.0  # the reference is computed in training mode
     elif "ref" in model.peft_config:
         model.delete_adapter("ref")
         model.set_adapter("default")

@@ -9,9 +9,10 @@ from safetensors.numpy import save_file
 
 from lora_grpo.cli.arguments import parse
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, prepare_tokenizer, start_folder
 from lora_grpo.models.memory import Step, parts
 from lora_grpo.models.shape import Shape
+from lora_grpo.tasks import chat
 
 PRESETS = {"starter": {"model": {"engine": "peft"}}}
 CONFIG = {
@@ -92,6 +93,17 @@ def test_the_second_run_uses_the_commit_of_the_first(adapter):
         read("--lora.from a --model.name owner/model --model.revision v2 --plan")
 
 
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+def test_prompts_are_rendered_with_the_template_of_the_adapter(adapter, file):
+    template = "{% set enable_thinking = enable_thinking | default(true) %}\nthinking: {{ enable_thinking }}"
+    (adapter() / file).write_text(template if file.endswith("jinja") else json.dumps({"chat_template": template}))
+    for flags, thinks in (("", True), ("--model.chat-template-kwargs enable_thinking=false", False)):
+        config = read(f"--lora.from sft {flags}")
+        tokenizer = base_model.load_tokenizer(config.model)
+        assert prepare_tokenizer(tokenizer, config, start_folder(config)) == {"enable_thinking": thinks}
+        assert chat.render(tokenizer, [{"role": "user", "content": "?"}]) == f"thinking: {thinks}"
+
+
 def test_a_kl_penalty_plans_memory_for_the_starting_adapter_as_the_reference(adapter):
     adapter()
     config = read("--lora.from sft --train.beta 0.1")
@@ -127,6 +139,7 @@ def test_an_adapter_that_cannot_be_trained_is_refused(adapter, changes, message)
 
 WRONG_FLAGS = [
     ("--lora.from missing", "--lora.from missing is not a folder; pass the folder of a run or of a PEFT adapter"),
+    ("--lora.from=", "is not a folder"),
     ("--lora.from owner/adapter", "--lora.from owner/adapter is not a folder"),
     ("--lora.from empty", "empty has neither run.json nor adapter_config.json"),
     ("--lora.from model", "model is a full model; pass it with --model.name model"),

@@ -56,6 +56,8 @@ class Runs:
 def runs(tmp_path_factory, warm):
     made = Runs(tmp_path_factory.mktemp("runs"), warm)
     finish(made.start("first", *NEW))
+    with (made.folder / "first/adapter/chat_template.jinja").open("a") as template:
+        template.write("{# of the first run #}")
     finish(made.start("second", *SECOND))
     return made
 
@@ -117,6 +119,28 @@ def test_the_trained_adapter_and_the_reference_have_the_exact_weights(runs, tmp_
         with pytest.raises(UserError, match=message) as refusal:
             load_adapter(policy.model, tmp_path)
         assert "\n" not in str(refusal.value)
+
+
+def test_the_chat_template_of_the_first_run_is_used(runs):
+    for kept in ("start", "adapter"):
+        assert "of the first run" in (runs.folder / "second" / kept / "chat_template.jinja").read_text(), kept
+
+
+def test_the_kl_reference_has_no_dropout(runs, tmp_path):
+    lora = {"from": str(runs.folder / "first"), "rank": 4, "alpha": 8, "dropout": 0.5}
+    config = replace(
+        replace(RunConfig(output_dir=str(tmp_path / "run")), TINY_RUN), {"lora": lora, "train": {"beta": 0.1}}
+    )
+    data = copy.deepcopy(starter_data())
+    policy = load_policy(config)
+    make_trainer(open_run(config, Invocation(), "test", data.record), policy, data.train, build_sampler(policy, config))
+    ids = torch.arange(20)[None]
+    same = {}
+    for name in ("default", "ref"):
+        policy.model.set_adapter(name)
+        policy.model.train()
+        same[name] = bool((policy.model(ids).logits == policy.model(ids).logits).all())
+    assert same == {"default": False, "ref": True}
 
 
 def test_both_reports_link_to_each_other(runs):
