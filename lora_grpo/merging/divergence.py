@@ -18,6 +18,7 @@ from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
 from lora_grpo.merging.streamed_model import StreamedModel, divergences
 from lora_grpo.models import ModelSpec, base_model, run_of
+from lora_grpo.runs import system_prompt
 from lora_grpo.tasks import chat
 
 _TEXTS = 4
@@ -74,11 +75,11 @@ def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
 
 
 def _prompts_and_completions(target: ModelSpec) -> list[tuple[Any, str]]:
-    style = chat.DEFAULT_STYLE
+    system: str | None = chat.SYSTEM_PROMPTS[chat.DEFAULT_STYLE]
     rows: list[dict[str, Any]] = []
     assert target.adapter is not None
     if target.run and (run := run_of(target.adapter)):
-        style = target.run["config"]["data"]["prompt_style"]
+        system = system_prompt(target.run)
         paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
         lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
         rows = list({(row["id"], row["completion"]): row for row in lines}.values())
@@ -88,6 +89,5 @@ def _prompts_and_completions(target: ModelSpec) -> list[tuple[Any, str]]:
             {"question": question, "completion": chat.write_completion(reasoning, answer)}
             for question, reasoning, answer in _QUESTIONS
         ]
-    rows = rows[:_TEXTS]
-    prompted = chat.add_prompts(rows, style)
-    return [(with_prompt["prompt"], row["completion"]) for row, with_prompt in zip(rows, prompted, strict=True)]
+    start = [{"role": "system", "content": system}] if system else []
+    return [([*start, {"role": "user", "content": row["question"]}], row["completion"]) for row in rows[:_TEXTS]]
