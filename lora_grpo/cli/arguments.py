@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,7 @@ class _EarlyArguments:
     resume: bool = False
     plan: bool = False
     audit: bool = False
+    dry_run: bool = False
     data: _EarlyData = field(default_factory=lambda: _EarlyData())
 
 
@@ -86,21 +88,26 @@ def parse(
     base = RunConfig(method=method, output_dir=f"outputs/{recipe}")
     if {"-h", "--help", "--help-all"} & set(arguments):
         hint = "" if "--help-all" in arguments else " --help-all lists every setting."
+        asked = re.search(r"(?<=--preset[= ])\S+", " ".join(arguments))
+        preset = asked[0] if asked and asked[0] in presets else STARTER
         about = (
-            f"{description}\nPresets: auto, {', '.join(presets)}. The defaults shown are those of `starter`.{hint}\n"
+            f"{description}\nPresets: auto, {', '.join(presets)}. The defaults shown are those of `{preset}`.{hint}\n"
         )
         hidden = {"method", *(UNUSED_BY_SFT if method == "sft" else ())}
-        _show_help(replace(base, presets["starter"]), f"{recipe}.py", about, hidden, only_main=bool(hint))
-    _refuse_repeated_lists(arguments)
+        _show_help(replace(base, presets[preset]), f"{recipe}.py", about, hidden, only_main=bool(hint))
+    _refuse_repeated(arguments)
     arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
     layers = [(f"--config {early.config}", _read_settings(Path(early.config)))] if early.config else []
-    folder = early.output_dir or (layers[0][1].get("output_dir") if layers else None) or base.output_dir
+    in_file = layers[0][1].get("output_dir") if layers else None
+    if isinstance(in_file, str):
+        layers[0][1]["output_dir"] = in_file = str(Path(in_file).expanduser())
+    folder = early.output_dir or in_file or base.output_dir
     record = Path(folder) / "run.json"
     if early.resume and record.is_file():
         layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))
     requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
-    preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit)
+    preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit or early.dry_run)
     of_preset = presets[preset].get("data", {}).get("task")
     config = replace(base, presets[preset])
     if method == "grpo":
@@ -221,8 +228,8 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        settings = json.loads(text, object_pairs_hook=_without_repeats) if path.suffix == ".json" else _load_yaml(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"--config {path} cannot be read: {reason}") from None
     if isinstance(settings, dict) and "lora_grpo_run" in settings and isinstance(settings.get("config"), dict):
@@ -247,9 +254,32 @@ def _drop(settings: dict[str, Any], names: Iterable[str]) -> None:
             values.pop(key, None)
 
 
-def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
-    """Reject repeated flags that take lists, because the second would silently replace the first."""
+def _refuse_repeated(arguments: Sequence[str]) -> None:
+    """Reject repeated flags that take lists or a file, because the second would silently replace the first."""
     names = [argument.partition("=")[0] for argument in arguments]
-    for name in ("--rewards", "--grpo", "--data.columns", "--model.chat-template-kwargs"):
+    for name in ("--rewards", "--grpo", "--data.columns", "--model.chat-template-kwargs", "--config"):
         if names.count(name) > 1:
-            raise UserError(f"{name} is given {names.count(name)} times; give all its values after one")
+            fix = "merge the files into one" if name == "--config" else "give all its values after one"
+            raise UserError(f"{name} is given {names.count(name)} times; {fix}")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, or raise a ValueError if two have the same name."""
+    name, count = Counter(name for name, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+    if count > 1:
+        raise ValueError(f"the key {name!r} is repeated; keep one")
+    return dict(pairs)
+
+
+def _load_yaml(text: str) -> Any:
+    """Parse YAML, or raise a ValueError if a mapping repeats a key, because PyYAML (6.0) keeps only the last."""
+    import yaml
+
+    def check(node: Any) -> None:
+        if isinstance(node, yaml.MappingNode):
+            _without_repeats([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            for _, value in node.value:
+                check(value)
+
+    check(yaml.compose(text, Loader=yaml.SafeLoader))
+    return yaml.safe_load(text)

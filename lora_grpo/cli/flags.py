@@ -7,12 +7,13 @@ import dataclasses
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import docstring_parser
 import tyro
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 
 Flags = TypeVar("Flags")
 
@@ -26,16 +27,23 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
         UserError: an unknown, missing or invalid argument.
     """
     stderr = io.StringIO()
+    arguments = [_expand_home(argument) for argument in arguments]
     if {"-h", "--help"} & set(arguments):
         print(description)  # tyro would join its lines
         join_help_lines(flags)
     try:
         with contextlib.redirect_stderr(stderr):  # help goes to stdout
-            return tyro.cli(flags, args=list(arguments), description="", **options)
+            return tyro.cli(flags, args=arguments, description="", **options)
     except SystemExit as ended:
         if not ended.code:
             raise
         raise UserError(_one_line(stderr.getvalue())) from None
+
+
+def _expand_home(argument: str) -> str:
+    """Expand `~` in a path, which the shell leaves in `--flag=~/path` and in quotes."""
+    name, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{name}{equals}{Path(value).expanduser()}" if value.startswith("~/") else argument
 
 
 def join_help_lines(flags: type) -> None:
@@ -50,10 +58,21 @@ def join_help_lines(flags: type) -> None:
 
 
 def _one_line(box: str) -> str:
-    """Return the message in tyro's box as one line, with the flag that it suggests."""
+    """Return the message in tyro's box as one line, with the flag or value that is close to what was given."""
     lines = [line.strip("│|╭╮╰╯─+ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     message = re.split("Perhaps you meant|Argument helptext|For full helptext", text)[0].strip(" .")
     if near := re.search(r"Perhaps you meant[^-]*(--[\w.-]+)", text):
         return f"{message}; did you mean {near[1]}?"
+    if number := re.search(r"Error parsing (--\S+): (?:invalid literal for|could not convert).*: ('.*')$", message):
+        kind = "a whole number" if "int()" in message else "a number"
+        return f"{number[1]} is {number[2]}; expected {kind}"
+    if choice := re.search(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", message):
+        given, flag, known = choice[1], choice[2], re.findall("'([^']*)'", choice[3])
+        close = next((name for name in known if given and name.startswith(given.lower())), None)
+        return f"{flag} is {given!r}; {f'did you mean {close!r}?' if close else suggestion(given, known)}"
+    if values := re.search(r"Error parsing (--\S+): (?:no type matching (\S+)|Could not find).*?(\[.*?\])", message):
+        expected = f"expected {values[2]}" if values[2] else "one of them is of the wrong kind"
+        given = ", ".join(re.findall("'[^']*'", values[3]))
+        return f"{values[1]} is {given}; {expected}"
     return f"{message}; see --help"

@@ -37,7 +37,7 @@ UNUSED_BY_SFT = (
 
 Share = Annotated[float, Field(gt=0, le=1)]
 LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
-Optimizer = Literal["adafactor", "adamw_8bit", "adamw_torch", "adamw_torch_fused", "paged_adamw_8bit", "sgd"]
+Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
 Temperature = Annotated[float, Field(gt=0, le=10)]
 
 

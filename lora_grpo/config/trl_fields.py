@@ -74,6 +74,10 @@ UNREAD_FIELDS |= {"use_transformers_continuous_batching"}
 """Fields that TRL's generation uses and the kit's samplers ignore."""
 
 
+_SIGNED_FIELDS = {"local_rank", "top_k", "entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"}
+"""Fields in which a negative number means something. TRL checks none of them."""
+
+
 @functools.cache
 def grpo_fields() -> dict[str, str]:
     """Return every field of the installed GRPOConfig, with its annotation as text."""
@@ -134,4 +138,7 @@ def _value(key: str, text: str, annotation: str) -> Any:
         raise UserError(f"--grpo {key}={text} is unknown to TRL; expected one of {', '.join(CHOICES[key])}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"--grpo {key}={text} is not a finite number")
+    least = 1 if key == "num_iterations" else 0
+    if isinstance(value, (int, float)) and key not in _SIGNED_FIELDS and value < least:
+        raise UserError(f"--grpo {key}={text} is too small; expected {least} or more")
     return value

@@ -96,7 +96,7 @@ def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[Mode
 
 def _is_samples_file(name: str) -> bool:
     path = Path(name).expanduser()
-    return path.is_file() or path.name.endswith((".jsonl", ".jsonl.gz"))
+    return path.is_file() or path.name.endswith((".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz"))
 
 
 def _choose_ks(options: EvaluateOptions, fewest: int) -> list[int]:

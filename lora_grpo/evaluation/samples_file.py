@@ -4,6 +4,7 @@ The meaning of `completion` depends on the task:
 
 - humaneval: the text after the prompt. The program is prompt + completion, then the tests and `check(entry_point)`, as
   in the harness. Nothing is extracted or removed, so a code fence or prose is a syntax error.
+- `solution` in place of `completion`, as in EvalPlus: the whole program, for humaneval too.
 - mbpp, starter-code: the whole program. MBPP's `task_id` is `mbpp/11`, `Mbpp/11` or 11.
 - gsm8k, starter: the model's answer. GSM8K's `task_id` is `gsm8k/test/N`, where N is the row index, starting at 0. The
   `robust` rule determines whether a sample passes. The result contains all rules.
@@ -14,6 +15,8 @@ Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -137,10 +140,17 @@ def _rows(data: DataConfig, style: str) -> dict[str, Row]:
 def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
     by_id = {row["id"]: row for row in rows.values()} | dict(rows)
     expected = "one JSON object with 'task_id' and 'completion' a line"
+    if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".parquet")):
+        raise UserError(f"{path}: samples are read from JSON Lines only; write {expected}")
     samples: list[Sample] = []
     for where, line in json_files.read_lines(path, expected):
-        if not isinstance(line, dict) or not isinstance(line.get("completion"), str) or "task_id" not in line:
+        if not isinstance(line, dict):
             raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.60}")
+        is_whole = "completion" not in line and task in CODE_TASKS
+        text = line.get("solution" if is_whole else "completion")
+        if not isinstance(text, str) or "task_id" not in line:
+            keys = ", ".join(f"{key[:40]!r}" for key in [*line][:12])
+            raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.60}, with the keys {keys or 'none'}")
         name = str(line["task_id"])
         if task == "mbpp":
             name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
@@ -148,7 +158,15 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
             raise UserError(
                 f"{where}: unknown task_id {name!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
             )
-        samples.append((line, by_id[name]))
+        row = {**by_id[name], "completion_prefix": ""} if is_whole else by_id[name]
+        samples.append(({**line, "completion": text}, row))
+    fenced = sum(re.search("^```", line["completion"], re.MULTILINE) is not None for line, _ in samples)
+    if task in CODE_TASKS and fenced:
+        print(
+            f"note: {fenced} of {len(samples)} completions have a code fence (```), which is a syntax error in a "
+            "program, as in HumanEval's harness; take the code out of the fences first",
+            file=sys.stderr,
+        )
     return samples
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lora_grpo import starter
 from lora_grpo.config import STARTER, ModelConfig
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import RunError, UserError, first_line, suggestion
 from lora_grpo.files import atomic, json_files
 from lora_grpo.optional import require
 
@@ -46,7 +46,21 @@ def source(name: str) -> str:
 
 def is_folder_name(name: str) -> bool:
     """Return whether a name is a folder rather than a Hub id such as `owner/name`."""
-    return name != STARTER and (name.startswith(("/", "./", "../", "~")) or Path(name).exists() or name.count("/") > 1)
+    return name != STARTER and (
+        name.startswith(("/", "./", "../", "~"))
+        or Path(name).exists()
+        or name.count("/") > 1
+        or ("/" in name and Path(name).parent.is_dir())  # outputs/mistyped
+    )
+
+
+def missing_folder(name: str, expected: str) -> str:
+    """Return the error for a folder that does not exist: a similar name, or what is expected."""
+    folder = Path(name).expanduser()
+    similar = suggestion(folder.name, [path.name for path in folder.parent.glob("*/")], otherwise=f"give {expected}")
+    is_id = name.count("/") == 1 and not name.startswith(("/", ".", "~"))
+    from_hub = f"; for {name} on the Hub, change to a directory without {folder.parent}/" if is_id else ""
+    return f"{name} does not exist; {similar}{from_hub}"
 
 
 def check_folder(name: str, flag: str) -> None:
@@ -55,7 +69,7 @@ def check_folder(name: str, flag: str) -> None:
         return
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{flag} {name} does not exist; give the folder of a model or a Hub id such as owner/name")
+        raise UserError(f"{flag} {missing_folder(name, 'the folder of a model or a Hub id such as owner/name')}")
     if not (folder / "config.json").is_file():
         raise UserError(f"{flag} {name} has no config.json; give the folder of a transformers model")
     if not list(folder.glob("*.safetensors")):
@@ -133,6 +147,8 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     """
     folder = Path(source(settings.name))
     if folder.is_dir() or is_folder_name(settings.name):
+        if not folder.is_dir():
+            raise UserError(f"--model.name {missing_folder(settings.name, 'the folder of a model or a Hub id')}")
         return json_files.read_object(folder / "config.json")
     try:
         path = _from_hub(settings)

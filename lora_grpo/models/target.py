@@ -91,7 +91,8 @@ class ModelSpec:
 def resolve(name: str, overrides: Overrides) -> ModelSpec:
     """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names."""
     if base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
-        raise UserError(f"{name} does not exist; give a run, an adapter, a model, a Hub id or a file of samples")
+        expected = "a run, an adapter, a model, a Hub id or a file of samples"
+        raise UserError(base_model.missing_folder(name, expected))
     folder, commit = _find(name, overrides.revision)
     if run := run_of(folder):  # run.json identifies the base of an adapter exactly
         return _of_run(run, run / "adapter" if run == folder else folder, overrides)
@@ -186,11 +187,21 @@ def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
     if base_model.is_folder_name(where):
         return Path(where), None
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
+    away: base_model.HubUnavailable | None = None
     try:
-        folder = Path(snapshot_download(where, revision=revision, allow_patterns=_HUB_FILES))
+        try:
+            base_model.reach_hub(ModelConfig(name=where, revision=revision))
+        except HfHubHTTPError:  # the Hub answers; an adapter has no config.json
+            pass
+        except base_model.HubUnavailable as error:  # snapshot_download (1.33) would retry for a minute
+            away = error
+        wanted: dict[str, Any] = {"revision": revision, "allow_patterns": _HUB_FILES}
+        folder = Path(snapshot_download(where, **wanted, local_files_only=away is not None))
     except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
-        raise UserError(f"{name} is not a folder and cannot be loaded from the Hub ({first_line(error)})") from error
+        reason = first_line(away or error)
+        raise UserError(f"{name} is not a folder and cannot be loaded from the Hub ({reason})") from error
     return folder, folder.name
 
 

@@ -71,12 +71,14 @@ class Plan:
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
     """Plan a run, and return its configuration with the settings resolved that depend on the GPU's memory.
 
-    With `invocation.plan`, the GPU need not be present. With `invocation.resume`, finished steps are subtracted.
+    With `invocation.plan` or `invocation.dry_run`, the GPU need not be present. With `invocation.resume`, finished
+    steps are subtracted.
 
     Raises:
         UserError: the model cannot be trained, the run does not fit, or the model's configuration cannot be read.
     """
-    device, is_present = _find_device(config, planning=invocation.plan)
+    planning = invocation.plan or invocation.dry_run
+    device, is_present = _find_device(config, planning=planning)
     if not is_present:
         config = with_gpu_defaults(config)
     engine = choose_engine(config)
@@ -85,8 +87,8 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         derived.append("model.gpu_memory_share")
     fit = too_large = None
     largest_micro_batch = longest_context = 0
-    model, source = _read_model(config, derived, planning=invocation.plan)
-    shape, not_planned = (None, source) if model is None else _read_shape(model, config, device, derived)
+    model, source = _read_model(config, planning=planning)
+    shape, not_planned = _read_shape(model, config, device, derived)
     if shape is not None:
         planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
         fit = planner.choose(config)
@@ -107,7 +109,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         duration=estimate(config, work, shape, fit),
         derived=tuple(derived),
         assumptions=(
-            *([source] if model and source else []),
+            *([source] if source else []),
             *_assumptions(config, device, fit, is_present=is_present),
         ),
         not_planned=not_planned,
@@ -120,25 +122,20 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     )
 
 
-def _read_model(
-    config: RunConfig, derived: Sequence[str], *, planning: bool
-) -> tuple[Mapping[str, Any] | None, str | None]:
-    """Return the model's config.json and, if it is not the model's own, an assumption; or None and why not.
+def _read_model(config: RunConfig, *, planning: bool) -> tuple[Mapping[str, Any], str | None]:
+    """Return the model's config.json and, if it is not the model's own, an assumption.
 
     Raises:
-        UserError: the model cannot be trained, its folder has no readable config.json, or `derived` settings need it.
+        UserError: the model cannot be trained, or its config.json cannot be read.
     """
     name, source = config.model.name, None
     try:
         model: Mapping[str, Any] = base_model.read_config(config.model)
-    except UserError as error:
-        if planning and isinstance(error, base_model.HubUnavailable) and name in KNOWN_MODELS:
-            model = KNOWN_MODELS[name].config
-            source = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
-        elif derived or base_model.is_folder_name(name):
+    except base_model.HubUnavailable as error:
+        if not planning or name not in KNOWN_MODELS:
             raise
-        else:
-            return None, str(error)
+        model = KNOWN_MODELS[name].config
+        source = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
     check_architecture(model, config.model)
     return model, source
 

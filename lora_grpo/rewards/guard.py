@@ -8,9 +8,11 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError, first_line
+from lora_grpo.files import python_file
 from lora_grpo.rewards.functions import RewardFunction, completion_text
 
 _ROUNDING = 1e-6
@@ -20,11 +22,11 @@ class RewardError(RunError):
     """A reward function raised an exception or returned an invalid value. The run stops."""
 
 
-def guard(function: RewardFunction, name: str) -> RewardFunction:
+def guard(function: RewardFunction, name: str, file: Path | None = None) -> RewardFunction:
     """Wrap a reward function so that it raises RewardError if the reward fails or returns an invalid value.
 
     A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded. The
-    first value outside 0 to 1 is printed.
+    first value outside 0 to 1 is printed. An error names the line of `file`, the user's file that defines the reward.
     """
     outside: list[float] = []
 
@@ -39,8 +41,9 @@ def guard(function: RewardFunction, name: str) -> RewardFunction:
             values = list(output) if is_list else None
         except (Exception, SystemExit) as error:
             row = _find_failing_row(function, batch, size)
+            place = f"{python_file.line_of(error, file)}: " if file else ""
             raise RewardError(
-                f"reward {name!r} raised {type(error).__name__}: {first_line(error)}; {_describe(batch, row)}"
+                f"{place}reward {name!r} raised {type(error).__name__}: {first_line(error)}; {_describe(batch, row)}"
             ) from error
         if values is None or len(values) != size:
             returned = _shorten(output) if values is None else f"{len(values)} values"

@@ -91,7 +91,8 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
         label, load = _find(spec.name)
         seen[label] += 1
         name = label if seen[label] == 1 else f"{label}_{seen[label]}"
-        rewards.append(Reward(name, spec.weight, guard(load(), name), is_own=spec.file is not None))
+        file = Path(spec.file) if spec.file else None
+        rewards.append(Reward(name, spec.weight, guard(load(), name, file), is_own=file is not None))
     return rewards
 
 

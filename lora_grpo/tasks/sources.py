@@ -67,7 +67,7 @@ def read_rows(source: str | None, split: str) -> list[Row]:
         UserError: there is no source, or it cannot be read.
     """
     if source is None:
-        raise UserError(f"no {split} rows are given; pass a file or Hub dataset with --data.train and --data.eval")
+        raise UserError(f"no {split} rows are given; pass a file or a Hub dataset")
     return [record for _, record in read(source, split)]
 
 
@@ -155,7 +155,7 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
         # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
         raise UserError(
             f"cannot load split {split!r} of {source!r} from the Hub ({first_line(error)}); "
-            "pass a local JSON Lines, CSV or Parquet file with --data.train or --data.eval"
+            "pass a local JSON Lines, CSV or Parquet file"
         ) from error
     if not len(records):
         raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local file")

@@ -198,13 +198,18 @@ def test_a_list_flag_given_twice_would_lose_the_first(arguments):
         (["--zzzzzzzzzz"], "Unrecognized options: --zzzzzzzzzz; see --help"),
         (["-x"], "Unrecognized options: -x"),
         (["stray"], "Unrecognized options: stray"),
-        (["--model.engine", "fast"], "invalid choice 'fast' for argument '--model.engine'"),
-        (["--model.bits", "8"], "invalid choice '8'"),
-        (["--train.report-to", "paper"], "invalid choice 'paper'"),
-        (["--seed", "x"], "Error parsing --seed"),
-        (["--train.max-steps", "1.5"], "Error parsing --train.max-steps"),
-        (["--train.learning-rate", "fast"], "Error parsing --train.learning-rate"),
-        (["--data.train-limit", "few"], "Error parsing --data.train-limit"),
+        (["--model.engine", "fast"], "--model.engine is 'fast'; expected one of auto, peft, unsloth"),
+        (["--model.bits", "8"], "--model.bits is '8'; expected one of 4, 16"),
+        (["--train.report-to", "paper"], "--train.report-to is 'paper'; expected one of tensorboard"),
+        (["--seed", "x"], "--seed is 'x'; expected a whole number"),
+        (["--train.optimizer", "adam"], "--train.optimizer is 'adam'; did you mean 'adamw_torch'?"),
+        (["--sampling.backend", "VLLM"], "did you mean 'vllm'?"),
+        (["--eval.k", "1", "x"], "--eval.k is '1', 'x'; one of them is of the wrong kind"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "--config is given 2 times; merge the files into one"),
+        (["--model.name", "outputs/run"], "--model.name outputs/run does not exist"),
+        (["--train.max-steps", "1.5"], "--train.max-steps is '1.5'; expected a whole number"),
+        (["--train.learning-rate", "fast"], "--train.learning-rate is 'fast'; expected a number"),
+        (["--data.train-limit", "few"], "--data.train-limit is 'few'; expected {None}|INT"),
         (["--seed"], "Missing value for argument '--seed'"),
         (["--preset"], "Missing value for argument '--preset'"),
         (["--config"], "Missing value for argument '--config'"),
@@ -222,6 +227,7 @@ def test_a_list_flag_given_twice_would_lose_the_first(arguments):
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments, message, capsys):
+    Path("outputs").mkdir()  # a model named outputs/run is a folder that does not exist, not one of the Hub
     assert message in refusal(*arguments)
     assert capsys.readouterr().out == ""
 
@@ -232,6 +238,9 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
         ("", "settings.yaml holds NoneType; expected e.g. `train: {max_steps: 60}`"),
         ("- a\n", "settings.yaml holds list; expected"),
         ("seed: [\n", "--config settings.yaml cannot be read: "),
+        ("seed: 1\nseed: 2\n", "settings.yaml cannot be read: the key 'seed' is repeated; keep one"),
+        ("train: {max_steps: 1, max_steps: 2}\n", "the key 'max_steps' is repeated"),
+        ("a: " + "[" * 5000, "--config settings.yaml cannot be read: "),
         ("sead: 1\n", "settings.yaml: unknown key sead; did you mean 'seed'?"),
         ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean 'train.max_steps'?"),
         ("trian: {max_steps: 1}\n", "settings.yaml: unknown key trian; did you mean 'train'?"),
@@ -261,6 +270,15 @@ def test_a_file_that_cannot_be_read(tmp_path):
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert refusal("--config", "binary.yaml").startswith("--config binary.yaml cannot be read: 'utf-8' codec")
     assert "--config a.json cannot be read: Expecting" in refusal(*settings('{"seed": ', "a.json"))
+    assert "the key 'seed' is repeated" in refusal(*settings('{"seed": 1, "seed": 2}', "a.json"))
+    assert "a.json cannot be read: " in refusal(*settings('{"a": ' + "[" * 100_000, "a.json"))
+
+
+def test_a_home_folder_is_expanded_where_the_shell_does_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings("output_dir: ~/runs/a\n")
+    assert config("--config=~/settings.yaml").output_dir == f"{tmp_path}/runs/a"
+    assert config("--output-dir=~/b").output_dir == config("--output-dir", "~/b").output_dir == f"{tmp_path}/b"
 
 
 def test_a_flag_over_a_wrong_value_of_the_file_does_not_hide_it():

@@ -87,7 +87,7 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
     ("arguments", "message"),
     [
         (["--train.max-step", "3"], "did you mean --train.max-steps?"),
-        (["--model.bits", "8"], "invalid choice '8'"),
+        (["--model.bits", "8"], "--model.bits is '8'; expected one of 4, 16"),
         (["--config", "missing.yaml"], "--config missing.yaml cannot be read: No such file or directory"),
         (
             ["--train.micro-batch-size", "7"],

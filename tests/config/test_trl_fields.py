@@ -95,6 +95,8 @@ def test_grpoconfig_takes_what_was_read(tmp_path):
         (["epsilon=[1]"], "is list"),
         (["epsilon=nan"], "is not a finite number"),
         (["epsilon=.inf"], "is not a finite number"),
+        (["epsilon=-1"], "--grpo epsilon=-1 is too small; expected 0 or more"),
+        (["num_iterations=0"], "expected 1 or more"),
         (["num_iterations=1.5"], "is float; GRPOConfig expects int"),
         (["num_iterations=null"], "is NoneType; GRPOConfig expects int"),
         (["mask_truncated_completions=1"], "is int; GRPOConfig expects bool"),

@@ -152,6 +152,19 @@ def test_tasks_without_samples_are_counted_and_said(asked, capsys):
     assert "only 1 of 3 tasks have samples" in capsys.readouterr().err
 
 
+def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
+    program = HUMANEVAL[0]["prompt"] + RIGHT.format(1)
+    write(asked.samples, [{"task_id": "HumanEval/1", "solution": program}])
+    report = evaluate_and_report(replace(asked, k=(1,)))
+    assert runs == [[program]] and report.evaluated.scores["pass@1"] == 1.0
+
+
+def test_fenced_answers_of_a_chat_model_get_a_hint(asked, capsys):
+    write(asked.samples, [{"task_id": "HumanEval/1", "completion": f"```python\n{RIGHT.format(1)}\n```"}] * 2)
+    evaluate_and_report(replace(asked, k=(1,)))
+    assert "note: 2 of 2 completions have a code fence (```)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [11, "11", "mbpp/11", "Mbpp/11"])
 def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     data = write(Path(asked.data), MBPP)
@@ -323,7 +336,7 @@ def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(text, message, as
         ('{"task_id": "HumanEval/1", "completion": ""}\n{"task_id"', r"samples\.jsonl:2: not JSON"),
         ("[1]", r"samples\.jsonl:1: expected one JSON object with .*, got \[1\]"),
         ('{"completion": ""}', "samples\\.jsonl:1: expected .*'task_id' and 'completion'"),
-        ('{"task_id": "HumanEval/1"}', "expected .*'task_id' and 'completion'"),
+        ('{"task_id": "HumanEval/1", "code": ""}', "expected .*, with the keys 'task_id', 'code'$"),
         ('{"task_id": "HumanEval/1", "completion": ["a"]}', "expected .*'task_id' and 'completion'"),
         (
             '{"task_id": "HumanEval/9", "completion": ""}',
@@ -353,6 +366,7 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
         ({"seed": -1}, "--seed is -1"),
         ({"k": (0, 1)}, "--k is 0; expected a value greater than 0"),
         ({"k": ()}, "--k is "),
+        ({"samples": Path("samples.csv")}, r"samples\.csv: samples are read from JSON Lines only"),
         ({"samples": Path("missing.jsonl")}, r"missing\.jsonl cannot be read: No such file"),
         ({"data": "./missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),
         ({"sandbox": sandbox.Settings(timeout_seconds=-1)}, "timeout"),

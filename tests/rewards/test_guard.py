@@ -5,6 +5,7 @@ import pytest
 
 from lora_grpo.errors import RunError
 from lora_grpo.rewards.guard import RewardError, guard
+from lora_grpo.rewards.specs import parse_reward_specs, resolve
 
 BATCH = {
     "prompts": [[{"role": "user", "content": "first?"}], [{"role": "user", "content": "second?"}]],
@@ -32,6 +33,14 @@ def test_good_values_pass_through_as_floats():
     assert guarded(**BATCH) == [1.0, None]
     assert guarded.__name__ == "mine"
     assert guarded(["one", "two"]) == [1.0, None]
+
+
+def test_a_reward_that_raises_names_the_line_of_its_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def f(completions, **columns):\n    text = completions[0]\n    return [text['content']]\n")
+    (reward,) = resolve(parse_reward_specs([f"{path}:f"]))
+    with pytest.raises(RewardError, match=rf"^{path}:3: reward 'f' raised TypeError: "):
+        reward.function(**BATCH)
 
 
 def test_a_reward_cannot_change_what_others_get():

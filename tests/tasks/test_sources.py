@@ -191,7 +191,7 @@ def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
     with pytest.raises(UserError) as error:
         task.load("train", str(tmp_path / "m.csv"))
     assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: 3 cells")
-    with pytest.raises(UserError, match=r"^no train rows are given; pass a file or Hub dataset with --data.train"):
+    with pytest.raises(UserError, match=r"^no train rows are given; pass a file or a Hub dataset$"):
         task.load("train")
 
 
