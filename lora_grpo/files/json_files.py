@@ -77,7 +77,7 @@ def read_finished_lines(path: Path) -> list[Any]:
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
         try:
             values.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             break
     return values
 

@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
@@ -49,7 +51,7 @@ _COLUMNS = (
 class Options:
     minutes: float = 8.0
     """Time limit for the whole check, in minutes. Rows that do not start in time are reported as skipped."""
-    output: Path = Path("outputs/check_gpu")
+    output: Annotated[Path, tyro.conf.arg(name="output-dir", aliases=["--output"])] = Path("outputs/check_gpu")
     """Folder for the table (results.md), the measurements (results.json) and the log of every row."""
 
 
@@ -69,7 +71,7 @@ def check_gpu(options: Options, recipe: Path) -> None:
         )
     if not options.minutes > 0:
         raise UserError(f"--minutes is {options.minutes:g}; expected more than 0")
-    with lock.holding(options.output, "--output"):
+    with lock.holding(options.output):
         use_one_gpu()  # also applies to the processes started below
         _progress(f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB\nmeasuring its rates: ")
         measured = _measure_gpu(options.output / "measure.log")

@@ -28,7 +28,7 @@ class MergeOptions:
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER")]
     """A run folder, an adapter folder, or the Hub id of an adapter."""
-    output: Path | None = None
+    output: Annotated[Path | None, tyro.conf.arg(name="output-dir", aliases=["--output"])] = None
     """Folder of the merged model; default: `merged` in the run, or `<adapter>-merged` next to an adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the merged weights; `auto` uses the lowest that keeps 99% of the update."""
@@ -103,7 +103,7 @@ def _resolve(options: MergeOptions) -> _Merge:
         raise UserError(f"{options.what} is a full model; pass a run or an adapter to merge")
     output = (options.output or default_output(options.what, target.adapter)).expanduser().resolve()
     if output.is_file():
-        raise UserError(f"--output {output} is a file; pass a folder")
+        raise UserError(f"--output-dir {output} is a file; pass a folder")
     digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
     digests["base_sha256"] = base_model.weights_fingerprint(Path(target.base.name))
     identity = {**digests, "onto": options.onto, "kit": __version__}
@@ -117,13 +117,13 @@ def _finished_report(job: _Merge) -> MergeReport | None:
         return None
     report = read_report(output)
     if report is None:
-        raise UserError(f"{output} holds other files; pass another --output")
+        raise UserError(f"{output} holds other files; pass another --output-dir")
     differs = [name for name, value in job.identity.items() if report.identity.get(name) != value]
     if dtype not in (report.requested_dtype, report.dtype):
         differs.append(f"dtype ({report.dtype}, now {dtype})")
     if differs:
         raise UserError(
-            f"{output} holds another merge: {', '.join(differs)} differ; delete it or pass another --output"
+            f"{output} holds another merge: {', '.join(differs)} differ; delete it or pass another --output-dir"
         )
     check_sizes(output, report)
     writer.tidy(output)
@@ -143,7 +143,7 @@ def _merge(job: _Merge) -> MergeReport:
     shards = writer.lay_out(plan, choice.dtype)
     staging = writer.staging_folder(job.output)
     writer.check_disk(staging, shards)
-    with lock.holding(staging, "--output"), disk.writing(job.output):
+    with lock.holding(staging), disk.writing(job.output):
         files = writer.write_shards(staging, shards, {**job.identity, "dtype": choice.dtype})
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)

@@ -141,8 +141,8 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
     known = policy.get("fingerprint")
     if known and not overrides.any_base and base_model.weights_fingerprint(base) != known:
         raise UserError(
-            f"{requested} is not the base that the run in {folder} was trained on: its weights differ from those in "
-            "run.json; pass that base with --base"
+            f"{requested} is not the base that the run in {folder} was trained on, {trained['name']}: its weights "
+            "differ from those in run.json; pass that base with --base"
         )
     return spec
 

@@ -69,7 +69,11 @@ def draw(plot: Plot) -> Chart:
         axes.set_axisbelow(True)
         axes.tick_params(length=0)
         axes.margins(x=0.02)
-        axes.locator_params(axis="x", integer=True)
+        steps = {x for curve in plot.curves for x in curve.x}
+        if len(steps) == 1:  # the axis would be shorter than 1, with ticks such as 0.96
+            axes.set_xticks([*steps])
+        else:
+            axes.locator_params(axis="x", integer=True)
         if plot.unit.startswith("fraction"):
             axes.set_ylim(-0.03, 1.03)
         if len(plot.curves) > 1:

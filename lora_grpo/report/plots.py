@@ -49,7 +49,7 @@ class Plot:
     @property
     def caption(self) -> str:
         """What to look for and what is plotted."""
-        sentences = [self.look_for]
+        sentences = [self.look_for] if self.look_for else []
         if self.curves[0].band:
             sentences.append(f"The band is {self.curves[0].band}.")
         if self.averaged > 1:
@@ -109,7 +109,7 @@ _PLOTS = (
          "The learning rate schedule.", {"learning rate": "learning_rate"}),
     Plot("loss", STABILITY, "Loss", "GRPO loss", "Says little in GRPO: it need not fall.", {"loss": "loss"}),
     Plot("step-time", TIME, "Step time", "seconds",
-         "Rollouts usually take most of it; if rewards are visible, make them faster.",
+         "The phases of a step.",
          {"rollouts": "time/rollouts", "rewards": "time/rewards", "training": "time/training"}, stacked=True),
 )  # fmt: skip
 
@@ -124,10 +124,19 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
     for plot in shown:
         curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name, every))]
         if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
-            plots.append(dataclasses.replace(plot, curves=curves, averaged=every))
+            plot = dataclasses.replace(plot, curves=curves, averaged=every)
+            plots.append(dataclasses.replace(plot, look_for=_largest_share(plot)) if plot.stacked else plot)
     if evaluation and all(len(model.curve) > 1 for model in evaluation.models):
         plots.append(_pass_at_k(evaluation))
     return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
+
+
+def _largest_share(plot: Plot) -> str:
+    """Return a sentence about the curve with the largest part of a stacked plot."""
+    totals = {curve.name: sum(curve.y) for curve in plot.curves}
+    name = max(totals, key=totals.__getitem__)
+    share = totals[name] / (sum(totals.values()) or 1)
+    return f"{name.capitalize()}: {100 * share:.0f}% of the time of all steps."
 
 
 def common_plots(of_runs: Sequence[Sequence[Plot]], names: Sequence[str]) -> list[Plot]:
@@ -185,7 +194,7 @@ def is_number(value: Any) -> bool:
 def _reward_plots(lines: Sequence[Line]) -> Iterator[Plot]:
     for number, name in enumerate(reward_names(lines), start=1):
         key = f"reward-{number}-" + re.sub("[^A-Za-z0-9]+", "-", name)[:40].strip("-")
-        look_for = "One of the rewards, before its weight; if it never moves, it has no effect."
+        look_for = "One of the rewards, before its weight; if it never moves, it has no effect." if number == 1 else ""
         yield Plot(key, LEARNING, name, "mean", look_for, {name: f"rewards/{name}/mean"})
 
 

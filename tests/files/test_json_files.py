@@ -47,3 +47,8 @@ def test_a_file_that_cannot_be_used_ends_in_one_line(name, content, message, tmp
 def test_a_directory_is_no_file(tmp_path):
     with pytest.raises(UserError, match="Is a directory; expected rows"):
         list(json_files.read_lines(tmp_path, "rows"))
+
+
+def test_a_deeply_nested_line_ends_the_finished_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
+    assert json_files.read_finished_lines(tmp_path / "a.jsonl") == [{"a": 1}]

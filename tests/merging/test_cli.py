@@ -166,7 +166,7 @@ def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tm
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="is not the base that the run in "):
+    with pytest.raises(UserError, match=r"is not the base that .* was trained on, starter: its weights"):
         merge(MergeOptions(str(run), base=str(other)))
     output = merge(MergeOptions(str(run), base=str(other), force_base=True))
     assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
@@ -254,7 +254,7 @@ def test_a_pickled_base_is_refused(run, tmp_path):
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    refused("holds other files; pass another --output", MergeOptions(str(run), output=tmp_path / "mine"))
+    refused("holds other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
     refused("is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
     with holding(staging_folder(run / "merged")):
         refused("another process is using", MergeOptions(str(run)))
@@ -312,7 +312,7 @@ def test_ten_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, 
     adapter = shutil.copytree(run / "adapter", tmp_path / "adapter")
 
     def start(name, last):
-        command = (adapter, "--base", base, "--dtype", "fp16", "--output", tmp_path / name)
+        command = (adapter, "--base", base, "--dtype", "fp16", "--output-dir", tmp_path / name)
         return warm.start(
             ROOT / "tests" / "helpers" / "killed_merge.py", tmp_path / f"{name}.notes", last, *command
         ).end()

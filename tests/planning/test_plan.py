@@ -459,6 +459,7 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert json.loads(json.dumps(record)) == record
     assert record["work"] == {
         "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 4000,
+        "trained_on": "completions",
     }  # fmt: skip
     assert (plan.work.completions, plan.work.tokens) == (7680, 7680 * 1024)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))

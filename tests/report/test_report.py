@@ -12,6 +12,7 @@ from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConf
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import lock
+from lora_grpo.report.charts import draw
 from lora_grpo.report.facts import changes
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
@@ -140,6 +141,23 @@ def test_a_long_run_is_averaged_and_says_so(tmp_path):
     assert "Each point is the mean of 2 steps." in entropy.caption
 
 
+def test_captions_speak_of_the_run_that_is_shown_and_are_not_repeated(tmp_path):
+    run = write_run(tmp_path / "run", every=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps({**line, "rewards/b/mean": 0.5}) + "\n" for line in lines))
+    shown = plots(run)
+    (times,) = [plot for plot in shown if plot.key == "step-time"]
+    assert times.caption == "Training: 78% of the time of all steps."  # 4.5 s of 5.76 s
+    captions = [plot.caption for plot in shown if plot.caption]
+    assert len(captions) == len(set(captions)) == len(shown) - 1
+
+
+def test_the_only_step_has_a_whole_number(tmp_path):
+    run = write_run(tmp_path / "run", steps=1)
+    svg = draw(plots(run)[0]).svg
+    assert re.findall(r"<text[^>]*>\s*([\d.]+)</text>", svg)[0] == "1"
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     run = write_run(tmp_path / "run")
     write_report(run)
@@ -167,6 +185,7 @@ def test_a_run_whose_process_was_killed_is_not_called_running(tmp_path):
 def test_a_failed_run_says_why(tmp_path):
     run = write_run(tmp_path / "run", status="failed", error="no row <b>3</b>", evaluated=False)
     assert "Failed: no row &lt;b&gt;3&lt;/b&gt;" in page_of(run)
+    assert "Not evaluated: the run ended before" in page_of(run) and "Not evaluated yet" not in page_of(run)
     assert "Failed: no row &#60;b&#62;3" in (run / "report" / "report.md").read_text()
 
 
