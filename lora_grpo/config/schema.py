@@ -291,6 +291,8 @@ def check_fields(config: Any) -> Any:
     kind: Any = type(config)
     try:
         return TypeAdapter(kind).validate_python(_as_dict(config))
+    except RecursionError:  # a YAML anchor
+        raise UserError("a list contains itself; write out its items") from None
     except ValidationError as errors:
         error = errors.errors()[0]
     expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")

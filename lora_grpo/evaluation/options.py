@@ -92,7 +92,7 @@ class EvaluateOptions:
             raise UserError(
                 "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
             )
-        return self.what or str(self.samples)
+        return str(self.samples) if self.what is None else self.what
 
     def check(self, *, samples_only: bool) -> None:
         """Check that values are in range, and that no model flags are set when grading a file of samples."""

@@ -6,6 +6,7 @@ contain U+2028, where str.splitlines() would split.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -21,6 +22,7 @@ from lora_grpo.files import disk
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises UserError for anything else."""
     try:
+        _refuse_endless(path)
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
@@ -64,11 +66,18 @@ def read_text(path: Path, expected: str) -> str:
 def read_bytes(path: Path, expected: str) -> bytes:
     """Return the content of a file, unpacked if its name ends in `.gz`, or raise UserError."""
     try:
+        _refuse_endless(path)
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read: {reason}; expected {expected}") from None
+
+
+def _refuse_endless(path: Path) -> None:
+    """Raise an OSError for a pipe or a device, which may never end and cannot be read a second time."""
+    if path.is_fifo() or path.is_char_device() or path.is_socket():
+        raise OSError(errno.EINVAL, "not a regular file")
 
 
 def read_finished_lines(path: Path) -> list[Any]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from lora_grpo import __version__
 from lora_grpo.config import RunConfig
@@ -79,6 +81,24 @@ class StartRecord:
 
 
 @dataclass(frozen=True)
+class AlarmRecord:
+    """An alarm of the training."""
+
+    step: int
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class BestRecord:
+    """The step of the adapter in best/, with its validation pass."""
+
+    step: int
+    reward: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """The entries of run.json that are validated. The file has other entries, which are informational."""
 
@@ -92,6 +112,14 @@ class RunRecord:
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
     trained_steps: int | None = None
     start: StartRecord | None = None
+    alarms: tuple[AlarmRecord, ...] = ()
+    best: BestRecord | None = None
+    stopped_early: dict[str, int] | None = None
+    seconds_worked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    resumed: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    machine: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
     user_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the user's task file, reward files and the modules beside them that they import, by path."""
 

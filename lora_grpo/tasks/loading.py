@@ -276,10 +276,16 @@ def _with_short_gold(rows: list[Row], tokenizer: Any, config: RunConfig) -> list
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
-    """Return the SHA-256 of the rows' content in order."""
+    """Return the SHA-256 of the rows' content in order, or raise UserError for text that no tokenizer accepts."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
+        try:
+            digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise UserError(
+                f"row {row['id']}: {half} is half of a character; expected valid Unicode: remove it"
+            ) from None
         digest.update(b"\n")
     return digest.hexdigest()
 

@@ -246,6 +246,7 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
         ("trian: {max_steps: 1}\n", "settings.yaml: unknown key trian; did you mean 'train'?"),
         ("1: 2\n", "settings.yaml: unknown key 1"),
         ("resume: true\n", "settings.yaml: unknown key resume"),
+        ("rewards: &a [correct_answer, *a]\n", "settings.yaml: a list contains itself"),
         ("train: 5\n", "settings.yaml: train is 5; expected a mapping of settings"),
         ("train:\n", "settings.yaml: train is None; expected a mapping"),
         ("train: {max_steps: many}\n", "settings.yaml: --train.max-steps is 'many'; expected a valid integer"),

@@ -1,4 +1,5 @@
 import gzip
+import os
 
 import pytest
 
@@ -52,3 +53,15 @@ def test_a_directory_is_no_file(tmp_path):
 def test_a_deeply_nested_line_ends_the_finished_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
     assert json_files.read_finished_lines(tmp_path / "a.jsonl") == [{"a": 1}]
+
+
+@pytest.mark.parametrize("read", [json_files.read_object, lambda path: json_files.read_text(path, "an object")])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_file_that_may_never_end_is_refused(kind, read, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")  # not /dev/zero: if it were read, this test would fill the memory
+    with pytest.raises(UserError, match="rows.jsonl cannot be read: .*not a regular file"):
+        read(path)

@@ -190,6 +190,12 @@ def test_the_fingerprint_is_the_contents(configure, train, validation, changed):
     assert before[other]["sha256"] == after[other]["sha256"]
 
 
+def test_half_a_character_is_refused_by_its_row():
+    with pytest.raises(UserError) as error:
+        fingerprint([{"id": "train/1", "question": "one"}, {"id": "train/2", "question": "two \ud83d"}])
+    assert str(error.value) == "row train/2: '\\ud83d' is half of a character; expected valid Unicode: remove it"
+
+
 def test_the_fingerprint_does_not_depend_on_the_order_of_columns():
     assert fingerprint([{"a": 1, "b": 2}]) == fingerprint([{"b": 2, "a": 1}])
     assert fingerprint([{"a": 1}, {"a": 2}]) != fingerprint([{"a": 2}, {"a": 1}])
