@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -30,6 +32,8 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
     arguments = [_expand_home(argument) for argument in arguments]
     if {"-h", "--help"} & set(arguments):
         print(description)  # tyro would join its lines
+        if shutil.get_terminal_size().columns < 40:  # tyro (1.0) does not end if a flag is wider than its column
+            os.environ["COLUMNS"] = "40"
         join_help_lines(flags)
     try:
         with contextlib.redirect_stderr(stderr):  # help goes to stdout

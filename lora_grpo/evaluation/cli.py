@@ -48,7 +48,9 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
 
 def _sides(options: EvaluateOptions) -> list[Side]:
     """Resolve and check the target and the comparison target, without loading a model."""
-    names = [options.target, *([options.compare] if options.compare else [])]
+    names = [options.target, *([] if options.compare is None else [options.compare])]
+    if "" in names:
+        raise UserError("the name of a model is empty; pass a run, an adapter, a model, a Hub id or a file of samples")
     if len(set(names)) < len(names):
         raise UserError(f"--compare {options.compare} is the evaluated model itself; pass another model or file")
     options.check(samples_only=all(map(_is_samples_file, names)))

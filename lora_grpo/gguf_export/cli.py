@@ -45,6 +45,8 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"{options.what} is not a folder; pass a run, or a model merged with scripts/merge.py")
     if options.output is not None and options.output.is_dir():
         raise UserError(f"--output {options.output} is a folder; pass a file such as {options.output / 'model.gguf'}")
+    if options.output is not None and options.output.exists() and not _is_gguf(options.output):
+        raise UserError(f"--output {options.output} is not a GGUF file and would be replaced; pass a new file name")
     folder = merged_model(folder).resolve()
     run = folder.parent if (folder.parent / "run.json").is_file() else None
     output = options.output or default_output(folder, run, options.type)
@@ -62,6 +64,13 @@ def export(options: ExportOptions) -> None:
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", (run or folder).name.lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():  # a pipe would wait for a writer
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def default_output(folder: Path, run: Path | None, kind: str) -> Path:

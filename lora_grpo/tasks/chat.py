@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo.errors import UserError, suggestion
+from lora_grpo.errors import UserError, first_line, suggestion
 
 Message = dict[str, str]
 """A chat message: `role` ("system", "user" or "assistant") and `content`."""
@@ -181,19 +181,17 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
     """
     if getattr(tokenizer, "chat_template", None):
-        from jinja2 import TemplateError
-
         try:
             return str(
                 tokenizer.apply_chat_template(
                     list(prompt), tokenize=False, add_generation_prompt=True, **variables(tokenizer.chat_template)
                 )
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program; besides TemplateError, it raises Python's errors
             raise UserError(
-                f"the model's chat template rejects the messages ({error}); use a template with a system role, or "
-                "another model"
-            ) from None
+                f"the model's chat template rejects the messages ({first_line(error)}); use a template with a system "
+                "role, or another model"
+            ) from error
     plain = {"system": "{}\n\n", "user": "Question: {}\nAnswer:", "assistant": " {}\n\n"}
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
 

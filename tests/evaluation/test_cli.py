@@ -275,6 +275,8 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
             r"2000 more exceed the 1024 that starter takes; pass --max-completion-tokens \d+",
         ),
         ({"what": None}, "nothing or two things to evaluate"),
+        ({"what": ""}, "the name of a model is empty"),
+        ({"compare": ""}, "the name of a model is empty"),
         ({"what": "./missing"}, r"\./missing does not exist"),
         ({"compare": "./missing"}, r"\./missing does not exist"),
         ({"what": "starter", "task": "starter"}, "--compare base needs an adapter"),

@@ -63,5 +63,5 @@ def test_a_file_that_may_never_end_is_refused(kind, read, tmp_path):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/null")  # not /dev/zero: if it were read, this test would fill the memory
-    with pytest.raises(UserError, match="rows.jsonl cannot be read: .*not a regular file"):
+    with pytest.raises(UserError, match=r"rows\.jsonl cannot be read: .*not a regular file"):
         read(path)

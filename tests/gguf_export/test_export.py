@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_grpo import starter
+from lora_grpo.cli import read_flags
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import tensors
 from lora_grpo.files.disk import DiskFullError
 from lora_grpo.gguf_export import types, writer
-from lora_grpo.gguf_export.cli import default_output
+from lora_grpo.gguf_export.cli import ExportOptions, default_output, export
 from lora_grpo.gguf_export.writer import write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -436,3 +437,18 @@ def test_files_are_named_after_their_source_and_type():
     model, run = Path("/models/maths/"), Path("/runs/maths")
     assert default_output(model, None, "q4_0") == Path("/models/maths-gguf/maths.Q4_0.gguf")
     assert default_output(run / "merged", run, "q4_0") == Path("/runs/maths/gguf/maths.Q4_0.gguf")
+
+
+def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):
+    adapter = tmp_path / "adapter_model.safetensors"
+    adapter.write_bytes(b"trained for a day")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is not a GGUF file and would be replaced"):
+        export(ExportOptions(tmp_path, output=adapter))
+    assert adapter.read_bytes() == b"trained for a day"
+
+
+def test_help_ends_in_a_window_of_one_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1")
+    with pytest.raises(SystemExit):
+        read_flags(ExportOptions, ["--help"], prog="export_gguf.py")
+    assert "--modelfile" in capsys.readouterr().out

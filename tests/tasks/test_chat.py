@@ -113,6 +113,13 @@ def test_the_length_of_a_completion_decides_whether_a_hybrid_model_thinks(given,
     assert line.startswith(f"thinking: {why}")
 
 
+@pytest.mark.parametrize("template", ["{% for i in range(10**9) %}{% endfor %}", "{{ 1 / 0 }}", "{{ messages + 1 }}"])
+def test_a_template_that_fails_is_one_line(template):
+    tokenizer = qwen_tokenizer(template)
+    with pytest.raises(UserError, match=r"^the model's chat template rejects the messages [^\n]*$"):
+        render(tokenizer, ASKED)
+
+
 def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
     tokenizer = qwen_tokenizer(QWEN3)
     set_variables(tokenizer, {"enable_thinking": True}, 8)
