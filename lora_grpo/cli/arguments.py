@@ -95,7 +95,6 @@ def parse(
         )
         hidden = {"method", *(UNUSED_BY_SFT if method == "sft" else ())}
         _show_help(replace(base, presets[preset]), f"{recipe}.py", about, hidden, only_main=bool(hint))
-    _refuse_repeated(arguments)
     arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
     layers = [(f"--config {early.config}", _read_settings(Path(early.config)))] if early.config else []
@@ -252,15 +251,6 @@ def _drop(settings: dict[str, Any], names: Iterable[str]) -> None:
         values = settings.get(section) if section else settings
         if isinstance(values, dict):
             values.pop(key, None)
-
-
-def _refuse_repeated(arguments: Sequence[str]) -> None:
-    """Reject repeated flags that take lists or a file, because the second would silently replace the first."""
-    names = [argument.partition("=")[0] for argument in arguments]
-    for name in ("--rewards", "--grpo", "--data.columns", "--model.chat-template-kwargs", "--config"):
-        if names.count(name) > 1:
-            fix = "merge the files into one" if name == "--config" else "give all its values after one"
-            raise UserError(f"{name} is given {names.count(name)} times; {fix}")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
     Raises:
         UserError: an unknown, missing or invalid argument.
     """
+    _refuse_repeated(arguments)
     stderr = io.StringIO()
     arguments = [_expand_home(argument) for argument in arguments]
     if {"-h", "--help"} & set(arguments):
@@ -48,6 +49,15 @@ def _expand_home(argument: str) -> str:
     """Expand `~` in a path, which the shell leaves in `--flag=~/path` and in quotes."""
     name, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     return f"{name}{equals}{Path(value).expanduser()}" if value.startswith("~/") else argument
+
+
+def _refuse_repeated(arguments: Sequence[str]) -> None:
+    """Reject repeated flags that take lists or a file, because the second would silently replace the first."""
+    names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    for name in ("--rewards", "--grpo", "--data.columns", "--model.chat-template-kwargs", "--config"):
+        if names.count(name) > 1:
+            fix = "merge the files into one" if name == "--config" else "give all its values after one"
+            raise UserError(f"{name} is given {names.count(name)} times; {fix}")
 
 
 def join_help_lines(flags: type) -> None:

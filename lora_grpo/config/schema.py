@@ -296,6 +296,7 @@ def check_fields(config: Any) -> Any:
     except ValidationError as errors:
         error = errors.errors()[0]
     expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")
+    expected = expected.replace("a valid tuple", "a list")
     expected = re.sub("^expected (?=greater|less)", "expected a value ", expected)
     name = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
     raise UserError(f"{flag(name)} is {error['input']!r}; {expected}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
         if name in values:
             raise UserError(f"{KWARGS_FLAG} {name} is repeated")
         try:
-            values[name] = json.loads(text, parse_constant=str)  # NaN is not JSON
+            values[name] = json.loads(text, parse_constant=str, parse_float=_finite)  # NaN is not JSON
         except ValueError:
             values[name] = text
         if isinstance(values[name], (dict, list)):
@@ -95,6 +96,10 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
         if name == _SWITCH and not isinstance(values[name], bool):  # `False` would be text, which templates take as on
             raise UserError(f"{KWARGS_FLAG} {item}: expected true or false")
     return values
+
+
+def _finite(text: str) -> float | str:
+    return value if math.isfinite(value := float(text)) else text
 
 
 def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:

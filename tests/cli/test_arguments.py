@@ -180,6 +180,7 @@ def test_rewards_of_a_flag_replace_those_of_the_file():
     [
         ["--rewards", "correct_answer", "--rewards", "integer_answer"],
         ["--grpo", "epsilon=0.1", "--grpo=top_k=1"],
+        ["--model.chat_template_kwargs", "a=1", "--model.chat-template-kwargs", "b=1"],
     ],
 )
 def test_a_list_flag_given_twice_would_lose_the_first(arguments):
@@ -258,7 +259,7 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
         ("model: {engine: fast}\n", "settings.yaml: --model.engine is 'fast'; expected 'auto', 'peft' or 'unsloth'"),
         ("rewards: []\n", "no rewards; name at least one"),
         ("rewards: [corect_answer=1]\n", "did you mean 'correct_answer'?"),
-        ("rewards: {correct_answer: 1}\n", "settings.yaml: --rewards is {'correct_answer': 1}; expected a valid tuple"),
+        ("rewards: {correct_answer: 1}\n", "settings.yaml: --rewards is {'correct_answer': 1}; expected a list"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_it(text, message):
