@@ -31,14 +31,18 @@ _group: list[Any] = []  # the gloo process group for waiting, once `join` was ca
 
 
 def world_size() -> int:
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size < 1:
-        raise UserError(f"the environment has WORLD_SIZE={size}; expected 1 or more; unset WORLD_SIZE")
-    return size
+    return _from_environment("WORLD_SIZE", default=1, least=1)
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return _from_environment("RANK", default=0, least=0)
+
+
+def _from_environment(name: str, *, default: int, least: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(f"the environment has {name}={text}; expected {least} or more; unset {name}")
+    return int(text)
 
 
 def is_main() -> bool:

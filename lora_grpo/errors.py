@@ -38,7 +38,11 @@ class Interrupted(BaseException):
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or the name of its type if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - reported; the exception is of a user's file
+        text = f"no message, because its __str__ raised {type(broken).__name__}"
+    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -227,7 +227,9 @@ def test_a_world_size_without_ranks_is_refused(monkeypatch):
         distributed.join()
 
 
-def test_a_world_size_of_0_is_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "0")
-    with pytest.raises(UserError, match="WORLD_SIZE=0; expected 1 or more; unset WORLD_SIZE"):
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "0"), ("WORLD_SIZE", "two"), ("RANK", "-1"), ("RANK", "a")])
+def test_an_environment_without_a_valid_rank_is_refused(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{name}={value}; expected [01] or more; unset {name}"):
         check(RunConfig())
+        distributed.is_main()

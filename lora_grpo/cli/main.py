@@ -46,7 +46,8 @@ def run_command(main: Callable[[], None]) -> int:
             try:
                 main()
             finally:
-                sys.stdout.flush()
+                if not sys.stdout.closed:  # a task file may close it
+                    sys.stdout.flush()
     except BaseException as error:
         if isinstance(error, EngineFailed) and distributed.world_size() == 1 and not _reads_pipe():
             _start_again(error, environment)
@@ -90,6 +91,8 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         return 128 + signal.SIGPIPE
     error = disk.disk_full(error) or error
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # os.getcwd
+        error = UserError("the current directory does not exist any more; change to another one")
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         error = RunError(message) if run else UserError(message)

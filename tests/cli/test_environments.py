@@ -146,6 +146,20 @@ def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("body", "code", "printed"),
+    [
+        ("os.rmdir(os.getcwd()), os.getcwd()", 2, "error: the current directory does not exist any more; change to"),
+        ("sys.stdout.close()", 0, ""),  # in a task file
+    ],
+)
+def test_a_lost_directory_or_output_has_no_traceback(body, code, printed, tmp_path):
+    program = f"import os, sys\nfrom lora_grpo.cli import run_command\nos._exit(run_command(lambda: ({body})))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stderr.startswith(printed) and done.stderr.count("\n") == bool(printed)
+
+
 def test_closed_streams_do_not_give_their_numbers_to_files(tmp_path):
     main = "print(1); print(2, file=sys.stderr); open('file', 'w').write(str(open('file').fileno())); "
     main += "import subprocess; subprocess.run(['sh', '-ec', 'cat; echo 1; echo 2 >&2'], check=True)"  # a child too

@@ -43,6 +43,17 @@ def test_a_reward_that_raises_names_the_line_of_its_file(tmp_path):
         reward.function(**BATCH)
 
 
+def test_an_exception_that_cannot_be_printed_is_one_line_as_well():
+    class Broken(Exception):
+        def __str__(self):
+            raise RuntimeError("broken")
+
+    def reward(completions, **columns):
+        raise Broken
+
+    assert "raised Broken: no message, because its __str__ raised RuntimeError" in str(failure(reward))
+
+
 def test_a_reward_cannot_change_what_others_get():
     def reward(completions, question, **columns):
         completions[1][0]["content"] = question[0] = ""
