@@ -91,6 +91,14 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
         raise UserError(f"{path} is not a complete safetensors file ({first_line(error)})") from None
 
 
+def adapter_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of an adapter's file, as `file_tensors`. Raises UserError for quantized or integer weights."""
+    tensors = file_tensors(path)
+    if odd := next((tensor for tensor in tensors.values() if tensor.dtype not in DTYPES), None):
+        raise UserError(f"{path} stores {odd.name} as {odd.dtype}; expected one of {', '.join(DTYPES)}")
+    return tensors
+
+
 def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a model, file by file in the order on disk.
 

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import StoredTensor, file_tensors, json_files, same_values
+from lora_grpo.files import StoredTensor, adapter_tensors, json_files, same_values
 from lora_grpo.merging.base_weights import weight_name
 from lora_grpo.merging.outputs import LowRank, Output
 
@@ -73,7 +73,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     from transformers.pytorch_utils import Conv1D
 
     adapter = _read_adapter(folder)
-    tensors = file_tensors(folder / "adapter_model.safetensors")
+    tensors = adapter_tensors(folder / "adapter_model.safetensors")
     # PEFT saves the original of a replaced module along with its replacement.
     weights = {key: tensor for key, tensor in tensors.items() if ".original_module." not in key}
     parts, whole = _group(weights)

@@ -14,7 +14,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, flag, replace
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, file_tensors, json_files
+from lora_grpo.files import adapter_tensors, atomic, json_files
 from lora_grpo.models import base_model
 from lora_grpo.models.target import ADAPTER_CONFIG, ADAPTER_WEIGHTS, run_of
 from lora_grpo.runs import Run, read_record
@@ -142,7 +142,7 @@ def _read_adapter(folder: Path) -> dict[str, Any]:
     if not isinstance(targets, list) or not targets or not all(isinstance(name, str) and name for name in targets):
         raise UserError(f"{path} has target_modules {targets!r}; expected a list of module names")
     rank = _integer(values, "r", path)
-    ranks = {t.shape[0] for name, t in file_tensors(folder / ADAPTER_WEIGHTS).items() if "lora_A.weight" in name}
+    ranks = {t.shape[0] for name, t in adapter_tensors(folder / ADAPTER_WEIGHTS).items() if "lora_A.weight" in name}
     if ranks != {rank}:
         raise UserError(f"{folder / ADAPTER_WEIGHTS} has ranks {sorted(ranks)}, but {path.name} has r={rank}")
     return {

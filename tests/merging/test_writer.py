@@ -373,6 +373,14 @@ def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
         merged(base, adapter, tmp_path / "merged")
 
 
+def test_integer_weights_are_refused(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter")
+    change(adapter, lambda weights: weights.update({f"{KEY}lora_B.weight": torch.ones(32, 4, dtype=torch.int8)}))
+    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight as I8; expected one of F64, F32"):
+        merged(base, adapter, tmp_path / "merged")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

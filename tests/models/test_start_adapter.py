@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from lora_grpo.cli.arguments import parse
 from lora_grpo.errors import UserError
@@ -151,6 +151,7 @@ WRONG_FLAGS = [
     ("--lora.from sft --output-dir sft --overwrite", "--lora.from sft is inside --output-dir sft"),
     ("--lora.from sft --train.beta 0.1 --model.engine unsloth", "needs --model.engine peft: Unsloth computes the KL"),
     ("--lora.from cut", "cut/adapter_model.safetensors is not a complete safetensors file"),
+    ("--lora.from integers", "integers/adapter_model.safetensors stores .* as I8; expected one of F64"),
     ("--lora.from broken", "broken/adapter_config.json cannot be read"),
     ("--lora.from other-base", "was trained on starter, whose weights differ"),
 ]
@@ -166,6 +167,8 @@ def test_a_wrong_start_is_refused_in_one_line(adapter, tmp_path, line, message):
     run_json(tmp_path / "unfinished")
     weights = adapter("cut") / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
+    weights = adapter("integers") / "adapter_model.safetensors"
+    save_file({key: value.astype(np.int8) for key, value in load_file(weights).items()}, weights)
     (adapter("broken") / "adapter_config.json").write_text("{")
     adapter("other-base/adapter")
     run_json(tmp_path / "other-base", fingerprint="0" * 64)
