@@ -107,7 +107,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
     trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
-    grpo = "code_lora.py" if task in CODE_TASKS else "gsm8k_lora.py"
+    grpo = "code_lora.py" if task in CODE_TASKS else "your_task.py" if named else "gsm8k_lora.py"
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,

@@ -101,7 +101,7 @@ def quick_audit(config: RunConfig, data: Data) -> None:
         if findings.problems:
             print(f"warning: audit: a model may learn this instead of {task_title(name)}; see --audit", file=sys.stderr)
         else:
-            print(f"audit: {findings.attacks} attacks on {findings.rows} rows, none passed", file=sys.stderr)
+            print(f"audit: {findings.attacks} attacks on {findings.rows} rows found no problem", file=sys.stderr)
 
 
 def _tasks(config: RunConfig, data: Data) -> list[tuple[str, list[Row]]]:

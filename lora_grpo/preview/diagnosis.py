@@ -101,7 +101,7 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     always, mixed, never = found.difficulty
     larger = f"--sampling.num-generations {2 * size}"
     ways, source = [], source_of_rows(config.data.task)
-    if not config.data.filter_by_difficulty:
+    if mixed and not config.data.filter_by_difficulty:
         ways.append("--data.filter-by-difficulty, which trains only on problems that are solved sometimes")
     if never == found.groups:
         if config.data.task in CODE_TASKS:
@@ -110,7 +110,7 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
             ways += [_finer_reward(config)]
         most = 100 * found.solved.high
         text = f"none of {found.completions} completions is correct (95% upper bound: {most:.0f}%)"
-        return Finding(text, "; ".join([f"easier problems ({source})", *ways, *_examples(config), larger]))
+        return Finding(text, "; ".join([*_examples(config), f"easier problems ({source})", *ways, larger]))
     if always == found.groups:
         text = f"all of {found.completions} completions are correct: nothing is left to learn"
         return Finding(text, "; ".join([f"harder problems ({source})", *ways]))

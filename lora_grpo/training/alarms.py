@@ -179,6 +179,8 @@ class Alarms:
                 f"{message}, nearly all of them the maximum ({reward:.2f} of {self.max_reward:g}): "
                 "the rows are learned; train on harder ones or end the run"
             )
+        if not reward:
+            return f"{message}, all of them 0; train on gold solutions first (recipes/sft_lora.py), or on easier rows"
         return (
             f"{message}, so there is nothing to learn from; pass --data.filter-by-difficulty, a higher "
             "--sampling.temperature, a larger --sampling.num-generations or a reward with more than two values"

@@ -373,7 +373,7 @@ def test_before_a_run_findings_are_warnings(task, capsys):
 def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsys):
     path, rows = task(*GOOD["exact"])
     quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
-    assert capsys.readouterr().err == "audit: 13 attacks on 4 rows, none passed\n"
+    assert capsys.readouterr().err == "audit: 13 attacks on 4 rows found no problem\n"
     quick_audit(RunConfig(), data_of([]))
     assert capsys.readouterr().err == ""
 

@@ -217,7 +217,9 @@ def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
     path = tmp_path / "with_source.py"
     config = replace(RunConfig(), {"data": {"task": str(path)}})
     path.write_text("def load(split, source): return []\ndef gold(row): return ''\n" + check)
-    assert "easier problems (--data.train)" in advice(NEVER) and "--data.few-shot 2" in advice(NEVER)
+    offered = advice(NEVER)
+    assert offered.startswith("--data.few-shot 2") and "recipes/sft_lora.py" in offered
+    assert "easier problems (--data.train)" in offered and "--data.filter-by-difficulty" not in offered
 
 
 @pytest.mark.parametrize("gold", ["", "def gold(row): return 'a'\n"])

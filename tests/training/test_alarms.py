@@ -115,6 +115,8 @@ def test_groups_without_variance_raise_an_alarm_with_a_fix():
     assert (alarm.name, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-by-difficulty" in alarm.message
     (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
     assert learned.name == "zero_variance" and "the rows are learned" in learned.message
+    (wrong,) = alarms(*(fine(number, reward=0.0, frac_reward_zero_std=1.0) for number in range(1, 30)))
+    assert "recipes/sft_lora.py" in wrong.message and "--data.filter-by-difficulty" not in wrong.message
 
 
 def graded(name, mean, std):
