@@ -218,7 +218,7 @@ def run_folder(tmp_path):
     [
         ([], "outputs/gsm8k_lora already holds a run; pass --resume"),
         (["--resume"], "outputs/gsm8k_lora/run.json is not a valid run.json"),
-        (["--resume", "--seed", "x"], "Error parsing --seed"),
+        (["--resume", "--seed", "x"], "--seed is 'x'; expected a whole number"),
         (["--overwrite", "--train.micro-batch-size", "7"], "do not divide"),
     ],
 )
