@@ -8,8 +8,8 @@ A comment above a table or a fenced block names the command that prints it:
     <!-- printed by python scripts/merge.py outputs/gsm8k_lora -->
 
 The block must be in the command's output, line by line, apart from spaces, times and the run's folder. All other
-figures are reproducible, but only on a processor with the same instructions and number of cores. On any other machine,
-nothing is compared.
+figures are reproducible, but only on the same family of processors with the same number of cores, because matrix
+libraries choose their kernels by both. On any other machine, nothing is compared.
 """
 
 from __future__ import annotations
@@ -24,20 +24,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 QUOTED_RUN = "outputs/gsm8k_lora"
-MEASURED_ON = ("AVX2", 2)
-"""PyTorch's CPU capability and the number of cores that the quoted figures were measured with."""
+MEASURED_ON = ("AuthenticAMD family 25", "AVX2", 2)
+"""The processor, PyTorch's CPU capability and the number of cores that the quoted figures were measured with."""
 _MARK = re.compile(r"<!-- printed by (.+) -->")
 
 
 def main() -> int:
-    import torch
-
-    machine = torch.backends.cpu.get_cpu_capability(), len(os.sched_getaffinity(0))
-    if machine != MEASURED_ON:
-        print(f"not compared: the figures were measured with {MEASURED_ON}, and this machine has {machine}")
+    if (here := machine()) != MEASURED_ON:
+        print(f"not compared: the figures were measured with {MEASURED_ON}, and this machine has {here}")
         return 0
     run = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / QUOTED_RUN).resolve()
     return check([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], run)
+
+
+def machine() -> tuple[str, str, int]:
+    import torch
+
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    processor = f"{fields.get('vendor_id')} family {fields.get('cpu family')}"
+    return processor, torch.backends.cpu.get_cpu_capability(), len(os.sched_getaffinity(0))
 
 
 def check(documents: list[Path], run: Path) -> int:
