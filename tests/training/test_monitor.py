@@ -216,9 +216,10 @@ def test_a_constant_reward_raises_an_alarm_and_the_run_continues(tmp_path, capsy
     rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
     train_settings = {**TWENTY, "max_steps": 11}
     run = run_monitored(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), monitor={"rows": 0})
-    (alarm,) = run.record["alarms"]
-    assert (alarm["name"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
-    assert "alarm, step 10: zero_variance: in 100% of" in capsys.readouterr().err
+    raised = [(alarm["name"], alarm["step"], alarm["stopped"]) for alarm in run.record["alarms"]]
+    assert raised == [("zero_variance", 10, False), ("constant_reward", 10, False)]
+    said = capsys.readouterr().err
+    assert "alarm, step 10: zero_variance: in 100% of" in said and "constant_reward: 'same' (0)" in said
     assert run.record["trained_steps"] == 11
 
 
