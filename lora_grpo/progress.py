@@ -1,12 +1,8 @@
-"""Progress of a task: a progress bar on a terminal, otherwise a few plain lines. Output whose reader is gone."""
+"""Progress of a task: a progress bar on a terminal, otherwise a few plain lines."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import select
-import stat
 import sys
 import time
 from typing import Any
@@ -67,39 +63,3 @@ class Progress:
         if self._bar:
             self._bar.stop()
             self._bar = None
-
-
-def drop_unwritable_output() -> bool:
-    """Redirect output streams that fail to /dev/null, and return whether there were any."""
-    failed = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-            readers = select.poll()
-            readers.register(stream.fileno(), 0)
-            is_open = not readers.poll(0)  # a pipe without a reader has an error
-        except io.UnsupportedOperation:  # not a file, in a test
-            continue
-        except OSError:
-            is_open = False
-        if not is_open:
-            failed = True
-            _redirect(stream)
-    return failed
-
-
-def drop_terminal() -> None:
-    """Redirect all output except that to files to /dev/null, when the terminal is about to close or has closed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(io.UnsupportedOperation):
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                with contextlib.suppress(OSError):
-                    stream.flush()
-                _redirect(stream)
-
-
-def _redirect(stream: Any) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
-    stream.flush()

@@ -17,8 +17,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
-from lora_grpo.files import disk
-from lora_grpo.progress import drop_terminal, drop_unwritable_output
+from lora_grpo.files import disk, streams
 from lora_grpo.runs import Run, begun_run, close_run
 
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
@@ -38,8 +37,7 @@ def run_command(main: Callable[[], None]) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environment = dict(os.environ)
     _prepare_output()
-    # nohup ignores SIGHUP.
-    endings = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
+    endings = [signal.SIGTERM, *streams.hangup_signals()]
     _handle(endings, _terminate)
     try:
         with distributed.silence_other_processes():
@@ -70,7 +68,7 @@ def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
     memory. A new program has none of it.
     """
     print(f"note: {failure.problem}; starting again with {' '.join(failure.arguments)}", file=sys.stderr)
-    drop_unwritable_output()
+    streams.drop_unwritable()
     for file in Path("/proc/self/fd").iterdir():
         if int(file.name) > 2:  # the lock of the run folder, the GPU's devices, the sandbox's sockets
             with contextlib.suppress(OSError):  # that of this listing
@@ -86,7 +84,7 @@ def _reads_pipe() -> bool:
 def _end(error: BaseException) -> int | None:
     """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
     run = begun_run()
-    if isinstance(error, BrokenPipeError) and drop_unwritable_output():  # `... | head`
+    if isinstance(error, BrokenPipeError) and streams.drop_unwritable():  # `... | head`
         close_run("interrupted")
         _report(run)
         return 128 + signal.SIGPIPE
@@ -100,7 +98,7 @@ def _end(error: BaseException) -> int | None:
         command = close_run("failed", str(error))
         distributed.report_error(str(error))
         distributed.wait_for_main_error()
-        drop_unwritable_output()
+        streams.drop_unwritable()
         fix = ""
         if isinstance(error, disk.DiskFullError):
             rest = run.remaining_bytes if run else None
@@ -163,5 +161,5 @@ def _handle(numbers: Sequence[signal.Signals], handler: Any) -> None:
 def _terminate(signal_number: int, frame: object) -> None:
     if signal_number == signal.SIGHUP:
         signal.signal(signal_number, signal.SIG_IGN)  # the kernel and the shell send one each
-        drop_terminal()
+        streams.drop_terminal()
     raise Interrupted("terminated", signal_number)

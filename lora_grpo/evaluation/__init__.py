@@ -28,7 +28,7 @@ from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import Report, printable, read_report
 from lora_grpo.evaluation.results import Result
-from lora_grpo.evaluation.run import count_passed, evaluate, report_run
+from lora_grpo.evaluation.run import count_passed, evaluate, report_run, sample_and_grade
 
 __all__ = [
     "UNPARSED",
@@ -44,5 +44,6 @@ __all__ = [
     "printable",
     "read_report",
     "report_run",
+    "sample_and_grade",
     "wilson_interval",
 ]

@@ -81,19 +81,8 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> R
     return report
 
 
-def count_passed(
-    path: Path,
-    sampler: Sampler,
-    rows: Sequence[Row],
-    task: str,
-    params: SamplingParams,
-    seed: int,
-    title: str,
-    *,
-    adapter: bool = False,
-) -> list[int]:
-    """Return how many samples of a model pass, for each row. See `sample_and_grade` for the arguments."""
-    results = sample_and_grade(path, sampler, rows, task, params, seed, title, adapter=adapter)
+def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:
+    """Return how many of the samples of each row pass, without the greedy ones."""
     counts = counts_by_task(results, greedy=False)
     return [counts[task_id(row)][1] for row in rows]
 

@@ -23,9 +23,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import StoredTensor, adapter_tensors, json_files, same_values
+from lora_grpo.files import StoredTensor, adapter_tensors, same_values
 from lora_grpo.merging.base_weights import weight_name
 from lora_grpo.merging.outputs import LowRank, Output
+from lora_grpo.models import read_lora_config
 
 _PARTS = (
     "lora_A.weight",
@@ -43,8 +44,6 @@ _SUPPORTED = {
     "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 """Settings that do not change the arithmetic or that are implemented here. All other settings must be unset."""
-_BASE_PRESERVING_INITS = (True, False, "gaussian", "eva", "orthogonal")
-"""Adapter initializations that leave the base unchanged."""
 
 
 @dataclass(frozen=True)
@@ -170,19 +169,10 @@ def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any
 
 def _read_adapter(folder: Path) -> _Adapter:
     """Read adapter_config.json, and check that this type of adapter can be merged."""
-    path = folder / "adapter_config.json"
-    settings = json_files.read_object(path)
-    if settings.get("peft_type") != "LORA":
-        raise UserError(f"{path} has peft_type {settings.get('peft_type')!r}; only LORA adapters can be merged here")
+    path, settings = folder / "adapter_config.json", read_lora_config(folder, "merged here")
     unsupported = sorted(name for name, value in settings.items() if value and name not in _SUPPORTED)
     if unsupported:
         raise UserError(f"{path} sets {', '.join(unsupported)}, which cannot be merged here; merge it with PEFT")
-    init = settings.get("init_lora_weights", True)
-    if init not in _BASE_PRESERVING_INITS:
-        raise UserError(
-            f"{path} has init_lora_weights={init!r}, which changes the base; convert the adapter with PEFT's "
-            "path_initial_model_for_weight_conversion"
-        )
     try:
         return _Adapter.model_validate({**settings, "folder": folder})
     except ValidationError as error:

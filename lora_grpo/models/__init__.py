@@ -22,7 +22,16 @@ from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
 from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
-from lora_grpo.models.target import BASE, START, ModelSpec, Overrides, adapter_sha256, resolve, run_of
+from lora_grpo.models.target import (
+    BASE,
+    START,
+    ModelSpec,
+    Overrides,
+    adapter_sha256,
+    read_lora_config,
+    resolve,
+    run_of,
+)
 
 __all__ = [
     "BASE",
@@ -47,6 +56,7 @@ __all__ = [
     "load_policy",
     "memory",
     "prepare_tokenizer",
+    "read_lora_config",
     "resolve",
     "run_of",
     "save_adapter",

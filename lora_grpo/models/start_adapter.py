@@ -16,7 +16,7 @@ from lora_grpo.config import RunConfig, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import adapter_tensors, atomic, json_files
 from lora_grpo.models import base_model
-from lora_grpo.models.target import ADAPTER_CONFIG, ADAPTER_WEIGHTS, run_of
+from lora_grpo.models.target import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_lora_config, run_of
 from lora_grpo.runs import Run, read_record
 from lora_grpo.tasks import chat
 
@@ -29,8 +29,6 @@ _NO_EFFECT = {
     *("qalora_group_size", "revision", "runtime_config", "task_type"),
 }
 """Fields that are checked separately, or that do not change a trained adapter. All others must be unset."""
-_BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
-"""Initializations that leave the base unchanged."""
 
 
 def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> RunConfig:
@@ -120,15 +118,7 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None) -> 
 
 def _read_adapter(folder: Path) -> dict[str, Any]:
     """Return the settings `lora` of a saved adapter, or raise a UserError if it cannot be trained further."""
-    path = folder / ADAPTER_CONFIG
-    values = json_files.read_object(path)
-    if values.get("peft_type") != "LORA":
-        raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters can be trained")
-    if values.get("init_lora_weights", True) not in _BASE_PRESERVING:
-        raise UserError(
-            f"{path} has init_lora_weights={values['init_lora_weights']!r}, which changes the base; convert the "
-            "adapter with PEFT's path_initial_model_for_weight_conversion"
-        )
+    path, values = folder / ADAPTER_CONFIG, read_lora_config(folder, "trained")
     unsupported = sorted(
         name for name, value in values.items() if name not in _SETTINGS | _NO_EFFECT and value not in _UNSET
     )

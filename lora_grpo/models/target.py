@@ -22,6 +22,8 @@ START = "start"
 """Label, and folder in a run, of the adapter that a run starts from. It takes the place of the base in comparisons."""
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
+"""Initializations of an adapter that leave the base unchanged."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *base_model.LICENSE_FILES]
 
 
@@ -110,6 +112,24 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
 def adapter_sha256(folder: Path) -> str:
     """Return a SHA-256 of an adapter's weights and configuration."""
     return _digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
+
+
+def read_lora_config(folder: Path, use: str) -> dict[str, Any]:
+    """Return the adapter_config.json of a LoRA adapter that leaves the base unchanged, or raise a UserError.
+
+    Args:
+        use: what is done with the adapter, such as "trained", for the error message.
+    """
+    path = folder / ADAPTER_CONFIG
+    values = json_files.read_object(path)
+    if values.get("peft_type") != "LORA":
+        raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters can be {use}")
+    if (init := values.get("init_lora_weights", True)) not in _BASE_PRESERVING:
+        raise UserError(
+            f"{path} has init_lora_weights={init!r}, which changes the base; convert the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion"
+        )
+    return values
 
 
 def run_of(folder: Path) -> Path | None:

@@ -177,7 +177,7 @@ def _base(validation: Sequence[Line]) -> Iterator[Line]:
 
 def method(run: RunFiles) -> str:
     """Return `grpo` or `sft`."""
-    return str(run.record["config"].get("method", "grpo"))
+    return str(run.record["config"]["method"])
 
 
 def reward_names(lines: Sequence[Line]) -> list[str]:

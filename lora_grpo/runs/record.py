@@ -140,6 +140,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"{path} is not a valid run.json: {where}: {first['msg']}") from None
+    record["config"].setdefault("method", "grpo")  # runs from before SFT
     return record
 
 

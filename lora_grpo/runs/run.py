@@ -238,10 +238,9 @@ def begun_run() -> Run | None:
     return _opened[0] if _opened and _opened[0].begun else None
 
 
-def _check_resumable(record: dict[str, Any], config: RunConfig, data_record: Mapping[str, Any]) -> None:
+def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any]) -> None:
     """Raise a UserError if the settings, rows or reward files have changed since the run began."""
     folder, elsewhere = config.folder, "or pass another --output-dir"
-    record["config"].setdefault("method", "grpo")
     before_steps, max_steps = record["config"]["train"]["max_steps"], config.train.max_steps
     if max_steps < (done := newest_step(folder / "checkpoints")):
         raise UserError(

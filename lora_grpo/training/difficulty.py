@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import count_passed
+from lora_grpo.evaluation import count_passed, sample_and_grade
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SamplingParams
 from lora_grpo.tasks import Row, prompt_order, source_of_rows
@@ -39,9 +39,10 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         chunk = [rows[index] for index in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        solved = count_passed(
+        results = sample_and_grade(
             path, sampler, chunk, config.data.task, params, config.seed, title, adapter=starts_from_adapter
         )
+        solved = count_passed(results, chunk)
         kept += [row for row, passed in zip(chunk, solved, strict=True) if 0 < passed < size]
         passes += solved
     sampled, always, never = len(passes), passes.count(size), passes.count(0)

@@ -13,8 +13,8 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError
+from lora_grpo.files import streams
 from lora_grpo.models import Policy, load_adapter, save_adapter
-from lora_grpo.progress import drop_terminal
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
 from lora_grpo.tasks import Row
@@ -66,8 +66,7 @@ class StopOnSignal:
     caught = 0
 
     def __enter__(self) -> StopOnSignal:
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
-        numbers = (signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
+        numbers = (signal.SIGINT, signal.SIGTERM, *streams.hangup_signals())
         self._before = {number: signal.signal(number, self._catch) for number in numbers}
         return self
 
@@ -77,7 +76,7 @@ class StopOnSignal:
 
     def _catch(self, number: int, frame: object) -> None:
         if number == signal.SIGHUP:
-            drop_terminal()
+            streams.drop_terminal()
         elif self.caught:
             raise KeyboardInterrupt
         if not self.caught:

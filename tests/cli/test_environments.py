@@ -219,6 +219,10 @@ sys.exit(run_command(main))
 def in_a_terminal(tmp_path):
     """Return a function that starts a process in a terminal of its own, and closes the terminal when it is ready."""
 
+    def start():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+
     def run(*prefix):
         ours, theirs = os.openpty()
         command = [*prefix, sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "step")]
@@ -228,7 +232,7 @@ def in_a_terminal(tmp_path):
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=start,
         ) as process:
             os.close(theirs)
             said = b""
