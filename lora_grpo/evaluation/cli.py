@@ -112,7 +112,7 @@ def _choose_ks(options: EvaluateOptions, fewest: int) -> list[int]:
 def _default_folder(target: str, side: Side) -> Path:
     given = Path(target).expanduser()
     name = f"{side.request['task']}-{evaluation_folder.digest(side.request)}"
-    if isinstance(side, ModelSamples) and run_of(given) == given:
-        return given / "evaluation" / name
+    if isinstance(side, ModelSamples) and (run := run_of(given)):
+        return run / "evaluation" / name
     stem = json_files.stem(given) if isinstance(side, SampleFile) else target.strip("/.~").replace("/", "--")
     return Path("outputs") / "evaluation" / f"{stem}-{name}"

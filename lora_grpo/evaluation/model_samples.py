@@ -103,7 +103,7 @@ class ModelSamples:
             )
         run = self.model.run if adapted else None
         # The rows that the run of the settings trained on are left out, so only another run contaminates the score.
-        contaminated = run and run is not plan.trained and run["data"].get("trained_on_benchmark") == plan.task
+        contaminated = run and run != plan.trained and run["data"].get("trained_on_benchmark") == plan.task
         labels = [self.label] if contaminated else []
         limit = plan.limit if plan.limit == len(rows) else None
         protocol = make_protocol(plan.data, self.data.record, plan.sampling, len(rows), plan.seed, labels, limit)

@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
+from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
@@ -29,8 +30,10 @@ _FOR_MODELS = (
 class EvaluateOptions:
     """Flags of `scripts/evaluate.py`. The settings of a run are the defaults for its adapter."""
 
-    what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|SAMPLES")] = None
+    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, or a file of samples."""
+    what: Literal["adapter", "best"] = "adapter"
+    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     task: str | None = None
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
     the task of the run, unless it is a file, which is run only if it is named here."""
@@ -87,12 +90,12 @@ class EvaluateOptions:
 
     @property
     def target(self) -> str:
-        """The target to evaluate, from the positional argument or --samples."""
-        if (self.what is None) == (self.samples is None):
+        """The target to evaluate, from the positional argument and --what, or --samples."""
+        if (self.source is None) == (self.samples is None):
             raise UserError(
                 "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
             )
-        return str(self.samples) if self.what is None else self.what
+        return choose_adapter(str(self.samples) if self.source is None else self.source, self.what)
 
     def check(self, *, samples_only: bool) -> None:
         """Check that values are in range, and that no model flags are set when grading a file of samples."""

@@ -7,7 +7,7 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -17,6 +17,7 @@ from lora_grpo.gguf_export.modelfile import modelfile_path
 from lora_grpo.gguf_export.types import TypeName
 from lora_grpo.gguf_export.writer import write_gguf
 from lora_grpo.merging import REPORT, merged_model
+from lora_grpo.models import BEST, choose_adapter, source_adapter
 from lora_grpo.runs import read_record, system_prompt
 
 
@@ -25,9 +26,11 @@ from lora_grpo.runs import read_record, system_prompt
 class ExportOptions:
     """Flags of `scripts/export_gguf.py`."""
 
-    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|MERGED")]
-    """A run, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or 32-bit
-    safetensors, and the tokenizer."""
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MERGED")]
+    """A run or an adapter, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or
+    32-bit safetensors, and the tokenizer."""
+    what: Literal["adapter", "best"] = "adapter"
+    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     type: TypeName = "q8_0"
     """Weight type. `q8_0` is half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1` are
     smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
@@ -40,9 +43,9 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> None:
     """Export a run or a model, and print the path of the file and how to use it."""
-    folder = options.what.expanduser()
+    folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{options.what} is not a folder; pass a run, or a model merged with scripts/merge.py")
+        raise UserError(f"{options.source} is not a folder; pass a run, or a model merged with scripts/merge.py")
     if options.output is not None and options.output.is_dir():
         raise UserError(f"--output {options.output} is a folder; pass a file such as {options.output / 'model.gguf'}")
     if options.output is not None and options.output.exists() and not _is_gguf(options.output):
@@ -74,7 +77,10 @@ def _is_gguf(path: Path) -> bool:
 
 
 def default_output(folder: Path, run: Path | None, kind: str) -> Path:
-    """Return a path in the run's `gguf` folder, or in a folder next to a model that is not part of a run."""
-    source = (run or folder).resolve()
-    parent = source / "gguf" if run else source.with_name(f"{source.name}-gguf")
-    return parent / f"{source.name}.{kind.upper()}.gguf"
+    """Return a path in the run's `gguf` or `best-gguf`, or in a folder next to a model that is not part of a run."""
+    if run is None:
+        folder = folder.resolve()
+        return folder.with_name(f"{folder.name}-gguf") / f"{folder.name}.{kind.upper()}.gguf"
+    run, is_best = run.resolve(), source_adapter(folder).name == BEST
+    parent, name = (run / "best-gguf", f"{run.name}-best") if is_best else (run / "gguf", run.name)
+    return parent / f"{name}.{kind.upper()}.gguf"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, read_report
 from lora_grpo.files import json_files
+from lora_grpo.hub.files import without_paths
 from lora_grpo.merging import MergeReport
 from lora_grpo.merging import read_report as read_merge_report
-from lora_grpo.models import adapter_sha256, base_model
+from lora_grpo.models import BEST, adapter_sha256, base_model, source_adapter
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
+from lora_grpo.tasks import is_task_file
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,27 @@ class Facts:
     """The LoRA rank to pass to vLLM; None if vLLM cannot serve the adapter."""
     merge: MergeReport | None
     evaluations: tuple[Evaluation, ...]
+    best: Mapping[str, Any] | None = None
+    """The step, reward and accuracy of the run's `best` adapter, if the model is made from it."""
+    measured_by: str = ""
+    """The command that evaluates the adapter, for a model of a run without evaluations."""
 
 
 def gather(folder: Path, kind: str) -> Facts:
     """Read the facts about the model in a folder and the run that produced it."""
     folder = folder.resolve()
     # An adapter in another folder of the run was not produced by this run.
-    is_own = kind != "adapter" or folder.name == "adapter"
+    is_own = kind != "adapter" or folder.name in ("adapter", BEST)
     run = folder.parent if is_own and (folder.parent / "run.json").is_file() else None
     record = read_record(run) if run else {}
-    merge = read_merge_report(folder)
-    path = (folder if kind == "adapter" or run is None else run / "adapter") / "adapter_config.json"
+    merge, source = read_merge_report(folder), source_adapter(folder) if run else folder
+    path = source / "adapter_config.json"
     adapter = json_files.read_object(path) if path.is_file() else {}
+    is_best = source.name == BEST and run is not None
+    evaluations = tuple(_evaluations(run, folder, kind, merge)) if run else ()
+    if run and not evaluations:
+        command = _measuring_command(record, str(run), is_best=is_best)
+        print(f"the card has no evaluation of {source}; to measure it: {command}", file=sys.stderr)
     return Facts(
         kind=kind,
         base=_base(record.get("policy", {}), adapter, merge),
@@ -78,8 +90,19 @@ def gather(folder: Path, kind: str) -> Facts:
         adapter=adapter,
         vllm_rank=_vllm_rank(folder) if kind == "adapter" else None,
         merge=merge,
-        evaluations=tuple(_evaluations(run, folder, kind, merge)) if run else (),
+        evaluations=evaluations,
+        best=record.get("best") if is_best else None,
+        measured_by=_measuring_command(without_paths(record), run.name, is_best=is_best) if run else "",
     )
+
+
+def _measuring_command(record: Mapping[str, Any], run: str, *, is_best: bool) -> str:
+    """Return the command that evaluates the last or the best adapter of a run, and its base."""
+    data = record.get("config", {}).get("data", {})
+    task = data.get("eval_task") or data.get("task", "")
+    arguments = [run, *(["--what", BEST] if is_best else []), "--compare", "base"]
+    arguments += ["--task", task] if is_task_file(task) else []
+    return shlex.join(["python", "scripts/evaluate.py", *arguments])
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:
@@ -152,7 +175,7 @@ def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) 
 
     The run's own is first. Evaluations of fewer rows by `--limit` are left out.
     """
-    adapter = adapter_sha256(run / "adapter")
+    adapter = adapter_sha256(source_adapter(folder))
     is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
         try:

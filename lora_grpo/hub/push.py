@@ -15,6 +15,7 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
 from lora_grpo.merging import check_current
+from lora_grpo.models import BEST, choose_adapter
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -29,8 +30,9 @@ class PushOptions:
     """A run, or the folder of an adapter, a merged model or GGUF files."""
     repository: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="YOU/NAME")]]
     """The repository; created if it does not exist."""
-    what: Literal["adapter", "merged", "gguf"] | None = None
-    """What to push from a run: its adapter (default), RUN/merged or RUN/gguf."""
+    what: Literal["adapter", "best", "merged", "gguf"] | None = None
+    """What to push from a run: its last adapter (default), the adapter with the highest validation reward (RUN/best),
+    RUN/merged or RUN/gguf."""
     public: bool = False
     """Create a public repository, or push to one that is already public."""
     dry_run: bool = False
@@ -45,7 +47,8 @@ def push_to_hub(options: PushOptions) -> None:
         RunError: the Hub or the connection failed. The repository is unchanged.
     """
     check_repo_id(options.repository)
-    folder, kind = find(options.source, options.what)
+    wanted = "adapter" if options.what == BEST else options.what
+    folder, kind = find(choose_adapter(options.source, options.what), wanted)
     if kind != "adapter":
         check_current(folder)
     files, skipped = prepare(folder, kind, options.repository)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,16 @@ from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
 from lora_grpo.merging.mapping import make_plan
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, check_sizes, read_report, show
-from lora_grpo.models import ModelSpec, Overrides, adapter_sha256, base_model, resolve, run_of
+from lora_grpo.models import (
+    ADAPTER_CONFIG,
+    ModelSpec,
+    Overrides,
+    adapter_sha256,
+    base_model,
+    choose_adapter,
+    resolve,
+    run_of,
+)
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -26,10 +36,13 @@ from lora_grpo.models import ModelSpec, Overrides, adapter_sha256, base_model, r
 class MergeOptions:
     """Flags of `scripts/merge.py`."""
 
-    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER")]
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER")]
     """A run folder, an adapter folder, or the Hub id of an adapter."""
+    what: Literal["adapter", "best"] = "adapter"
+    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     output: Annotated[Path | None, tyro.conf.arg(name="output-dir", aliases=["--output"])] = None
-    """Folder of the merged model; default: `merged` in the run, or `<adapter>-merged` next to an adapter."""
+    """Folder of the merged model; default: `merged` or `best-merged` in the run, or `<adapter>-merged` next to an
+    adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the merged weights; `auto` uses the lowest that keeps 99% of the update."""
     onto: Onto = "full"
@@ -64,25 +77,27 @@ def merge(options: MergeOptions) -> Path:
         RunError: a merged weight is NaN or infinite, or the disk is full.
     """
     base_model.wait_without_spinning()
-    job = _resolve(options)
+    job = _resolve(dataclasses.replace(options, source=choose_adapter(options.source, options.what)))
     show(job.output, _finished_report(job) or _merge(job))
     return job.output
 
 
 def merged_model(folder: Path) -> Path:
-    """Return the folder of a run's merged model, merging it first if needed. A model folder is returned unchanged."""
-    if not (folder / "run.json").is_file():
+    """Return a model folder unchanged, or the merged model of a run or an adapter, merging it first if needed."""
+    is_run = (folder / "run.json").is_file()
+    if not is_run and not (folder / ADAPTER_CONFIG).is_file():
         return folder
-    if (folder / "merged").is_dir():
-        check_current(folder / "merged")
-        return folder / "merged"
+    merged = default_output(str(folder.absolute()), folder / "adapter" if is_run else folder)
+    if merged.is_dir():
+        check_current(merged)
+        return merged
     return merge(MergeOptions(str(folder)))
 
 
-def default_output(what: str, adapter: Path) -> Path:
+def default_output(source: str, adapter: Path) -> Path:
     """Return `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter."""
-    if not base_model.is_folder_name(what):
-        return Path("outputs") / f"{what.rpartition('/')[2]}-merged"
+    if not base_model.is_folder_name(source):
+        return Path("outputs") / f"{source.rpartition('/')[2]}-merged"
     run, adapter = run_of(adapter), adapter.resolve()
     if run is not None and adapter == (run / "adapter").resolve():
         return run / "merged"
@@ -90,18 +105,18 @@ def default_output(what: str, adapter: Path) -> Path:
 
 
 def _resolve(options: MergeOptions) -> _Merge:
-    if Path(options.what).is_file():
-        raise UserError(f"{options.what} is a file; pass the folder of a run or of an adapter")
+    if Path(options.source).is_file():
+        raise UserError(f"{options.source} is a file; pass the folder of a run or of an adapter")
     overrides = Overrides(
         base=options.base,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         any_base=options.force_base,
     )
-    target = resolve(options.what, overrides)
+    target = resolve(options.source, overrides)
     if target.adapter is None:
-        raise UserError(f"{options.what} is a full model; pass a run or an adapter to merge")
-    output = (options.output or default_output(options.what, target.adapter)).expanduser().resolve()
+        raise UserError(f"{options.source} is a full model; pass a run or an adapter to merge")
+    output = (options.output or default_output(options.source, target.adapter)).expanduser().resolve()
     if output.is_file():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
     digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
@@ -159,7 +174,7 @@ def _merge(job: _Merge) -> MergeReport:
             reason=choice.reason,
             onto=options.onto,
             base=_base(job),
-            adapter=_public(options.what),
+            adapter=_public(options.source),
             retained=choice.measured[choice.dtype],
             other_dtypes={name: kept for name, kept in choice.measured.items() if name != choice.dtype},
             kl=measure_divergences(job.target, model, base, plan, staging, options.onto),

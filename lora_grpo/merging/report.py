@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lora_grpo.errors import UserError
 from lora_grpo.merging.base_weights import Onto
-from lora_grpo.models import adapter_sha256
+from lora_grpo.models import BEST, adapter_sha256, source_adapter
 
 REPORT = "merge_report.json"
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -104,14 +104,14 @@ def read_report(folder: Path) -> MergeReport | None:
 
 
 def check_current(folder: Path) -> None:
-    """Raise a UserError if a run's `merged` or `gguf` folder was not made from the run's current adapter."""
-    report, adapter = read_report(folder), folder.parent / "adapter"
+    """Raise a UserError if a folder in a run, such as `merged`, was not made from the run's current adapter."""
+    report, adapter = read_report(folder), source_adapter(folder)
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
     if report.identity.get("adapter_sha256") != adapter_sha256(adapter):
-        raise UserError(
-            f"{folder} was merged from an older {adapter}; delete it and run scripts/merge.py {folder.parent} again"
-        )
+        best = " --what best" if adapter.name == BEST else ""
+        command = f"scripts/merge.py {folder.parent}{best}"
+        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {command} again")
 
 
 def show(output: Path, report: MergeReport) -> None:

@@ -23,18 +23,24 @@ from lora_grpo.models.policy import Policy, check_model, load_adapter, load_poli
 from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
 from lora_grpo.models.target import (
+    ADAPTER_CONFIG,
     BASE,
+    BEST,
     START,
     ModelSpec,
     Overrides,
     adapter_sha256,
+    choose_adapter,
     read_lora_config,
     resolve,
     run_of,
+    source_adapter,
 )
 
 __all__ = [
+    "ADAPTER_CONFIG",
     "BASE",
+    "BEST",
     "GIB",
     "KNOWN_MODELS",
     "START",
@@ -51,6 +57,7 @@ __all__ = [
     "check_download",
     "check_model",
     "check_sampling",
+    "choose_adapter",
     "keep_start",
     "load_adapter",
     "load_policy",
@@ -60,6 +67,7 @@ __all__ = [
     "resolve",
     "run_of",
     "save_adapter",
+    "source_adapter",
     "start_folder",
     "with_start",
 ]

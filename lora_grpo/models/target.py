@@ -20,6 +20,8 @@ BASE = "base"
 """Label of the base model below an adapter."""
 START = "start"
 """Label, and folder in a run, of the adapter that a run starts from. It takes the place of the base in comparisons."""
+BEST = "best"
+"""Label, and folder in a run, of the adapter with the highest validation reward."""
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
@@ -109,6 +111,26 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
     return _spec(Path(name).name, name, folder, commit, overrides)
 
 
+def choose_adapter(name: str, what: str | None) -> str:
+    """Return the path of a run's `best` folder if `--what` is `best`, else the name unchanged."""
+    if what != BEST:
+        return name
+    folder = Path(name).expanduser()
+    if not (folder / "run.json").is_file():
+        raise UserError(f"--what best chooses an adapter of a run, and {name!r} is none; leave it out")
+    if not (folder / BEST / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"the run in {name} has no best/, which validation writes; leave --what best out")
+    return str(folder / BEST)
+
+
+def source_adapter(folder: Path) -> Path:
+    """Return the adapter of a run that a folder in it is, or was made from: `best-merged` and `best-gguf` from `best`.
+
+    The merged model and the GGUF files of the last adapter are in `merged` and `gguf`.
+    """
+    return folder.parent / (BEST if folder.name.partition("-")[0] == BEST else "adapter")
+
+
 def adapter_sha256(folder: Path) -> str:
     """Return a SHA-256 of an adapter's weights and configuration."""
     return _digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
@@ -155,8 +177,10 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
         )
     base, commit = _find(requested, overrides.revision or policy.get("revision"))
     resolved = dataclasses.replace(overrides, bits=overrides.bits or trained["bits"])
-    spec = _spec("trained", trained["name"], base, commit, resolved, adapter, record)
-    if record["config"].get("lora", {}).get("from"):
+    folder_name = adapter.resolve().name
+    label = "trained" if folder_name == "adapter" else folder_name
+    spec = _spec(label, trained["name"], base, commit, resolved, adapter, record)
+    if record["config"].get("lora", {}).get("from") and label != START:
         spec = dataclasses.replace(spec, start=folder / START)
     known = policy.get("fingerprint")
     if known and not overrides.any_base and base_model.weights_fingerprint(base) != known:

@@ -26,7 +26,8 @@ from lora_grpo.tasks import is_task_file, task_title
 
 _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "start", "validation"),
-    *("merged", ".merged.partial", "gguf", "report", ".report.partial", "tensorboard"),
+    *("merged", ".merged.partial", "gguf", "best-merged", ".best-merged.partial", "best-gguf"),
+    *("report", ".report.partial", "tensorboard"),
     *("continued.json", "metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (

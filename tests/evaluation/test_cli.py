@@ -354,6 +354,14 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, real_
     assert "CONTAMINATED: trained was trained on this benchmark" in capsys.readouterr().out
 
 
+def test_the_best_adapter_is_evaluated_in_its_run(run_folder, tmp_path):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    shutil.copytree(run / "adapter", run / "best")
+    report = evaluate_and_report(EvaluateOptions(str(run), what="best", limit=1, max_completion_tokens=4))
+    (folder,) = (run / "evaluation").iterdir()
+    assert read_report(folder) == report and report.evaluated.label == "best"
+
+
 def test_worked_examples_are_in_the_prompts(tmp_path):
     options = EvaluateOptions(
         "starter", "starter", limit=6, few_shot=1, style="hashes", max_completion_tokens=8, output_dir=tmp_path / "out"

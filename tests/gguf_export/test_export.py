@@ -437,6 +437,7 @@ def test_files_are_named_after_their_source_and_type():
     model, run = Path("/models/maths/"), Path("/runs/maths")
     assert default_output(model, None, "q4_0") == Path("/models/maths-gguf/maths.Q4_0.gguf")
     assert default_output(run / "merged", run, "q4_0") == Path("/runs/maths/gguf/maths.Q4_0.gguf")
+    assert default_output(run / "best-merged", run, "q4_0") == Path("/runs/maths/best-gguf/maths-best.Q4_0.gguf")
 
 
 def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):

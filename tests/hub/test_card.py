@@ -16,8 +16,9 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic
 from lora_grpo.hub.card import escape
 from lora_grpo.hub.files import CARD, CARD_MARK
-from lora_grpo.hub.push import prepare
+from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
 from lora_grpo.merging import check_current
+from lora_grpo.models import adapter_sha256
 
 LEFT_OUT = "measured other weights; the card leaves it out"
 
@@ -275,6 +276,53 @@ def test_scores_of_other_weights_are_left_out(run, tmp_path, capsys):
     write_adapter(run, "adapter_model.safetensors", safetensors(byte=b"\x03"))
     _, text, _ = card_of(run / "adapter", "adapter")
     assert "## Evaluation" not in text
+
+
+def make_best(run):
+    """Add the adapter of an earlier step, with the highest validation reward."""
+    with atomic.new_folder(run / "best") as staging:
+        shutil.copytree(run / "adapter", staging, dirs_exist_ok=True)
+        (staging / "adapter_model.safetensors").write_bytes(safetensors(byte=b"\x05"))
+    record = json.loads((run / "run.json").read_text())
+    record["best"] = {"step": 40, "reward": 2.75, "accuracy": 0.5}
+    (run / "run.json").write_text(json.dumps(record))
+    return run / "best"
+
+
+def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(run, capsys):
+    best = make_best(run)
+    data, text, _ = card_of(best, "adapter")
+    assert "model-index" not in data and "45.5" not in text and "## Evaluation" not in text
+    assert "for 40 steps by lora_grpo" in text and "highest validation reward, 2.75 (50.0% correct)" in text
+    assert "**Not evaluated:**" in text and "python scripts/evaluate.py run --what best --compare base\n" in text
+    assert "| rewards | correct_answer=2.0" in text and str(run.parent) not in text
+    notes = capsys.readouterr().err
+    assert LEFT_OUT in notes and f"to measure it: python scripts/evaluate.py {run} --what best --compare base" in notes
+
+    write_evaluation(run, best)
+    data, text, _ = card_of(best, "adapter")
+    metrics = data["model-index"][0]["results"][0]["metrics"]
+    assert [(m["name"], m["value"]) for m in metrics] == [("pass@1, greedy, 1319 rows", 54.3)]
+    assert "31.7" not in text and "Not evaluated" not in text
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert "54.3" not in text and "for 250 steps" in text and "validation reward" not in text
+
+    shutil.copytree(make_merged(run), run / "best-merged")
+    report = json.loads((run / "merged" / "merge_report.json").read_text())
+    report["identity"]["adapter_sha256"] = adapter_sha256(best)
+    (run / "best-merged" / "merge_report.json").write_text(json.dumps(report))
+    check_current(run / "best-merged")
+    _, text, _ = card_of(run / "best-merged", "merged")
+    assert "The files in this repository were not measured." in text and "54.3" in text and "31.7" not in text
+    shutil.copyfile(run / "merged" / "merge_report.json", run / "best-merged" / "merge_report.json")
+    with pytest.raises(UserError, match=r"older .*best; delete it and run scripts/merge.py .* --what best again"):
+        check_current(run / "best-merged")
+
+
+def test_what_best_pushes_the_best_adapter(run, capsys):
+    make_best(run)
+    push_to_hub(PushOptions(str(run), "me/trained", what="best", dry_run=True))
+    assert f"{run / 'best'} (adapter) -> me/trained (private)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"protocol": 1}', "\xff"])

@@ -16,10 +16,10 @@ from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.files.lock import holding
 from lora_grpo.merging import cli
-from lora_grpo.merging.cli import MergeOptions, default_output, merge
+from lora_grpo.merging.cli import MergeOptions, default_output, merge, merged_model
 from lora_grpo.merging.report import Divergences, read_report
 from lora_grpo.merging.writer import staging_folder
-from lora_grpo.models import base_model
+from lora_grpo.models import adapter_sha256, base_model
 from lora_grpo.models.target import Overrides, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,6 +212,16 @@ def test_files_that_cannot_be_read_end_in_one_line(run, tmp_path):
     refused("tokenizer.json cannot be read", MergeOptions(str(adapter), base="starter"))
     refused("is a file; pass the folder", MergeOptions(str(run / "run.json")))
     assert not (tmp_path / "mine-merged").exists() and not staging_folder(tmp_path / "mine-merged").exists()
+
+
+def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
+    best = run / "best"
+    make_adapter(starter.model_path(), best, r=4, lora_alpha=16)
+    assert merge(MergeOptions(str(run), what="best")) == run / "best-merged"
+    assert read_report(run / "best-merged").identity["adapter_sha256"] == adapter_sha256(best)
+    assert merged_model(best) == run / "best-merged" and not (run / "merged").exists()
+    assert merged_model(run) == run / "merged"
+    assert read_report(run / "merged").identity["adapter_sha256"] == adapter_sha256(run / "adapter")
 
 
 def test_where_a_merge_goes_by_itself(run, tmp_path, monkeypatch):

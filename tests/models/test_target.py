@@ -9,7 +9,7 @@ from helpers.made_runs import make_adapter, make_run
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
-from lora_grpo.models.target import Overrides, resolve
+from lora_grpo.models.target import Overrides, choose_adapter, resolve
 
 
 @pytest.fixture
@@ -45,6 +45,33 @@ def test_an_adapter_or_checkpoint_resolves_to_its_run(name, tmp_path):
         make_adapter(run / name, alpha=8)
     target = resolve(str(run / name), Overrides())
     assert target.adapter == run / name and target.base.bits == 4 and target.run
+
+
+def test_the_label_says_which_adapter_of_the_run_it_is(tmp_path):
+    run = make_run(tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["lora"]["from"] = "sft"
+    (run / "run.json").write_text(json.dumps(record))
+    for name in ("best", "checkpoints/checkpoint-2", "start"):
+        make_adapter(run / name)
+    labels = {name: resolve(str(run / name), Overrides()).label for name in ("adapter", "best", "start")}
+    assert labels == {"adapter": "trained", "best": "best", "start": "start"}
+    assert resolve(str(run / "checkpoints/checkpoint-2"), Overrides()).label == "checkpoint-2"
+    base = resolve(str(run / "start"), Overrides()).without_adapter()
+    assert (base.label, base.adapter) == ("base", None)  # not the start itself
+    assert resolve(str(run / "best"), Overrides()).without_adapter().label == "start"
+
+
+def test_what_best_is_a_folder_of_a_run_that_has_one(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert choose_adapter("owner/lora", "adapter") == "owner/lora"
+    with pytest.raises(UserError, match="has no best/, which validation writes; leave --what best out"):
+        choose_adapter(str(run), "best")
+    best = make_adapter(run / "best")
+    assert choose_adapter(str(run), "best") == str(best)
+    for name in (str(best), "", "owner/lora"):
+        with pytest.raises(UserError, match=r"--what best chooses an adapter of a run, and '.*' is none"):
+            choose_adapter(name, "best")
 
 
 def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
