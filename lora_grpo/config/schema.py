@@ -275,7 +275,9 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     values = {}
     for key, value in changes.items():
         if key not in names:
-            hint = suggestion(f"{prefix}{key}", [prefix + name for name in names], otherwise="see --help-all")
+            hint = suggestion(
+                f"{prefix}{key}", [prefix + name for name in names], otherwise="the recipe's --help-all lists all"
+            )
             raise UserError(f"unknown key {prefix}{key}; {hint}")
         section = getattr(config, names[key])
         if dataclasses.is_dataclass(section):

@@ -47,7 +47,7 @@ class EvaluateOptions:
     outputs/evaluation/<name>-<task>-<hash>."""
     overwrite: bool = False
     """Replace a different evaluation in --output-dir."""
-    data: str | None = None
+    data: Annotated[str | None, tyro.conf.arg(aliases=["--data.eval"])] = None
     """Rows to evaluate: a JSON Lines, CSV or Parquet file, or a Hub dataset; default: the run's rows, or the task's own
     dataset."""
     columns: Annotated[tuple[str, ...], tyro.conf.arg(name="data.columns")] = ()

@@ -38,7 +38,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     Source: Chen et al. 2021 (arXiv:2107.03374), equation 1.
     """
     if k > num_samples:
-        raise UserError(f"k={k} exceeds num_samples={num_samples}; pass --k {num_samples} or less")
+        raise UserError(f"k={k} exceeds num_samples={num_samples}; expected {num_samples} or less")
     if num_samples - num_correct < k:
         return 1.0
     return float(1.0 - np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))

@@ -19,7 +19,7 @@ class DiskFullError(RunError):
     """A file could not be written because the disk or a quota is full. Nothing incomplete is left."""
 
 
-def check_free_space(folder: Path, num_bytes: int, fix: str = ", or pass an --output on another disk") -> None:
+def check_free_space(folder: Path, num_bytes: int, fix: str = ", or write to another disk") -> None:
     """Raise a UserError if the disk has fewer than `num_bytes` free. The folder may not exist yet."""
     existing, free = free_space(folder)
     if free < num_bytes:

@@ -186,7 +186,10 @@ def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) 
         if report is None or report.protocol.sampling is None:
             continue
         if report.protocol.limit:
-            print(f"{path}/report.json has --limit {report.protocol.limit}; the card leaves it out", file=sys.stderr)
+            print(
+                f"{path}/report.json is of `evaluate.py --limit {report.protocol.limit}`; the card leaves it out",
+                file=sys.stderr,
+            )
             continue
         measured = report.evaluated.source
         of_adapter = measured.get("adapter_sha256") == adapter

@@ -91,7 +91,10 @@ def merged_model(folder: Path) -> Path:
     if merged.is_dir():
         check_current(merged)
         return merged
-    return merge(MergeOptions(str(folder)))
+    try:
+        return merge(MergeOptions(str(folder)))
+    except UserError as error:  # names the flags of merge.py, which the caller's script does not have
+        raise UserError(f"scripts/merge.py {folder}: {error}") from error
 
 
 def default_output(source: str, adapter: Path) -> Path:

@@ -131,7 +131,7 @@ def show(output: Path, report: MergeReport) -> None:
         print(f"KL        {pair} nats per token, over {kl.tokens} tokens of {kl.texts} texts")
     if kl.trained_merged is not None:
         print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
-        print("--onto dequantized keeps that base")
+        print("merge.py --onto dequantized keeps that base")
     if not report.base.checked:
         print("base      not checked: the adapter does not record which weights it was trained on")
     if report.untied:

@@ -167,7 +167,9 @@ def run_of(folder: Path) -> Path | None:
 def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
     record = read_record(folder)
     if not (adapter / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"the run in {folder} has no adapter yet; finish it with --resume, or give another folder")
+        raise UserError(
+            f"the run in {folder} has no adapter yet; finish it with its recipe and --resume, or give another folder"
+        )
     trained, policy = record["config"]["model"], record["policy"]
     requested = overrides.base or trained["name"]
     if trained["trust_remote_code"] and not overrides.trust_remote_code:

@@ -158,8 +158,8 @@ class Sampler:
                     tried = min(self.batch_size, len(seeds))
                     if tried == 1:
                         raise RunError(
-                            "out of memory with a single completion; pass a smaller --max-completion-tokens or "
-                            f"--bits 4 ({' '.join(str(error).split())})"
+                            "out of memory with a single completion; allow fewer tokens in a completion, or load the "
+                            f"model in 4 bits ({' '.join(str(error).split())})"
                         ) from error
                 # The batch is freed only here, after the error and its frames are gone.
                 gc.collect()

@@ -45,11 +45,13 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
 
 def load_data(config: RunConfig) -> Data:
     """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
-    data = _load(config.data, config.seed, train_seed=config.seed)
+    source = source_of_rows(config.data.task)
+    others = f"other rows with {source}, fewer with --data.train-limit 10, or another --data.eval or --data.eval-task"
+    data = _load(config.data, config.seed, train_seed=config.seed, others=others)
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
-            f"{config.train.prompts_per_step}; add rows with {source_of_rows(config.data.task)} or lower it"
+            f"{config.train.prompts_per_step}; add rows with {source} or lower it"
         )
     return data
 
@@ -65,7 +67,8 @@ def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | Non
         raise UserError(f"{data.task} has no training rows for few-shot examples; pass --few-shot 0")
     if data.few_shot and trained_seed is None:
         trained_seed = seed
-    return _load(data, seed, train_seed=trained_seed if data.few_shot or one_split else None)
+    others = "other rows with --data, another --task, or --few-shot 0"
+    return _load(data, seed, train_seed=trained_seed if data.few_shot or one_split else None, others=others)
 
 
 def columns_of(data: DataConfig, split: str) -> dict[str, str]:
@@ -77,7 +80,9 @@ def columns_of(data: DataConfig, split: str) -> dict[str, str]:
         return {}
     tasks = [name for name, source in ((data.task, data.train), (data.evaluation_task, data.eval)) if source]
     if not tasks:
-        raise UserError("--data.columns names the columns of --data.train and --data.eval; pass one of them, too")
+        raise UserError(
+            "--data.columns names the columns of your own data; pass that, too, for example with --data.eval"
+        )
     known = sorted({column for task in tasks for column in getattr(get_task(task), "COLUMNS", ())})
     if not known:
         raise UserError(f"--data.columns does not apply to {tasks[0]}, which names its own columns; leave it out")
@@ -149,12 +154,13 @@ def _same_answer(name: str, first: Row, second: Row) -> bool:
     return task.check(task.gold(first), second).passed
 
 
-def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
+def _load(data: DataConfig, seed: int, *, train_seed: int | None, others: str) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set.
 
     Rows that repeat an earlier one are dropped. Training rows are dropped if their question is in the evaluation set;
     a training set of nothing but evaluation questions is an error. If a benchmark has no training split, the
-    rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed.
+    rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed. `others`
+    says, with the flags of the command, what to pass if no row is left.
     """
     train = []
     if train_seed is not None:
@@ -163,8 +169,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     evaluation = _load_unique(data, "eval")
     if train and not one_split and not _without_questions_of(evaluation, train):
         raise UserError(
-            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); use other "
-            f"training rows ({source_of_rows(data.task)})"
+            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); pass "
+            f"{others}"
         )
     train = sources.sample(train, data.train_limit, train_seed or 0)
     if not one_split:
@@ -187,10 +193,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
         train = left
     train, evaluation = _solvable(train, data.task), _solvable(evaluation, data.evaluation_task)
     if not evaluation:
-        raise UserError(
-            f"no {data.evaluation_task} row is left to evaluate; pass --data.train-limit 10, or other rows or another "
-            "benchmark with --data.eval or --data.eval-task"
-        )
+        raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass {others}")
     shown, train = train[: data.few_shot], train[data.few_shot :]
     examples = [
         (row["question"], get_task(data.task).gold({**row, "prompt_style": data.prompt_style})) for row in shown

@@ -67,7 +67,8 @@ def read_rows(source: str | None, split: str) -> list[Row]:
         UserError: there is no source, or it cannot be read.
     """
     if source is None:
-        raise UserError(f"no {split} rows are given; pass a file or a Hub dataset")
+        flag = {"train": " with the recipe's --data.train", "eval": " with --data.eval"}.get(split, "")
+        raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
     return [record for _, record in read(source, split)]
 
 

@@ -102,7 +102,7 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--model.name", "."], "has no config.json"),
         (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl cannot be read: No such file"),
         ([*FILES, "--data.columns", "qestion=problem"], "gsm8k has no column 'qestion'; did you mean 'question'?"),
-        (["--data.columns", "question=problem"], "pass one of them, too"),
+        (["--data.columns", "question=problem"], "pass that, too"),
         ([*FILES, "--data.columns", "question=q", "--data.columns", "answer=a"], "--data.columns is given 2 times"),
         ([*FILES, "--data.columns", "answer=solution"], "train.jsonl:1: 'solution' is missing; the columns are"),
         (["--model.chat-template-kwargs", "enable_thinking=no"], "enable_thinking=no: expected true or false"),

@@ -286,7 +286,10 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"seed": -1}, "--seed is -1; expected a value greater than or equal to 0"),
         ({"what": "TOKENIZERLESS", "compare": None, "task": "starter"}, "the tokenizer of .* cannot be loaded"),
         ({"what": "CONFIGLESS", "compare": None, "task": "starter"}, "cannot be (loaded|read)"),
-        ({"task": "mbpp", "data": "ONLY 123"}, "no mbpp row is left to evaluate"),
+        (
+            {"task": "mbpp", "data": "ONLY 123"},
+            "no mbpp row is left to evaluate; pass other rows with --data, another --task",
+        ),
         ({"sandbox": sandbox.Settings(timeout_seconds=float("nan"))}, "timeout"),
         ({"compare": "SELF"}, "is the evaluated model itself"),
         ({"task": "gsm8k", "data": "./missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),

@@ -248,7 +248,7 @@ def test_a_quick_look_stays_here_and_a_protocol_has_one_entry(run, capsys):
     write_evaluation(run, run / "adapter", limit=40, rows=40)
     names, text = published()
     assert names == own and "54.3" not in text
-    assert "gsm8k/report.json has --limit 40; the card leaves it out" in capsys.readouterr().err
+    assert "gsm8k/report.json is of `evaluate.py --limit 40`; the card leaves it out" in capsys.readouterr().err
 
     # The same greedy protocol as the run's own evaluation: its figure is published already.
     write_evaluation(run, run / "adapter", rows=30, data_sha256="c" * 64, max_completion_tokens=64)

@@ -106,7 +106,7 @@ def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lambda run: shutil.rmtree(run / "adapter"), "has no adapter yet; finish it with --resume"),
+        (lambda run: shutil.rmtree(run / "adapter"), "has no adapter yet; finish it with its recipe and --resume"),
         (lambda run: (run / "run.json").write_text("{}"), "is not a valid run.json"),
     ],
 )

@@ -168,7 +168,7 @@ def test_an_empty_parquet_file(tmp_path):
         (DataConfig("gsm8k", "a", columns=("problem=question",)), "no column 'problem'; expected one of answer, quest"),
         (DataConfig("gsm8k", "a", columns=("question",)), "'question': expected NAME=COLUMN, such as question=problem"),
         (DataConfig("gsm8k", "a", columns=("answer=a", "answer=b")), "gives 'answer' twice, as 'a' and 'b'"),
-        (DataConfig("gsm8k", columns=("answer=a",)), "names the columns of --data.train and --data.eval; pass one"),
+        (DataConfig("gsm8k", columns=("answer=a",)), "names the columns of your own data; pass that, too"),
         (DataConfig("starter", "a", columns=("answer=a",)), "does not apply to starter, which names its own columns"),
     ],
 )
@@ -191,8 +191,10 @@ def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
     with pytest.raises(UserError) as error:
         task.load("train", str(tmp_path / "m.csv"))
     assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: 3 cells")
-    with pytest.raises(UserError, match=r"^no train rows are given; pass a file or a Hub dataset$"):
+    with pytest.raises(UserError, match=r"^no train rows are given; pass .* with the recipe's --data\.train$"):
         task.load("train")
+    with pytest.raises(UserError, match=r"^no eval rows are given; pass a file or a Hub dataset with --data\.eval$"):
+        task.load("eval")
 
 
 def test_a_config_and_a_split_of_a_hub_dataset(tmp_path, monkeypatch):
