@@ -1,92 +1,223 @@
-"""Compare the time of a training step in the default run with a plain GRPOTrainer script that does the same work.
+"""Compare a training step of this tree with one of another commit, and with a plain GRPOTrainer script.
 
-All variants use the bundled model in NF4 with the same adapter, prompts, rewards, loss, and batch of 128 completions.
-`kit` is the recipe. `kit vllm` is the recipe with `--sampling.backend vllm`, if vLLM is installed. `plain` uses TRL as
-documented: `peft_config`, and generation by the trainer. The variants alternate, each in its own process, so other load
-affects all of them. The report shows TRL's `step_time` without the first two steps, the tokens per second of the
-rollouts, and the final reward.
+Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `before` is the recipe at the commit
+`--before`; `now` is the recipe of this tree. All of them do the same work on the bundled model: base in NF4, adapter in
+float32, no gradient checkpointing, the same prompts, rewards, loss and number of completions. They take turns, each in
+its own process, so that other load affects all of them.
 
-    python tools/benchmark_step.py --steps 8 --rounds 3
+Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
+about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely
+ends a completion, and rewards their length, so that all completions have different rewards.
+
+    python tools/benchmark_step.py --before 31c8bed --steps 6 --rounds 3
+
+Columns, medians over all steps but the first of each process: seconds of a step with its optimizer step, without
+checkpoints and validation; of them rollouts, rewards, and the rest, which is training; the CPU seconds of training,
+which depend less on other load; tokens that pass through the layers of the trained model outside of rollouts, padding
+included; and the largest peak of resident memory. In parentheses: the range of the ratios of single rounds.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-
-from lora_grpo.config import vllm_available
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-WARM_UP = 2
-SHOWN = {"step_time": "s per step", "rollouts/tokens_per_second": "tokens/s", "time/rollouts": "s of it sampling"}
+RECIPE = "recipes/gsm8k_lora.py"
+FEW_ROWS = ("--data.eval-limit", "1", "--eval.num-samples", "0")  # evaluation does not affect training
+WORKLOADS = {
+    "starter": (),
+    "few-shot": ("--data.few-shot", "4"),
+    "long": (
+        *("--sampling.max-completion-tokens", "512", "--sampling.temperature", "4", "--rewards", "longer_is_better"),
+        *("--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),
+    ),
+}
+COLUMNS = {"step": "step, s", "rollouts": "rollouts, s", "rewards": "rewards, s", "training": "training, s"}
+COLUMNS |= {"training_cpu": "training, CPU s", "tokens": "tokens", "peak_gib": "peak, GiB"}
+Step = dict[str, float]
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--child"]:  # --child SIDE FILE ARGUMENTS OF THE RECIPE
+        return child(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="steps per process, the first two excluded")
-    parser.add_argument("--rounds", type=int, default=3, help="processes per side")
-    parser.add_argument("--side", choices=("kit", "kit vllm", "plain"), help=argparse.SUPPRESS)
+    parser.add_argument("--before", metavar="COMMIT", help="commit to compare with; without it there is no such side")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--no-plain", action="store_true", help="leave out the plain script, the slowest side")
+    parser.add_argument("--steps", type=int, default=6, help="steps per process; the first is excluded")
+    parser.add_argument("--rounds", type=int, default=3, help="processes per side and workload")
     arguments = parser.parse_args()
-    if arguments.steps <= WARM_UP or arguments.rounds < 1:
-        parser.error(f"--steps must be above {WARM_UP} and --rounds at least 1")
-    if arguments.side:
-        steps = plain(arguments.steps) if arguments.side == "plain" else kit(arguments.steps, arguments.side)
-        print(json.dumps(steps))
+    if arguments.steps < 2 or arguments.rounds < 1:
+        parser.error("--steps must be at least 2 and --rounds at least 1")
+    with checked_out(arguments.before) as before:
+        sides = {} if arguments.no_plain else {"plain": ROOT}
+        sides |= ({"before": before} if before else {}) | {"now": ROOT}
+        for workload in arguments.workloads:
+            rounds: dict[str, list[list[Step]]] = {side: [] for side in sides}
+            for number in range(arguments.rounds):
+                for side in list(sides) if number % 2 == 0 else reversed(sides):
+                    rounds[side].append(measure(side, sides[side], workload, arguments.steps))
+                    print(f"{workload}, round {number + 1}, {side}: {outcome(rounds[side][-1])}", flush=True)
+            print(table(workload, rounds), flush=True)
+
+
+@contextlib.contextmanager
+def checked_out(commit: str | None) -> Iterator[Path | None]:
+    """Check out a commit into a temporary folder."""
+    if commit is None:
+        yield None
         return
-    sides = ["kit", "plain", *(["kit vllm"] if vllm_available() else [])]
-    seen: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    for number in range(arguments.rounds):
-        for side in sides if number % 2 == 0 else reversed(sides):
-            command = [sys.executable, __file__, "--side", side, "--steps", str(arguments.steps)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-            steps = json.loads(done.stdout.splitlines()[-1])
-            seen[side] += steps[WARM_UP:]
-            rewards = [step["reward"] for step in steps]
-            last = max(1, len(rewards) // 4)
-            print(
-                f"round {number + 1}, {side:8}: {_medians(steps[WARM_UP:])}; reward {rewards[0]:.2f} in step 1, "
-                f"{statistics.mean(rewards[-last:]):.2f} in the last {last}",
-                flush=True,
-            )
-    for side in sides:
-        print(f"{side:8}: {_medians(seen[side])} (medians of {len(seen[side])} steps)")
-    plain_time = _median(seen["plain"], "step_time")
-    for side in sides:
-        if side != "plain":
-            print(f"{side} / plain = {_median(seen[side], 'step_time') / plain_time:.2f} of a step's time")
-
-
-def _median(steps: list[dict[str, float]], name: str) -> float:
-    return statistics.median(step[name] for step in steps)
-
-
-def _medians(steps: list[dict[str, float]]) -> str:
-    return ", ".join(f"{_median(steps, name):.{0 if 'tokens' in name else 2}f} {unit}" for name, unit in SHOWN.items())
-
-
-def kit(steps: int, side: str) -> list[dict[str, float]]:
-    """Run the recipe with its default settings or with vLLM, and return the metrics of each step."""
     with tempfile.TemporaryDirectory() as folder:
-        sys.argv = [
-            "gsm8k_lora.py",
-            *("--preset", "starter", "--output-dir", f"{folder}/run", "--train.max-steps", str(steps)),
-            *("--data.eval-limit", "1", "--eval.num-samples", "0"),
-            *("--sampling.backend", "vllm" if side == "kit vllm" else "auto"),
-        ]
-        runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["main"]()
-        return [
-            json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", f"{folder}/tree", commit], check=True)
+        try:
+            yield Path(folder, "tree")
+        finally:
+            subprocess.run([*git, "remove", "--force", f"{folder}/tree"], check=True)
 
 
-def plain(steps: int) -> list[dict[str, float]]:
-    """Do the same with TRL alone and return the metrics of each step."""
+def environment(tree: Path) -> dict[str, str]:
+    wait = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # as the kit sets it, also for the plain script
+    return {**os.environ, "PYTHONPATH": str(tree), "OMP_WAIT_POLICY": wait, "TRL_EXPERIMENTAL_SILENCE": "1"}
+
+
+def measure(side: str, tree: Path, workload: str, steps: int) -> list[Step]:
+    """Run one side in a process of its own and return its steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--preset", "starter", "--output-dir", f"{folder}/run", "--train.max-steps", str(steps)]
+        command = [sys.executable, __file__, "--child", side, f"{folder}/steps.jsonl", *flags, *FEW_ROWS]
+        done = subprocess.run(
+            [*command, *WORKLOADS[workload]], cwd=tree, env=environment(tree), capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"{side}, {workload}: exit code {done.returncode}\n{done.stderr}")
+        return [json.loads(line) for line in Path(folder, "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def median(steps: list[Step], name: str) -> float:
+    return max(step[name] for step in steps) if name == "peak_gib" else statistics.median(s[name] for s in steps)
+
+
+def outcome(steps: list[Step]) -> str:
+    first, last = steps[0], steps[-1]
+    return (
+        f"{median(steps[1:], 'step'):.2f} s per step; step 1: reward {first['reward']:.4f}, loss {first['loss']:.5f}, "
+        f"gradient norm {first['grad_norm']:.5f}; step {len(steps)}: reward {last['reward']:.4f}"
+    )
+
+
+def table(workload: str, rounds: dict[str, list[list[Step]]]) -> str:
+    """Return a Markdown table of one workload, with a row for each ratio to `plain` and to `before`."""
+    after_first = {side: [steps[1:] for steps in of_side] for side, of_side in rounds.items()}
+    lines = [f"\n| {workload} | {' | '.join(COLUMNS.values())} |", "|---" + "|---:" * len(COLUMNS) + "|"]
+    for side, of_side in after_first.items():
+        values = {name: median([step for steps in of_side for step in steps], name) for name in COLUMNS}
+        cells = (f"{value:,.{0 if name == 'tokens' else 2}f}" for name, value in values.items())
+        lines.append(f"| {side} | {' | '.join(cells)} |")
+    for side, other in (("before", "plain"), ("now", "plain"), ("now", "before")):
+        if side in after_first and other in after_first:
+            cells = (ratio(after_first[side], after_first[other], name) for name in COLUMNS)
+            lines.append(f"| {side} / {other} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def ratio(ours: list[list[Step]], theirs: list[list[Step]], name: str) -> str:
+    below = median([step for steps in theirs for step in steps], name)
+    if not below:
+        return ""
+    single = [median(a, name) / median(b, name) for a, b in zip(ours, theirs, strict=True)]
+    return f"{median([s for steps in ours for s in steps], name) / below:.2f} ({min(single):.2f}–{max(single):.2f})"
+
+
+def child(side: str, file: str, *arguments: str) -> None:
+    """Run one side in this process, and write a line for each step to a file."""
+    from trl import import_utils
+
+    import_utils.is_vllm_available = lambda min_version=None: False  # no side uses it, and its import is slow
+    import lora_grpo
+
+    assert lora_grpo.__path__[0].startswith(os.environ["PYTHONPATH"]), lora_grpo.__path__
+    measure_steps(Path(file))
+    if side == "plain":
+        return plain(arguments)
+    sys.argv = [RECIPE, *arguments]
+    runpy.run_path(RECIPE, run_name="__main__")
+
+
+def measure_steps(file: Path) -> None:
+    """Patch TRL's trainer, and with it any subclass, to time its phases and count tokens."""
+    from bitsandbytes.nn import Linear4bit
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
+    spent: Step = defaultdict(float)
+    sampling = False
+
+    def timed(name: str, phase: str) -> None:
+        original = getattr(GRPOTrainer, name)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal sampling
+            sampling, started, cpu_started = phase == "rollouts", time.perf_counter(), time.process_time()
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                sampling = False
+                spent[phase] += time.perf_counter() - started
+                spent["training_cpu"] -= time.process_time() - cpu_started
+
+        setattr(GRPOTrainer, name, method)
+
+    def count(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if not sampling:
+            spent["tokens"] += inputs[0].numel() // inputs[0].shape[-1]
+
+    class Meter(TrainerCallback):
+        """Times whole steps. It is called before the kit's monitor, which runs validation passes."""
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            spent.clear()
+            spent.update(step=-time.perf_counter(), training_cpu=-time.process_time(), tokens=0, rewards=0, rollouts=0)
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            spent["step"] += time.perf_counter()
+            spent["training_cpu"] += time.process_time()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if "reward" not in logs:
+                return
+            line = {**spent, **{name: logs[name] for name in ("reward", "loss", "grad_norm")}}
+            line["training"] = line["step"] - line["rollouts"] - line["rewards"]
+            line["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+            with file.open("a", encoding="utf-8") as lines:
+                print(json.dumps(line), file=lines)
+
+    def init(self: Any, *args: Any, _original: Any = GRPOTrainer.__init__, **kwargs: Any) -> None:
+        _original(self, *args, **kwargs)
+        self.add_callback(Meter)
+        # Samplers made before have a copy of the model without this hook.
+        layers = [module for module in self.model.modules() if isinstance(module, Linear4bit)]
+        layers[0].register_forward_hook(count)
+
+    GRPOTrainer.__init__ = init
+    timed("_generate", "rollouts")
+    timed("_calculate_rewards", "rewards")
+
+
+def plain(arguments: tuple[str, ...]) -> None:
+    """Do the recipe's work with TRL alone."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -97,34 +228,32 @@ def plain(steps: int) -> list[dict[str, float]]:
     from lora_grpo.cli import parse
     from lora_grpo.config import batch_shape
     from lora_grpo.rewards import parse_reward_specs, resolve
-    from lora_grpo.tasks import load_data, prompt_order
-    from lora_grpo.training import StepMetrics
+    from lora_grpo.tasks import fit_to_context, load_data, prompt_order, split_validation
 
-    class TimedTrainer(StepMetrics, GRPOTrainer):
-        """TRL's trainer with timings."""
-
-    presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
-    config, _ = parse(["--preset", "starter"], recipe="gsm8k_lora", description="", presets=presets)
-    rows = load_data(config).train
+    presets = runpy.run_path(RECIPE)["PRESETS"]
+    config, _ = parse(list(arguments), recipe="gsm8k_lora", description="", presets=presets)
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
     rewards = resolve(parse_reward_specs(config.rewards))
-    order = prompt_order(len(rows), steps * config.train.prompts_per_step, config.seed)
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
-    model = AutoModelForCausalLM.from_pretrained(
-        starter.model_path(), quantization_config=quantization, dtype=torch.float32
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        settings = GRPOConfig(
-            output_dir=folder,
-            max_steps=steps,
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(
+            starter.model_path(), quantization_config=quantization, dtype=torch.float32
+        ),
+        processing_class=tokenizer,
+        args=GRPOConfig(
+            output_dir=config.output_dir,
+            max_steps=config.train.max_steps,
             per_device_train_batch_size=config.train.micro_batch_size,
             gradient_accumulation_steps=batch_shape(config).accumulation_steps,
             num_generations=config.sampling.num_generations,
             max_completion_length=config.sampling.max_completion_tokens,
+            temperature=config.sampling.temperature,
             learning_rate=config.train.learning_rate,
             lr_scheduler_type=config.train.lr_scheduler,
             max_grad_norm=config.train.max_grad_norm,
@@ -133,7 +262,7 @@ def plain(steps: int) -> list[dict[str, float]]:
             optim=config.train.optimizer,
             reward_weights=[reward.weight for reward in rewards],
             shuffle_dataset=False,
-            gradient_checkpointing=False,
+            gradient_checkpointing=config.train.gradient_checkpointing,  # TRL's default is True
             bf16=False,
             use_cpu=True,
             logging_steps=1,
@@ -141,19 +270,19 @@ def plain(steps: int) -> list[dict[str, float]]:
             report_to=[],
             disable_tqdm=True,
             seed=config.seed,
-        )
-        trainer = TimedTrainer(
-            model=model,
-            processing_class=AutoTokenizer.from_pretrained(starter.model_path()),
-            args=settings,
-            train_dataset=Dataset.from_list(rows).select(order),
-            reward_funcs=[reward.function for reward in rewards],
-            peft_config=LoraConfig(
-                task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
-            ),
-        )
-        trainer.train()
-    return [entry for entry in trainer.state.log_history if "step_time" in entry]
+        ),
+        train_dataset=Dataset.from_list(rows).select(
+            prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
+        ),
+        reward_funcs=[reward.function for reward in rewards],
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
+        ),
+    )
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:  # TRL made the adapter bfloat16, which is slow on a CPU without such instructions
+            parameter.data = parameter.data.float()
+    trainer.train()
 
 
 if __name__ == "__main__":

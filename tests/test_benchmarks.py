@@ -1,0 +1,54 @@
+"""tools/benchmark_step.py and tools/benchmark_result.py."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import benchmark_result
+import benchmark_step
+import pytest
+
+ROOT = Path(benchmark_step.__file__).parents[1]
+
+
+def test_a_ratio_has_the_range_of_single_rounds():
+    ours = [[{"training": seconds}] for seconds in (1.0, 3.0)]
+    theirs = [[{"training": seconds}] for seconds in (2.0, 4.0)]
+    assert benchmark_step.ratio(ours, theirs, "training") == "0.67 (0.50–0.75)"
+
+
+def test_the_crossing_is_interpolated_between_two_checkpoints(tmp_path, monkeypatch):
+    def recipe(tree, command):
+        run = Path(command[command.index("--output-dir") + 1])
+        for step in (5, 10, 15):
+            (run / f"checkpoints/checkpoint-{step}").mkdir(parents=True)
+            (run / f"checkpoints/checkpoint-{step}/manifest.json").touch()
+        (run / "evaluation").mkdir()
+        scores = {"baseline": {"scores": {"pass@1": 0.3}}, "evaluated": {"scores": {"pass@1": 0.93}}}
+        (run / "evaluation/report.json").write_text(json.dumps(scores))
+        (run / "run.json").write_text(json.dumps({"config": {}}))
+        lines = [json.dumps({"step": step, "step_time": 2.0}) for step in range(1, 16)]
+        (run / "metrics.jsonl").write_text("\n".join(lines))
+
+    accuracies = {"checkpoint-5": 0.4, "checkpoint-10": 0.8}
+    monkeypatch.setattr(benchmark_result, "execute", recipe)
+    monkeypatch.setattr(benchmark_result, "evaluate", lambda checkpoint, *_: accuracies.get(checkpoint.name, 0.9))
+    found = benchmark_result.measure(ROOT, tmp_path, "gsm8k_lora", seed=0, goal=0.85, flags=[])
+    assert (found["step"], found["training"]) == (pytest.approx(12.5), pytest.approx(25.0))
+    assert (found["base"], found["trained"]) == (0.3, 0.93)
+
+
+@pytest.mark.slow
+def test_a_step_of_the_kit_and_of_a_plain_script_are_measured():
+    command = [sys.executable, "tools/benchmark_step.py", "--steps", "2", "--rounds", "1", "--workloads", "starter"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
+    cells = {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows if row[0]}
+    for side in ("plain", "now"):
+        step, rollouts, training = (float(cells[side][f"{name}, s"]) for name in ("step", "rollouts", "training"))
+        assert rollouts > 0 and training > 0 and step == pytest.approx(rollouts + training, abs=0.2)
+        assert int(cells[side]["tokens"].replace(",", "")) > 500
+    assert "now / plain" in cells
