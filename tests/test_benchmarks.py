@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(benchmark_step.__file__).parents[1]
 
 
-def test_a_ratio_has_the_range_of_single_rounds():
-    ours = [[{"training": seconds}] for seconds in (1.0, 3.0)]
-    theirs = [[{"training": seconds}] for seconds in (2.0, 4.0)]
-    assert benchmark_step.ratio(ours, theirs, "training") == "0.67 (0.50–0.75)"
+def test_a_ratio_compares_the_sides_of_each_round():
+    ours = [[{"training": seconds}] for seconds in (1.0, 3.0, 8.0)]
+    theirs = [[{"training": seconds}] for seconds in (2.0, 4.0, 8.0)]
+    assert benchmark_step.ratio(ours, theirs, "training") == "0.75 (0.50–1.00)"
 
 
 def test_the_crossing_is_interpolated_between_two_checkpoints(tmp_path, monkeypatch):

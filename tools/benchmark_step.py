@@ -14,7 +14,7 @@ ends a completion, and rewards their length, so that all completions have differ
 Columns, medians over all steps but the first of each process: seconds of a step with its optimizer step, without
 checkpoints and validation; of them rollouts, rewards, and the rest, which is training; the CPU seconds of training,
 which depend less on other load; tokens that pass through the layers of the trained model outside of rollouts, padding
-included; and the largest peak of resident memory. In parentheses: the range of the ratios of single rounds.
+included; and the largest peak of resident memory. A ratio is the median of the rounds' ratios, with their range.
 """
 
 import argparse
@@ -134,11 +134,12 @@ def table(workload: str, rounds: dict[str, list[list[Step]]]) -> str:
 
 
 def ratio(ours: list[list[Step]], theirs: list[list[Step]], name: str) -> str:
-    below = median([step for steps in theirs for step in steps], name)
-    if not below:
+    """Return the median and the range of the ratios of rounds, because load changes less in a round than over all."""
+    below = [median(steps, name) for steps in theirs]
+    if not all(below):
         return ""
-    single = [median(a, name) / median(b, name) for a, b in zip(ours, theirs, strict=True)]
-    return f"{median([s for steps in ours for s in steps], name) / below:.2f} ({min(single):.2f}–{max(single):.2f})"
+    rounds = [median(steps, name) / value for steps, value in zip(ours, below, strict=True)]
+    return f"{statistics.median(rounds):.2f} ({min(rounds):.2f}–{max(rounds):.2f})"
 
 
 def child(side: str, file: str, *arguments: str) -> None:
