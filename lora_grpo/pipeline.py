@@ -12,16 +12,25 @@ from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
 from lora_grpo.audit import audit, quick_audit
-from lora_grpo.cli import parse, run_command
+from lora_grpo.cli import changed_settings, parse, run_command
 from lora_grpo.config import Overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
-from lora_grpo.preview import dry_run, preview
+from lora_grpo.preview import dry_run, preview, show_settings
 from lora_grpo.report import link_back, report_line
-from lora_grpo.runs import Run, open_run, read_metrics
+from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.tasks import CODE_TASKS, Data, fit_to_context, is_task_file, load_data, split_validation, start_sandbox
+from lora_grpo.tasks import (
+    CODE_TASKS,
+    Data,
+    fit_to_context,
+    get_task,
+    is_task_file,
+    load_data,
+    split_validation,
+    start_sandbox,
+)
 from lora_grpo.training import filter_by_difficulty, make_trainer, train
 
 
@@ -42,9 +51,14 @@ def run_recipe(
         if invocation.audit:
             start_sandbox(config.data, config.sandbox)
             return audit(config, load_data(config))
+        if invocation.resume:
+            check_settings(config)
+        changed = changed_settings(config, presets)
         config, plan = make_plan(config, invocation)
         if invocation.plan:
             return show_plan(plan)
+        if invocation.dry_run:
+            show_settings(config)
         start_sandbox(config.data, config.sandbox)
         data = load_data(config)
         if invocation.dry_run:
@@ -54,7 +68,7 @@ def run_recipe(
         plan.check_disk()
         if not invocation.resume:
             quick_audit(config, data)
-        run = open_run(config, invocation, recipe, data.record, plan.record())
+        run = open_run(config, invocation, recipe, data.record, plan.record() | {"changed_settings": changed})
         print("\n".join(summary(plan)), file=sys.stderr)
         train_and_evaluate(run, data)
 
@@ -71,6 +85,8 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
     sampler = build_sampler(policy, config)
     trainer = make_trainer(run, policy, train_rows, sampler, validation_rows)
+    if distributed.is_main() and not run.is_resumed and (run.folder / "run.json").is_file():
+        link_back(run.folder, remove=True)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
@@ -108,6 +124,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
     trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
     grpo = "code_lora.py" if task in CODE_TASKS else "your_task.py" if named else "gsm8k_lora.py"
+    none_right = not any(result["passed"] for result in after)
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,
@@ -115,9 +132,17 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}{trust}",
         "merge": f"python scripts/merge.py {folder}{trust}",
         "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
-        "GRPO": f"python recipes/{grpo} --lora.from {folder}{named}" if is_sft else None,
-        "longer": f"the same command with --resume {more}",
+        "GRPO": f"python recipes/{grpo} --lora.from {folder}{named}" if is_sft and not none_right else None,
     }
+    if none_right and not is_sft:  # GRPO has nothing to reinforce
+        trained = run.config.data.task
+        first = f"python recipes/sft_lora.py --task {shlex.quote(trained)}"
+        sft = f"{first}, then this command with --lora.from outputs/sft_lora and another --output-dir"
+        has_gold = getattr(get_task(trained), "has_gold", True)
+        advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows, or a larger model"
+        next_steps["0% right"] = advice
+    else:
+        next_steps["longer"] = f"the same command with --resume {more}"
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
 

@@ -104,6 +104,20 @@ def test_what_to_do_next_names_the_code_that_it_runs(run, capsys):
     assert f"merge.py {run.folder} --trust-remote-code" in printed
 
 
+def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
+    never = samples("--", ["--", "--"])
+    finish_run(run, never, never)
+    printed = capsys.readouterr().out
+    assert "--resume" not in printed
+    assert "train on gold solutions first: python recipes/sft_lora.py --task starter, then this command with" in printed
+    task = run.folder / "mine.py"
+    task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
+    run.config = replace(run.config, {"data": {"task": str(task)}})
+    finish_run(run, never, never)
+    printed = capsys.readouterr().out
+    assert "0% right  train on easier rows" in printed and "sft_lora" not in printed
+
+
 def test_the_page_comes_first_and_shows_a_complete_run(concluded):
     run, printed = concluded
     page = run.folder / "report" / "report.html"

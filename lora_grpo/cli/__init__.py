@@ -12,8 +12,8 @@ validate.py    checks a configuration across fields, and against packages and th
 main.py        runs a command, sets the exit code, and closes an unfinished run
 """
 
-from lora_grpo.cli.arguments import parse
+from lora_grpo.cli.arguments import changed_settings, parse
 from lora_grpo.cli.flags import read_flags
 from lora_grpo.cli.main import run_command
 
-__all__ = ["parse", "read_flags", "run_command"]
+__all__ = ["changed_settings", "parse", "read_flags", "run_command"]

@@ -153,6 +153,19 @@ def parse(
     return config, parsed.invocation
 
 
+def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dict[str, Any]:
+    """Return the preset's value of each setting that the command line, a settings file or a start adapter changed."""
+    preset = replace(RunConfig(method=config.method), presets[config.preset])
+    if config.method == "grpo":
+        preset = _with_rewards_of_task(preset, config.data.task)
+    values, names = flat(config.to_dict()), {"preset", "output_dir"}
+    return {
+        name: value
+        for name, value in flat(check_fields(preset).to_dict()).items()
+        if name not in names and value != values[name]
+    }
+
+
 def _with_rewards_of_task(config: RunConfig, task: str | None) -> RunConfig:
     """Return a configuration with the rewards that a task file suggests, instead of the preset's."""
     if not task or not is_task_file(task):

@@ -115,4 +115,4 @@ def write_errors(folder: Path) -> Iterator[None]:
     except BrokenPipeError:  # of standard output, not of a file
         raise
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: {error.strerror}; pass another --output") from error
+        raise UserError(f"{error.filename or folder}: {error.strerror}; pass another --output-dir") from error

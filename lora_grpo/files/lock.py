@@ -14,25 +14,25 @@ from lora_grpo.errors import UserError
 held: list[FileLock] = []  # released when garbage-collected
 
 
-def claim(folder: Path, flag: str = "--output-dir") -> None:
+def claim(folder: Path) -> None:
     """Create the folder if needed, and lock it until this process exits.
 
     Raises:
-        UserError: the folder, which `flag` sets, is not writable, or another process holds the lock.
+        UserError: the folder is not writable, or another process holds the lock.
     """
     lock = FileLock(folder / ".lock", blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UserError(f"another process is using {folder}; wait for it or give another {flag}") from None
+        raise UserError(f"another process is using {folder}; wait for it or give another --output-dir") from None
     except OSError as error:
-        raise UserError(f"{flag} {folder} cannot be written: {error.strerror}") from error
+        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror}") from error
     held.append(lock)
 
 
 @contextlib.contextmanager
-def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
+def holding(folder: Path) -> Iterator[None]:
     """Lock the folder for the duration of a `with` block; see `claim`.
 
     Raises:
@@ -40,7 +40,7 @@ def holding(folder: Path, flag: str = "--output-dir") -> Iterator[None]:
     """
     if (processes := distributed.world_size()) > 1:
         raise UserError(f"only training runs on several processes, and {processes} were started; start one")
-    claim(folder, flag)
+    claim(folder)
     try:
         yield
     finally:

@@ -37,8 +37,10 @@ class ExportOptions:
     llama-quantize."""
     modelfile: bool = False
     """Also write an Ollama Modelfile with the chat template and the stop tokens."""
+    output_dir: Path | None = None
+    """Folder of the file; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run."""
     output: Path | None = None
-    """Output file; default: RUN/gguf/RUN.Q8_0.gguf, or MERGED-gguf/MERGED.Q8_0.gguf for a model outside a run."""
+    """The file itself, in place of --output-dir; default: RUN.Q8_0.gguf in that folder."""
 
 
 def export(options: ExportOptions) -> None:
@@ -46,15 +48,19 @@ def export(options: ExportOptions) -> None:
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.source} is not a folder; pass a run, or a model merged with scripts/merge.py")
+    if options.output_dir is not None and (options.output is not None or options.output_dir.is_file()):
+        problem = "names a file" if options.output is None else f"and --output {options.output} exclude each other"
+        raise UserError(f"--output-dir {options.output_dir} {problem}; pass a folder, or only --output FILE")
     if options.output is not None and options.output.is_dir():
-        raise UserError(f"--output {options.output} is a folder; pass a file such as {options.output / 'model.gguf'}")
+        raise UserError(f"--output {options.output} is a folder; pass it with --output-dir")
     if options.output is not None and options.output.exists() and not _is_gguf(options.output):
         raise UserError(f"--output {options.output} is not a GGUF file and would be replaced; pass a new file name")
     folder = merged_model(folder).resolve()
     run = folder.parent if (folder.parent / "run.json").is_file() else None
-    output = options.output or default_output(folder, run, options.type)
+    default = default_output(folder, run, options.type)
+    output = options.output or (options.output_dir or default.parent) / default.name
     prompt = system_prompt(read_record(run)) if run else None
-    with lock.holding(output.parent, "--output"):
+    with lock.holding(output.parent):
         notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source

@@ -16,11 +16,12 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
-from lora_grpo.errors import ModelError, RunError, UserError, first_line, suggestion
+from lora_grpo.errors import ModelError, RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.models.download import announce_download
+from lora_grpo.models.shape import unknown_target
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
 from lora_grpo.models.target import adapter_sha256
 from lora_grpo.optional import require, require_compiler, starting
@@ -224,8 +225,7 @@ def _check_targets(base: Any, targets: Sequence[str]) -> None:
     for target in targets:
         if target != "all-linear" and not any(f".{name}".endswith(f".{target}") for name in adapted):
             linear = {name.split(".")[-1] for name, module in base.named_modules() if hasattr(module, "in_features")}
-            hint = suggestion(target, sorted(linear - {"base_layer", "default"}))
-            raise UserError(f"--lora.targets {target} is no module of this model; {hint}")
+            raise unknown_target(target, linear - {"base_layer", "default"})
 
 
 def _disable_dropout(base: Any) -> None:

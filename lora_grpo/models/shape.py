@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 
 _FAMILIES = (
     *("gemma2", "gemma3_text", "granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
@@ -158,6 +158,12 @@ class Shape:
         """Return the number of weights of the modules that get an adapter."""
         return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
 
+    def check_targets(self, targets: Sequence[str]) -> None:
+        """Raise a UserError for a target that names no linear layer. The names of experts are not known here."""
+        for target in () if self.experts else targets:
+            if not self._adapted((target,)):
+                raise unknown_target(target, {name.split(".")[-1] for name in self.linears()})
+
     def _adapted(self, targets: Sequence[str]) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of the modules that get an adapter, by names, suffixes or `all-linear`."""
         sizes = {
@@ -170,6 +176,12 @@ class Shape:
         sizes["lm_head"] = self.hidden, self.vocabulary
         sizes["model.embed_tokens"] = self.vocabulary, self.hidden
         return [size for name, size in sizes.items() if any(f".{name}".endswith(f".{end}") for end in targets)]
+
+
+def unknown_target(target: str, names: Collection[str]) -> UserError:
+    """Return the error for a target that names no linear layer of a model, which has those `names`."""
+    hint = suggestion(target, sorted(names))
+    return UserError(f"--lora.targets {target} names no linear layer of this model; {hint}")
 
 
 def _optional_int(values: Mapping[str, Any], name: str) -> int | None:

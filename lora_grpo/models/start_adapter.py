@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,13 @@ def _check_base(config: RunConfig, folder: Path) -> str | None:
     elif not _same_name(trained, name):
         raise UserError(
             f"--model.name is {name}, but the adapter in {folder} was trained on {trained}; pass --model.name {trained}"
+        )
+    bits = record["config"]["model"].get("bits", config.model.bits)
+    if bits != config.model.bits:
+        print(
+            f"note: the adapter in {folder} was trained on the base in {bits} bits, and this run uses it in "
+            f"{config.model.bits}; --model.bits {bits} uses the same",
+            file=sys.stderr,
         )
     if commit and revision not in (None, commit):
         raise UserError(

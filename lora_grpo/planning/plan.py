@@ -90,6 +90,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     model, source = _read_model(config, planning=planning)
     shape, not_planned = _read_shape(model, config, device, derived)
     if shape is not None:
+        shape.check_targets(config.lora.targets)
         planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
         fit = planner.choose(config)
         if fit is None:

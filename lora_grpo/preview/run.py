@@ -70,13 +70,17 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
 
 
-def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
-    """Print the settings as YAML for `--config`, one rendered prompt, and the rewards of its reference answer."""
+def show_settings(config: RunConfig) -> None:
+    """Print the settings as YAML for `--config`."""
     import yaml
 
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), flush=True)
+
+
+def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
+    """Print one rendered prompt, and the rewards of its reference answer."""
     tokenizer = base_model.load_tokenizer(config.model)
     prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed))
-    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
     rows = fit_to_context(data.train, tokenizer, config, "train")
     evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
     rewards = resolve(parse_reward_specs(config.rewards))

@@ -114,11 +114,18 @@ def settings(run: RunFiles) -> dict[str, str]:
     return {name: shown(value) for name, value in flat(run.record["config"]).items() if name != "output_dir"}
 
 
-def changed_settings(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return name, value and default of each setting that differs from this version's default."""
+def changed_settings(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return the name of the defaults, and name, value and default of each setting that differs from them.
+
+    The defaults are those of the preset, or of this version if the run.json is older than that entry.
+    """
+    values, of_preset = settings(run), run.record.get("changed_settings")
+    if of_preset is not None:
+        rows = [(name, values[name], shown(value)) for name, value in of_preset.items() if name in values]
+        return f"preset {run.record['config'].get('preset')}", rows
     defaults = {name: shown(value) for name, value in flat(RunConfig().to_dict()).items()}
-    rows = [(name, value, defaults.get(name, "no such setting")) for name, value in settings(run).items()]
-    return [row for row in rows if row[1] != row[2]]
+    rows = [(name, value, defaults.get(name, "no such setting")) for name, value in values.items()]
+    return "default", [row for row in rows if row[1] != row[2]]
 
 
 def versions(run: RunFiles) -> dict[str, str]:

@@ -23,8 +23,9 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     if alarms := run.record.get("alarms"):
         rows = [(str(alarm["step"]), alarm["name"], alarm["message"]) for alarm in alarms]
         lines += ["## Alarms", "", *table(["step", "alarm", "message"], rows)]
-    changed = [(name, value) for name, value, _ in facts.changed_settings(run)]
-    lines += ["## Settings that are not the default", "", *table(["", ""], changed)]
+    defaults, changed = facts.changed_settings(run)
+    shown = table(["", "this run", defaults], changed) if changed else [f"All are those of the {escape(defaults)}.", ""]
+    lines += ["## Settings", "", *shown]
     lines += ["## Versions", "", *table(["", ""], list(facts.versions(run).items()))]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -86,20 +86,25 @@ def write_diff(folder: Path, other: Path) -> Path:
     return output
 
 
-def link_back(folder: Path) -> None:
-    """Add a finished run to the report of the run that it started from, if there is one. A failure is only a note."""
-    first = (read_record(folder).get("start") or {}).get("run")
-    if first is None:
-        return
-    run = Path(os.path.normpath(folder.resolve() / first))
+def link_back(folder: Path, *, remove: bool = False) -> None:
+    """Link to a finished run in the report of the run that it started from, if there is one.
+
+    With `remove`, delete the link, because the run is about to be overwritten. A failure is only a note.
+    """
+    run = folder
     try:
+        first = (read_record(folder).get("start") or {}).get("run")
+        if first is None:
+            return
+        run = Path(os.path.normpath(folder.resolve() / first))
         if not (run / "run.json").is_file():
             raise UserError("it is no longer there")
-        others = {*read_continued(run), os.path.relpath(folder.resolve(), run)}
-        atomic.write_json(run / "continued.json", {"runs": sorted(others)})
+        others, this = {*read_continued(run)}, {os.path.relpath(folder.resolve(), run)}
+        atomic.write_json(run / "continued.json", {"runs": sorted(others - this if remove else others | this)})
         write_report(run)
     except Exception as error:  # noqa: BLE001 - the first run may be of another version, read-only or damaged
-        print(f"note: the report of {run} does not link to this run: {first_line(error)}", file=sys.stderr)
+        links = "still links to the run that was here" if remove else "does not link to this run"
+        print(f"note: the report of {run} {links}: {first_line(error)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newes
 from lora_grpo.runs.code import refuse_unnamed_code
 from lora_grpo.runs.reader import Line, RunFiles, read_continued, read_metrics, read_run
 from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
-from lora_grpo.runs.run import Run, begun_run, check_resume, close_run, open_run
+from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run
 
 __all__ = [
     "AtomicCheckpoints",
@@ -25,6 +25,7 @@ __all__ = [
     "RunFiles",
     "begun_run",
     "check_resume",
+    "check_settings",
     "close_run",
     "flat",
     "git_revision",

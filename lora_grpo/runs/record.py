@@ -120,6 +120,8 @@ class RunRecord:
     command: tuple[str, ...] = ()
     machine: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    changed_settings: dict[str, Any] | None = None
+    """The preset's value of each setting that the run changed."""
     user_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the user's task file, reward files and the modules beside them that they import, by path."""
 

@@ -149,6 +149,12 @@ def check_resume(folder: Path) -> None:
     raise UserError(f"--resume: there is no run in {folder}; {hint}")
 
 
+def check_settings(config: RunConfig) -> None:
+    """Raise a UserError if the output folder holds a run with other settings, so that `--resume` would refuse them."""
+    if (config.folder / "run.json").is_file():
+        _check_settings(read_record(config.folder), config)
+
+
 def open_run(
     config: RunConfig,
     invocation: Invocation,
@@ -239,13 +245,16 @@ def begun_run() -> Run | None:
     return _opened[0] if _opened and _opened[0].begun else None
 
 
-def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any]) -> None:
-    """Raise a UserError if the settings, rows or reward files have changed since the run began."""
-    folder, elsewhere = config.folder, "or pass another --output-dir"
+_ELSEWHERE = "or pass another --output-dir"
+
+
+def _check_settings(record: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise a UserError if settings have changed since the run began."""
+    folder = config.folder
     before_steps, max_steps = record["config"]["train"]["max_steps"], config.train.max_steps
     if max_steps < (done := newest_step(folder / "checkpoints")):
         raise UserError(
-            f"the run in {folder} is at step {done} already; pass --train.max-steps {done} or more, {elsewhere}"
+            f"the run in {folder} is at step {done} already; pass --train.max-steps {done} or more, {_ELSEWHERE}"
         )
     if before_steps != max_steps and not config.train.lr_scheduler.startswith("constant"):
         raise UserError(
@@ -261,16 +270,22 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
         if name not in _MAY_CHANGE and not same:
             raise UserError(
                 f"the run in {folder} has {name}={before.get(name)!r}, this command has {after.get(name)!r}; "
-                f"leave the flag out to resume, {elsewhere}"
+                f"leave the flag out to resume, {_ELSEWHERE}"
             )
+
+
+def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any]) -> None:
+    """Raise a UserError if the settings, rows or reward files have changed since the run began."""
+    folder = config.folder
+    _check_settings(record, config)
     for split in ("train", "eval"):
         if record["data"][split]["sha256"] != data_record[split]["sha256"]:
             raise UserError(
-                f"the {split} rows have changed since the run in {folder} began; restore the file, {elsewhere}"
+                f"the {split} rows have changed since the run in {folder} began; restore the file, {_ELSEWHERE}"
             )
     for path, digest in _user_files(config).items():
         if digest not in record.get("user_files", {}).values():
-            raise UserError(f"{path} has changed since the run in {folder} began; restore it, {elsewhere}")
+            raise UserError(f"{path} has changed since the run in {folder} began; restore it, {_ELSEWHERE}")
     installed = versions()
     changed = [
         f"{name} {old} -> {installed.get(name)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.flags import flag_names
 
-from lora_grpo.cli.arguments import parse
+from lora_grpo.cli.arguments import changed_settings, parse
 from lora_grpo.cli.main import run_command
 from lora_grpo.config import check_fields, replace
 from lora_grpo.config.schema import RunConfig
@@ -67,6 +67,16 @@ def test_without_arguments_the_hardwares_preset_decides():
     assert made.rewards == PRESETS["starter"]["rewards"]
     assert made.lora == RunConfig().lora
     assert (how.dry_run, how.resume, how.overwrite) == (False, False, False)
+
+
+def test_changed_settings_are_those_that_differ_from_the_preset(monkeypatch):
+    assert changed_settings(config("--preset", "starter", "--output-dir", "mine"), PRESETS) == {}
+    file = settings("train: {max_steps: 7}")
+    made = config("--preset", "starter", "--train.learning-rate", "5e-4", "--eval.k", "2", *file)
+    assert changed_settings(made, PRESETS) == {"train.max_steps": 60, "eval.k": [1, 4]}
+    assert changed_settings(read("--preset", "12gb", "--dry-run")[0], PRESETS) == {}
+    Path("mine.py").write_text("rewards = ['check=2']\ndef load(split): ...\ndef check(completion, row): ...\n")
+    assert changed_settings(config("--task", "mine.py"), PRESETS) == {"data.task": "starter"}  # the file's own rewards
 
 
 def test_a_flag_goes_over_the_file_and_the_file_over_the_preset():

@@ -360,7 +360,7 @@ def test_a_disk_that_fills_up_ends_in_one_line(qwen2, tmp_path, monkeypatch):
 
 def test_a_place_that_cannot_be_written_ends_in_one_line(qwen2, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); pass another --output"):
+    with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); pass another --output-dir"):
         write_gguf(qwen2, tmp_path / "file" / "m.gguf", "f16")
 
 
@@ -438,6 +438,22 @@ def test_files_are_named_after_their_source_and_type():
     assert default_output(model, None, "q4_0") == Path("/models/maths-gguf/maths.Q4_0.gguf")
     assert default_output(run / "merged", run, "q4_0") == Path("/runs/maths/gguf/maths.Q4_0.gguf")
     assert default_output(run / "best-merged", run, "q4_0") == Path("/runs/maths/best-gguf/maths-best.Q4_0.gguf")
+
+
+def test_a_folder_for_the_file(qwen2, tmp_path, capsys):
+    export(ExportOptions(qwen2, output_dir=tmp_path / "out"))
+    assert (tmp_path / "out" / f"{qwen2.name}.Q8_0.gguf").is_file()
+    (tmp_path / "file").write_text("")
+    for options, problem in (
+        (
+            {"output_dir": tmp_path, "output": tmp_path / "m.gguf"},
+            "exclude each other; pass a folder",
+        ),
+        ({"output_dir": tmp_path / "file"}, "names a file; pass a folder"),
+        ({"output": tmp_path}, "is a folder; pass it with --output-dir"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            export(ExportOptions(qwen2, **options))
 
 
 def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):

@@ -64,7 +64,9 @@ def test_dora_and_targets_reach_peft():
 
 
 def test_a_target_that_names_no_module_is_refused_beside_one_that_does():
-    with pytest.raises(UserError, match=r"--lora\.targets q_prok is no module of this model; did you mean 'q_proj'"):
+    with pytest.raises(
+        UserError, match=r"--lora\.targets q_prok names no linear layer of this model; did you mean 'q_proj'"
+    ):
         load_policy(config(targets=("v_proj", "q_prok")))
 
 

@@ -56,6 +56,14 @@ def asked(model, **changes):
     return replace(replace(RunConfig(output_dir="out"), settings), changes)
 
 
+@pytest.mark.parametrize("target", [".*", "norm", "input_layernorm", "proj"])
+def test_a_target_that_is_no_linear_layer_is_refused_without_weights(machine, model, target):
+    for targets in ((target,), ("q_proj", target)):
+        with pytest.raises(UserError, match=f"^--lora.targets {re.escape(target)} names no linear layer of this model"):
+            make_plan(asked(model, lora={"targets": targets}), Invocation(dry_run=True))
+    make_plan(asked(model, lora={"targets": ("q_proj", "mlp.down_proj", "lm_head")}), Invocation(dry_run=True))
+
+
 def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     config = asked(model)
     settled, record = planned(config)

@@ -283,9 +283,24 @@ def test_the_markdown_has_tables_for_a_pull_request(tmp_path):
     lines = (run / "report" / "report.md").read_text().splitlines()
     assert any(line.startswith("| pass@1 | 12.5 [") and "| 37.5 [" in line for line in lines)
     assert "| correct_answer | 0.333 | 1.000 |" in lines
-    assert "| train.warmup_steps | 3 |" in lines and not any("train.learning_rate" in line for line in lines)
+    assert "| train.warmup_steps | 3 | 5 |" in lines and not any("train.learning_rate" in line for line in lines)
     assert "| torch | 2.13.0 |" in lines
     assert table(["", "a", "b"], [("x", "1", "2")]) == ["|  | a | b |", "|---|---:|---:|", "| x | 1 | 2 |", ""]
+
+
+def test_settings_are_compared_with_the_preset(tmp_path):
+    config = RunConfig(output_dir="x", preset="12gb", train=TrainConfig(max_steps=7, warmup_steps=3))
+    run = write_run(tmp_path / "run", config=config, changed_settings={"train.max_steps": 250})
+    row = '<tr><th scope="row">train.max_steps</th><td>7</td><td class="quiet">250</td></tr>'
+    page = page_of(run)
+    assert '<th scope="col">preset 12gb</th>' in page and row in page and page.count('<td class="quiet">') == 1
+    assert "| train.max_steps | 7 | 250 |" in (run / "report" / "report.md").read_text()
+    run = write_run(tmp_path / "as_it_is", config=config, changed_settings={})
+    assert "All settings are those of the preset 12gb." in page_of(run)
+    assert "All are those of the preset 12gb." in (run / "report" / "report.md").read_text()
+    damaged = write_run(tmp_path / "damaged", changed_settings=[1])
+    with pytest.raises(UserError, match=r"not a valid run\.json: changed_settings"):
+        page_of(damaged)
 
 
 # Two runs
@@ -402,3 +417,18 @@ def test_a_first_run_that_cannot_be_read_is_only_a_note(tmp_path, capsys):
     (first / "metrics.jsonl").write_text("damaged\n")
     link_back(second)
     assert capsys.readouterr().err.startswith(f"note: the report of {first} does not link to this run: ")
+
+
+def test_an_overwritten_run_is_no_longer_linked_from_its_start(tmp_path, capsys):
+    first, other = write_run(tmp_path / "first"), write_run(tmp_path / "other")
+    for name in ("second", "third"):
+        link_back(write_run(tmp_path / name, start={"name": "first", "run": "../first"}))
+    link_back(tmp_path / "second", remove=True)
+    assert json.loads((first / "continued.json").read_text()) == {"runs": ["../third"]}
+    page = (first / "report" / "report.html").read_text()
+    assert "Continued in third" in page and "Continued in second" not in page
+    link_back(other, remove=True)  # it started from a new adapter
+    assert capsys.readouterr().err == ""
+    (first / "run.json").unlink()
+    link_back(tmp_path / "third", remove=True)
+    assert "still links to the run that was here: it is no longer there" in capsys.readouterr().err
