@@ -50,7 +50,6 @@ ALSO_OF = {
 # What a command cannot reach although its code does.
 UNREACHED = {
     ("evaluate", "lora_grpo.models.base_model", "--model.name"),  # `read_config` of a folder, which was checked before
-    ("export_gguf", "lora_grpo.files.lock", "--output-dir"),  # a default, and it passes its own flag
 }
 
 

@@ -274,18 +274,18 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
             {"max_completion_tokens": 2000},
             r"2000 more exceed the 1024 that starter takes; pass --max-completion-tokens \d+",
         ),
-        ({"what": None}, "nothing or two things to evaluate"),
-        ({"what": ""}, "the name of a model is empty"),
+        ({"source": None}, "nothing or two things to evaluate"),
+        ({"source": ""}, "the name of a model is empty"),
         ({"compare": ""}, "the name of a model is empty"),
-        ({"what": "./missing"}, r"\./missing does not exist"),
+        ({"source": "./missing"}, r"\./missing does not exist"),
         ({"compare": "./missing"}, r"\./missing does not exist"),
-        ({"what": "starter", "task": "starter"}, "--compare base needs an adapter"),
-        ({"what": "starter", "compare": None}, "--task is missing"),
+        ({"source": "starter", "task": "starter"}, "--compare base needs an adapter"),
+        ({"source": "starter", "compare": None}, "--task is missing"),
         ({"limit": 0}, "--limit is 0"),
         ({"few_shot": -1}, "--few-shot is -1"),
         ({"seed": -1}, "--seed is -1; expected a value greater than or equal to 0"),
-        ({"what": "TOKENIZERLESS", "compare": None, "task": "starter"}, "the tokenizer of .* cannot be loaded"),
-        ({"what": "CONFIGLESS", "compare": None, "task": "starter"}, "cannot be (loaded|read)"),
+        ({"source": "TOKENIZERLESS", "compare": None, "task": "starter"}, "the tokenizer of .* cannot be loaded"),
+        ({"source": "CONFIGLESS", "compare": None, "task": "starter"}, "cannot be (loaded|read)"),
         (
             {"task": "mbpp", "data": "ONLY 123"},
             "no mbpp row is left to evaluate; pass other rows with --data, another --task",
@@ -307,11 +307,11 @@ def test_a_mistake_is_one_line_and_writes_nothing(change, message, run_folder, m
         row = {"task_id": 123, "text": "?", "code": "def amicable_numbers_sum(x):\n    return x"}
         (tmp_path / "123.jsonl").write_text(json.dumps({**row, "test_list": ["assert amicable_numbers_sum(1) == 1"]}))
         change = {**change, "data": str(tmp_path / "123.jsonl")}
-    if str(change.get("what")).endswith("LESS"):
+    if str(change.get("source")).endswith("LESS"):
         model = shutil.copytree(starter.model_path(), tmp_path / "model")
-        for path in model.glob("tokenizer*" if "TOKENIZER" in change["what"] else "generation_config.json"):
-            path.write_text("{") if "CONFIG" in change["what"] else path.unlink()
-        change = {**change, "what": str(model)}
+        for path in model.glob("tokenizer*" if "TOKENIZER" in change["source"] else "generation_config.json"):
+            path.write_text("{") if "CONFIG" in change["source"] else path.unlink()
+        change = {**change, "source": str(model)}
     options = EvaluateOptions(str(run_folder), compare="base", k=(1, 2), output_dir=tmp_path / "out")
     with pytest.raises(UserError, match=message) as caught:
         evaluate_and_report(replace(options, **change))
