@@ -32,8 +32,6 @@ class EvaluateOptions:
 
     source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, or a file of samples."""
-    what: Literal["adapter", "best"] = "adapter"
-    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     task: str | None = None
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
     the task of the run, unless it is a file, which is run only if it is named here."""
@@ -42,6 +40,8 @@ class EvaluateOptions:
     the adapter that its run started from), or another run, adapter or model."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
+    what: Literal["adapter", "best"] = "adapter"
+    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     output_dir: Path | None = None
     """Folder for results and report; default: evaluation/<task>-<hash> in the run, or
     outputs/evaluation/<name>-<task>-<hash>."""

@@ -358,7 +358,7 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, real_
 
 
 def test_the_best_adapter_is_evaluated_in_its_run(run_folder, tmp_path):
-    run = shutil.copytree(run_folder, tmp_path / "run")
+    run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
     shutil.copytree(run / "adapter", run / "best")
     report = evaluate_and_report(EvaluateOptions(str(run), what="best", limit=1, max_completion_tokens=4))
     (folder,) = (run / "evaluation").iterdir()
