@@ -355,6 +355,10 @@ def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, real_
     report = evaluate_and_report(replace(options, data=str(other), overwrite=True))
     assert (report.evaluated.tasks, report.protocol.contaminated) == (6, ["trained"])
     assert "CONTAMINATED: trained was trained on this benchmark" in capsys.readouterr().out
+    # Another adapter of the same run trained on the same rows, which are left out.
+    best = shutil.copytree(run / "adapter", run / "best")
+    report = evaluate_and_report(replace(options, compare=str(best), output_dir=tmp_path / "both"))
+    assert (report.evaluated.tasks, report.baseline.label, report.protocol.contaminated) == (4, "best", [])
 
 
 def test_the_best_adapter_is_evaluated_in_its_run(run_folder, tmp_path):

@@ -194,6 +194,13 @@ def test_a_phone_does_not_scroll_sideways_and_dark_is_dark(tmp_path, visit, kind
         page = visit(path, viewport={"width": 380, "height": 800}, color_scheme=scheme)
         page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
         assert page.evaluate("document.documentElement.scrollWidth") == 380
+        filters = page.evaluate("""() => [...document.querySelectorAll(".filters label:not(.wide)")].map((label) => {
+            const box = label.getBoundingClientRect();
+            return [Math.round(box.bottom), Math.round(box.width)];
+        })""")
+        if kind == "report":  # two in each row, of one width; the limits of the reward share a row
+            rows = [filters[place : place + 2] for place in (0, 2, 4)]
+            assert len(filters) == 6 and all(first == second for first, second in rows)
         looks[scheme] = page.evaluate("""() => [
             getComputedStyle(document.body).backgroundColor,
             getComputedStyle(document.querySelector("figure svg text")).fill,
