@@ -29,14 +29,13 @@ def test_the_crossing_is_interpolated_between_two_checkpoints(tmp_path, monkeypa
         scores = {"baseline": {"scores": {"pass@1": 0.3}}, "evaluated": {"scores": {"pass@1": 0.93}}}
         (run / "evaluation/report.json").write_text(json.dumps(scores))
         (run / "run.json").write_text(json.dumps({"config": {}}))
-        lines = [json.dumps({"step": step, "step_time": 2.0}) for step in range(1, 16)]
-        (run / "metrics.jsonl").write_text("\n".join(lines))
+        (tmp_path / "steps.jsonl").write_text(15 * (json.dumps({"step": 2.0, "cpu": 3.0}) + "\n"))
 
     accuracies = {"checkpoint-5": 0.4, "checkpoint-10": 0.8}
     monkeypatch.setattr(benchmark_result, "execute", recipe)
     monkeypatch.setattr(benchmark_result, "evaluate", lambda checkpoint, *_: accuracies.get(checkpoint.name, 0.9))
     found = benchmark_result.measure(ROOT, tmp_path, "gsm8k_lora", seed=0, goal=0.85, flags=[])
-    assert (found["step"], found["training"]) == (pytest.approx(12.5), pytest.approx(25.0))
+    assert (found["step"], found["training"], found["cpu"]) == pytest.approx((12.5, 25.0, 37.5))
     assert (found["base"], found["trained"]) == (0.3, 0.93)
 
 

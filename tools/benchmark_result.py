@@ -7,13 +7,16 @@ sampling settings. The crossing is interpolated between this checkpoint and the 
 
     python tools/benchmark_result.py --before 31c8bed --seeds 0 1 2
 
-Columns: step of the crossing; seconds of training steps up to it, without validation and checkpoints; seconds up to it
-since the start of the command, with everything; seconds of the whole command, which also evaluates the base and the
-trained model; and the pass@1 of both. Further arguments are passed to the recipe.
+Columns: step of the crossing; seconds and CPU seconds of the training steps up to it, without validation and
+checkpoints; seconds up to it since the start of the command, with everything; seconds and CPU seconds of the whole
+command, which also evaluates the base and the trained model; and the pass@1 of both. Further arguments are passed to
+the recipe.
 """
 
 import argparse
 import json
+import math
+import resource
 import statistics
 import subprocess
 import sys
@@ -21,9 +24,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import benchmark_step
 from benchmark_step import ROOT, checked_out, environment
 
-COLUMNS = {"step": "step", "training": "training, s", "elapsed": "since start, s", "whole": "whole run, s"}
+COLUMNS = {"step": "step", "training": "training, s", "cpu": "training, CPU s", "elapsed": "since start, s"}
+COLUMNS |= {"whole": "whole run, s", "whole_cpu": "whole run, CPU s"}
 
 
 def main() -> None:
@@ -53,32 +58,39 @@ def main() -> None:
 
 def measure(tree: Path, folder: Path, recipe: str, seed: int, goal: float, flags: list[str]) -> dict[str, float]:
     """Run the recipe of a tree and return the columns of its row, NaN for a goal that it does not reach."""
-    run = folder / "run"
-    command = [f"recipes/{recipe}.py", "--preset", "starter", "--output-dir", run, "--seed", str(seed)]
+    run, steps = folder / "run", folder / "steps.jsonl"
+    command = [benchmark_step.__file__, "--child", "kit", steps, f"recipes/{recipe}.py"]
+    command += ["--preset", "starter", "--output-dir", run, "--seed", seed]
     kept = ["--train.checkpoint-steps", "5", "--train.keep-checkpoints", "1000"]
-    started, clock = time.time(), time.perf_counter()
+    started, cpu_started = time.time(), children_cpu()
     execute(tree, [*command, *kept, *flags])
-    whole = time.perf_counter() - clock
+    whole, whole_cpu = time.time() - started, children_cpu() - cpu_started
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     scores = json.loads((run / "evaluation" / "report.json").read_text(encoding="utf-8"))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    point = {"step": 0.0, "training": 0.0, "elapsed": float("nan"), "pass@1": scores["baseline"]["scores"]["pass@1"]}
-    result = {"base": point["pass@1"], "trained": scores["evaluated"]["scores"]["pass@1"], "whole": whole}
+    lines = [json.loads(line) for line in steps.read_text(encoding="utf-8").splitlines()]
+    base, trained = (scores[model]["scores"]["pass@1"] for model in ("baseline", "evaluated"))
+    result = {"base": base, "trained": trained, "whole": whole, "whole_cpu": whole_cpu}
+    point = {"step": 0.0, "training": 0.0, "cpu": 0.0, "elapsed": math.nan, "pass@1": base}
     for checkpoint in sorted(run.glob("checkpoints/checkpoint-*"), key=lambda path: int(path.name.split("-")[1])):
         step = int(checkpoint.name.split("-")[1])
-        before, point = (
-            point,
-            {
-                "step": float(step),
-                "training": sum(line.get("step_time", 0.0) for line in lines if line["step"] <= step),
-                "elapsed": (checkpoint / "manifest.json").stat().st_mtime - started,
-                "pass@1": evaluate(checkpoint, folder / f"evaluation-{step}", record["config"]),
-            },
-        )
+        before = point
+        point = {
+            "step": step,
+            "training": sum(line["step"] for line in lines[:step]),
+            "cpu": sum(line["cpu"] for line in lines[:step]),
+            "elapsed": (checkpoint / "manifest.json").stat().st_mtime - started,
+            "pass@1": evaluate(checkpoint, folder / f"evaluation-{step}", record["config"]),
+        }
         if point["pass@1"] >= goal:
             share = (goal - before["pass@1"]) / (point["pass@1"] - before["pass@1"])
             return result | {name: old + share * (point[name] - old) for name, old in before.items()}
-    return result | dict.fromkeys(("step", "training", "elapsed"), float("nan"))
+    return result | dict.fromkeys(("step", "training", "cpu", "elapsed"), math.nan)
+
+
+def children_cpu() -> float:
+    """Return the CPU seconds of all finished child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def evaluate(checkpoint: Path, folder: Path, config: dict) -> float:

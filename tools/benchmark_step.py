@@ -50,7 +50,7 @@ Step = dict[str, float]
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--child"]:  # --child SIDE FILE ARGUMENTS OF THE RECIPE
+    if sys.argv[1:2] == ["--child"]:  # --child SIDE FILE RECIPE FLAGS
         return child(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", metavar="COMMIT", help="commit to compare with; without it there is no such side")
@@ -97,7 +97,7 @@ def measure(side: str, tree: Path, workload: str, steps: int) -> list[Step]:
     """Run one side in a process of its own and return its steps."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--preset", "starter", "--output-dir", f"{folder}/run", "--train.max-steps", str(steps)]
-        command = [sys.executable, __file__, "--child", side, f"{folder}/steps.jsonl", *flags, *FEW_ROWS]
+        command = [sys.executable, __file__, "--child", side, f"{folder}/steps.jsonl", RECIPE, *flags, *FEW_ROWS]
         done = subprocess.run(
             [*command, *WORKLOADS[workload]], cwd=tree, env=environment(tree), capture_output=True, text=True
         )
@@ -142,7 +142,7 @@ def ratio(ours: list[list[Step]], theirs: list[list[Step]], name: str) -> str:
     return f"{statistics.median(rounds):.2f} ({min(rounds):.2f}–{max(rounds):.2f})"
 
 
-def child(side: str, file: str, *arguments: str) -> None:
+def child(side: str, file: str, recipe: str, *flags: str) -> None:
     """Run one side in this process, and write a line for each step to a file."""
     from trl import import_utils
 
@@ -152,9 +152,9 @@ def child(side: str, file: str, *arguments: str) -> None:
     assert lora_grpo.__path__[0].startswith(os.environ["PYTHONPATH"]), lora_grpo.__path__
     measure_steps(Path(file))
     if side == "plain":
-        return plain(arguments)
-    sys.argv = [RECIPE, *arguments]
-    runpy.run_path(RECIPE, run_name="__main__")
+        return plain(flags)
+    sys.argv = [recipe, *flags]
+    runpy.run_path(recipe, run_name="__main__")
 
 
 def measure_steps(file: Path) -> None:
@@ -190,10 +190,12 @@ def measure_steps(file: Path) -> None:
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             spent.clear()
-            spent.update(step=-time.perf_counter(), training_cpu=-time.process_time(), tokens=0, rewards=0, rollouts=0)
+            cpu = time.process_time()
+            spent.update(step=-time.perf_counter(), cpu=-cpu, training_cpu=-cpu, tokens=0, rewards=0, rollouts=0)
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             spent["step"] += time.perf_counter()
+            spent["cpu"] += time.process_time()
             spent["training_cpu"] += time.process_time()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -217,7 +219,7 @@ def measure_steps(file: Path) -> None:
     timed("_calculate_rewards", "rewards")
 
 
-def plain(arguments: tuple[str, ...]) -> None:
+def plain(flags: tuple[str, ...]) -> None:
     """Do the recipe's work with TRL alone."""
     import torch
     from datasets import Dataset
@@ -232,7 +234,7 @@ def plain(arguments: tuple[str, ...]) -> None:
     from lora_grpo.tasks import fit_to_context, load_data, prompt_order, split_validation
 
     presets = runpy.run_path(RECIPE)["PRESETS"]
-    config, _ = parse(list(arguments), recipe="gsm8k_lora", description="", presets=presets)
+    config, _ = parse(list(flags), recipe="gsm8k_lora", description="", presets=presets)
     tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
     rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
     rewards = resolve(parse_reward_specs(config.rewards))
