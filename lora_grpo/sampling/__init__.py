@@ -11,6 +11,8 @@ completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.
     build.py                 chooses and loads the sampler for a policy or a model spec
     sampler.py               the Sampler interface, and decoding with a key-value cache
     continuous_batching.py   replaces finished completions in the batch with waiting ones
+    growing_cache.py         a key-value cache that is not copied for every token
+    grouped_attention.py     attention that does not repeat keys and values for each query head (on a CPU)
     batch_memory.py          computes how many completions fit in memory at once
     merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU)
     unsloth_sampler.py       samples with Unsloth's vLLM engine, which shares the trained weights, or with `generate`

@@ -7,6 +7,7 @@ from typing import Any
 from lora_grpo.config import hardware
 from lora_grpo.models import memory
 from lora_grpo.sampling.continuous_batching import START_SHARE, can_join
+from lora_grpo.sampling.growing_cache import SPARE_COLUMNS
 
 MAX_BATCH_SIZE = 256
 """The default of vLLM, and the number of completions per unit of an evaluation."""
@@ -50,7 +51,7 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
     prefill = longest_prompt * ((8 * hidden + 6 * inner) * width + 4 * longest_prompt)
     started = START_SHARE if can_join(model.config) else 1
-    return int((longest_prompt + max_tokens) * token + max(selection, prefill * started))
+    return int((longest_prompt + max_tokens + SPARE_COLUMNS) * token + max(selection, prefill * started))
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:

@@ -12,6 +12,7 @@ from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, u
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.models import ModelSpec, Policy, announce_download, base_model, check_sampling, memory
 from lora_grpo.optional import starting
+from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
@@ -116,8 +117,8 @@ def load_sampler(
         raise RunError(f"out of GPU memory loading {target.base_name}; {smaller}") from error
     if target.adapter:
         return _local_sampler(_with_adapter(base, target.adapter), tokenizer, eos_token_ids)
-    if target.base.bits == 4 and not torch.cuda.is_available():
-        base = plain_copy(base)
+    if not torch.cuda.is_available():
+        base = use_grouped_attention(plain_copy(base) if target.base.bits == 4 else base)
     return Sampler(base.eval(), tokenizer, eos_token_ids)
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 
 
@@ -17,7 +18,7 @@ class MergedCopySampler(Sampler):
     """
 
     def __init__(self, policy_model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
-        super().__init__(plain_copy(policy_model), tokenizer, eos_token_ids)
+        super().__init__(use_grouped_attention(plain_copy(policy_model)), tokenizer, eos_token_ids)
         self._layers = []
         for name, layer in policy_model.get_base_model().named_modules():
             if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None):

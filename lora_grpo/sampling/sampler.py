@@ -1,7 +1,8 @@
 """The sampler: generates completions from the current policy or its base model.
 
-It differs from `model.generate` in three ways: each prompt is prefilled once for its whole group, finished completions
-leave the batch (and waiting ones join it if `batch_size` is set), and each completion has its own seed.
+It differs from `model.generate` in four ways: each prompt is prefilled once for its whole group, and the tokens that
+all prompts start with once for all of them; finished completions leave the batch (and waiting ones join it if
+`batch_size` is set); each completion has its own seed; and the cache is not copied for every token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.sampling.batch_memory import max_batch_size, ran_out_of_memory
-from lora_grpo.sampling.continuous_batching import Batch, can_join, num_to_start, prefill
+from lora_grpo.sampling.continuous_batching import Batch, can_join, num_to_start, prefill, read_common_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -182,13 +183,15 @@ class Sampler:
         sampled = torch.zeros((total, max_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((total, max_tokens), device=device)
         lengths = torch.full((total,), max_tokens, device=device)
+        common = read_common_tokens(self.model, prompts)
         started = 0
         batch: Batch | None = None
         while batch or started < total:
             running = len(batch or ())
             while new := num_to_start(batch_size, running=running, waiting=total - started, joining=joining):
                 indices = range(started, started + new)
-                more = prefill(self.model, self.tokenizer.pad_token_id, prompts, indices, params.num_samples)
+                pad = self.tokenizer.pad_token_id
+                more = prefill(self.model, pad, prompts, indices, params.num_samples, common)
                 batch, started = batch.joined(more) if batch else more, started + new
                 running = len(batch)
             assert batch  # at least one completion has started

@@ -1,5 +1,6 @@
 """Compare continuous batching with a decoder that starts all completions together."""
 
+import copy
 import random
 import sys
 import weakref
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.sampling import sample
+from helpers.tiny_models import CONFIGS, OTHERS, make_model
 from starter_model.corpus import chat_prompt
 from starter_model.problems import pool
 from transformers import (
@@ -19,12 +21,15 @@ from transformers import (
     Qwen2Config,
     Qwen2VLConfig,
 )
+from transformers.cache_utils import DynamicLayer
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
-from lora_grpo.sampling.continuous_batching import can_join, num_to_start
+from lora_grpo.sampling.continuous_batching import can_join, num_to_start, read_common_tokens
+from lora_grpo.sampling.grouped_attention import use_grouped_attention
+from lora_grpo.sampling.growing_cache import GrowingLayer, growing_cache
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 
@@ -32,6 +37,7 @@ GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
 # With these seeds, no uniform number is so close to the boundary between two tokens that rounding matters.
 SEEDS = random.Random(0).sample(range(2**40), 90)
+STEP_SEEDS = random.Random(2).sample(range(2**40), 128)
 CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes. Error code 12"
 
 
@@ -93,9 +99,9 @@ def small_memory(model):
     hook.remove()
 
 
-def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, select_tokens):
-    """A plain decoding loop without continuous batching. A training step must be bitwise equal to it."""
-    pad, eos = tokenizer.pad_token_id, torch.tensor([tokenizer.eos_token_id])
+def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, select_tokens, eos=None):
+    """A plain decoding loop without continuous batching, with the cache and the attention of transformers."""
+    pad, eos = tokenizer.pad_token_id, torch.tensor(eos or [tokenizer.eos_token_id])
     longest = max(map(len, prompts))
     input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -135,28 +141,127 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
 # All together, as a training step does
 
 
+@pytest.mark.parametrize("name", ["starter", "qwen3", "gpt2", "gemma2", "phi3", "falcon", "opt", "qwen3 moe"])
+def test_every_step_has_the_logits_of_a_plain_loop(name, model, tokenizer, prompts, monkeypatch, tmp_path):
+    """Several query heads for a key head, learned and rotated positions, experts, a soft cap, sliding windows."""
+    if name != "starter":
+        folder = make_model(tmp_path / "model", (CONFIGS | OTHERS)[name])
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    steps = {}  # by their random number: logits and token
+
+    def record(logits, temperature, top_p, numbers):
+        tokens, logprobs = select_tokens(logits, temperature, top_p, numbers)
+        for number, *step in zip(numbers.tolist(), logits, tokens, strict=True):
+            assert number not in steps
+            steps[number] = step
+        return tokens, logprobs
+
+    def compare(logits, temperature, top_p, numbers):
+        """Select the token of the plain loop, because rounding may change it in a random model."""
+        expected = [steps.pop(number) for number in numbers.tolist()]
+        assert (logits - torch.stack([logits for logits, _ in expected])).abs().max() < 1e-4
+        return torch.stack([token for _, token in expected]), torch.zeros(len(expected))
+
+    ends = list(range(0, 768, 20))  # many end tokens, so that some completions end
+    plain = Sampler(model, tokenizer, ends)
+    grouped = Sampler(use_grouped_attention(copy.deepcopy(model)), tokenizer, ends)
+    for sampler in (plain, grouped):
+        with torch.no_grad():
+            ids = sampler.encode(prompts[:6])
+            expected = reference(model, tokenizer, ids, 3, **SAMPLED, seed=SEEDS[:18], select_tokens=record, eos=ends)
+        assert len({len(ids) for ids in expected}) > 3
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler_module, "select_tokens", compare)
+            samples = sample(sampler, prompts[:6], 3, **SAMPLED, seed=SEEDS[:18])
+        assert [each.token_ids for group in samples for each in group] == expected and not steps
+
+
 @pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_without_a_batch_size_every_step_has_the_bits_of_a_plain_loop(
-    model, tokenizer, prompts, sampler, how, monkeypatch
-):
-    seen = {"now": [], "then": []}
+def test_completions_of_a_step_are_those_of_a_plain_loop(model, tokenizer, prompts, how):
+    grouped = Sampler(use_grouped_attention(copy.deepcopy(model)), tokenizer, [tokenizer.eos_token_id])
+    samples = [each for group in sample(grouped, prompts[:8], 16, **how, seed=STEP_SEEDS) for each in group]
+    logprobs = {}
 
-    def recording(name):
-        def record(*arguments):
-            seen[name].append((arguments[0].clone(), arguments[-1].clone()))
-            return select_tokens(*arguments)
+    def record(*arguments):
+        selected = select_tokens(*arguments)
+        logprobs.update(zip(arguments[-1].tolist(), selected[1].tolist(), strict=True))
+        return selected
 
-        return record
-
-    monkeypatch.setattr(sampler_module, "select_tokens", recording("now"))
-    samples = sample(sampler, prompts[:12], 4, **how, seed=SEEDS[:48])
     with torch.no_grad():
-        ids = sampler.encode(prompts[:12])
-        expected = reference(model, tokenizer, ids, 4, **how, seed=SEEDS[:48], select_tokens=recording("then"))
-    assert [rollout.token_ids for group in samples for rollout in group] == expected
-    assert len(seen["now"]) == len(seen["then"]) > 20
-    for now, then in zip(seen["now"], seen["then"], strict=True):
-        assert torch.equal(now[0], then[0]) and torch.equal(now[1], then[1])
+        ids = grouped.encode(prompts[:8])
+        expected = reference(model, tokenizer, ids, 16, **how, seed=STEP_SEEDS, select_tokens=record)
+    assert [each.token_ids for each in samples] == expected
+    if how["temperature"]:
+        numbers = uniform_numbers(STEP_SEEDS, how["max_tokens"], "cpu").tolist()
+        for each, row in zip(samples, numbers, strict=True):
+            expected = [logprobs[number] for number in row[: len(each.token_ids)]]
+            assert each.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+def test_rows_that_leave_and_join_keep_their_keys_and_values(model):
+    """The same operations on a layer that copies, with random keys and values."""
+    torch.manual_seed(0)
+    growing, other, *_ = growing_cache(model.config).layers
+    plain = DynamicLayer()
+
+    def states(rows, columns):
+        return torch.randn(rows, 2, columns, 4), torch.randn(rows, 2, columns, 4)
+
+    rows = 3
+    for number in range(120):
+        new = states(rows, 5 if number == 0 else 1)
+        for ours, theirs in zip(growing.update(*new), plain.update(*new), strict=True):
+            assert torch.equal(ours, theirs)
+        if number % 10 == 9:
+            order = torch.randint(rows, (rows - 1 if number % 20 == 9 else rows + 4,))
+            growing.reorder_cache(order)
+            plain.reorder_cache(order)
+            rows = len(order)
+        if number % 30 == 29:
+            growing.trim(20)
+            plain.keys, plain.values = plain.keys[:, :, 20:], plain.values[:, :, 20:]
+        if number == 60:
+            keys, values = states(2, 7)
+            other.update(keys, values)
+            growing.join(other)
+            left = (0, 0, plain.get_seq_length() - 7, 0)
+            plain.keys = torch.cat([plain.keys, torch.nn.functional.pad(keys, left)])
+            plain.values = torch.cat([plain.values, torch.nn.functional.pad(values, left)])
+            rows += 2
+
+
+def test_the_cache_is_copied_once_for_many_tokens(prompts, sampler, monkeypatch):
+    copies = []
+    monkeypatch.setattr(
+        GrowingLayer, "_copy", lambda *given, copy=GrowingLayer._copy, **more: copies.append(1) or copy(*given, **more)
+    )
+    samples = sample(sampler, prompts[:4], 2, **SAMPLED, seed=range(8))
+    layers = sampler.model.config.num_hidden_layers
+    assert max(len(each.token_ids) for group in samples for each in group) > 20
+    assert len(copies) <= 2 * layers  # for the prompts and for the completions
+
+
+def test_the_tokens_that_all_prompts_start_with_are_read_once(prompts, sampler, passes):
+    ids = sampler.encode(prompts)
+    common = next(number for number, column in enumerate(zip(*ids, strict=False)) if len(set(column)) > 1)
+    assert common > 20
+    sampler.batch_size = 16
+    sample(sampler, prompts, 2, **GREEDY, seed=0)
+    read = [columns for rows, columns in passes if columns > 1]
+    assert passes[0] == (1, common) and max(read[1:]) == max(map(len, ids)) - common
+    passes.clear()
+    sampler.batch_size = None
+    sample(sampler, prompts[:1], 2, **GREEDY, seed=0)
+    sample(sampler, [*prompts[:5], "other words"], 1, **GREEDY, seed=0)
+    assert [rows for rows, columns in passes if columns > 1] == [1, 6]
+
+
+def test_models_that_rotate_by_the_length_of_a_pass_read_whole_prompts(model):
+    prompts = [[5] * 90 + [number] for number in range(4)]
+    assert read_common_tokens(model, prompts).get_seq_length() == 90
+    for kind in ("dynamic", "longrope"):
+        other = SimpleNamespace(config=SimpleNamespace(rope_parameters={"rope_type": kind}))
+        assert read_common_tokens(other, prompts) is None
 
 
 # Continuous
@@ -167,6 +272,7 @@ def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together,
     sampler.batch_size = size
     samples = sample(sampler, prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
     assert samples == together[how]
+    assert passes.pop(0)[0] == 1  # the tokens that all prompts start with
     refills = [rows for rows, columns in passes if columns > 1]
     # Each prefill has the prompts of a quarter of the batch.
     assert len(refills) == -(-90 // (size // 4)) and max(refills) <= size // 4 // 3 + 2
@@ -281,7 +387,9 @@ def test_half_is_half_of_the_decoded_batch(prompts, sampler, small_memory, reque
 
 def test_a_single_completion_that_does_not_fit_is_an_error_in_one_line(prompts, sampler, small_memory):
     small_memory.most, sampler.batch_size = 0, 4
-    with pytest.raises(RunError, match=r"^out of memory .* --max-completion-tokens or --bits 4 \(.*\)$"):
+    with pytest.raises(
+        RunError, match=r"^out of memory .* fewer tokens in a completion, or load the model in 4 bits \(.*\)$"
+    ):
         sample(sampler, prompts[:2], 2, **GREEDY, seed=0)
 
 
@@ -317,9 +425,9 @@ def test_a_completion_takes_its_cache_and_the_larger_of_prefill_and_token_select
     qwen = on_meta(QWEN)
     token = 30 * 2 * 2 * 128 * 2  # 28 + 2 layers; keys and values; 2 heads of 128; 2 bytes
     selection = 151936 * 64
-    assert batch_memory.bytes_per_completion(qwen, 100, 400) == 500 * token + selection
-    assert batch_memory.bytes_per_completion(qwen, 100, 500) == 600 * token + selection
-    long = batch_memory.bytes_per_completion(qwen, 2000, 400) - 2400 * token
+    assert batch_memory.bytes_per_completion(qwen, 100, 400) == 532 * token + selection
+    assert batch_memory.bytes_per_completion(qwen, 100, 500) == 632 * token + selection
+    long = batch_memory.bytes_per_completion(qwen, 2000, 400) - 2432 * token
     assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > selection
 
 
