@@ -71,7 +71,7 @@ def export(options: ExportOptions) -> None:
     print(f"{output}  {output.stat().st_size / 1e6:.1f} MB")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
     if options.modelfile:
-        name = re.sub(r"[^a-z0-9._-]+", "-", (run or folder).name.lower()).strip("-.") or "model"
+        name = re.sub(r"[^a-z0-9._-]+", "-", default.name.rsplit(".", 2)[0].lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
 
 

@@ -119,7 +119,7 @@ def choose_adapter(name: str, what: str | None) -> str:
     if not (folder / "run.json").is_file():
         raise UserError(f"--what best chooses an adapter of a run, and {name!r} is none; leave it out")
     if not (folder / BEST / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"the run in {name} has no best/, which validation writes; leave --what best out")
+        raise UserError(f"the run in {name} has no best/: no validation pass beat its start; leave --what best out")
     return str(folder / BEST)
 
 

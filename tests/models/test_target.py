@@ -65,7 +65,7 @@ def test_the_label_says_which_adapter_of_the_run_it_is(tmp_path):
 def test_what_best_is_a_folder_of_a_run_that_has_one(tmp_path):
     run = make_run(tmp_path / "run")
     assert choose_adapter("owner/lora", "adapter") == "owner/lora"
-    with pytest.raises(UserError, match="has no best/, which validation writes; leave --what best out"):
+    with pytest.raises(UserError, match="has no best/: no validation pass beat its start; leave --what best out"):
         choose_adapter(str(run), "best")
     best = make_adapter(run / "best")
     assert choose_adapter(str(run), "best") == str(best)
