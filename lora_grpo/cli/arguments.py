@@ -105,7 +105,8 @@ def parse(
     record = Path(folder) / "run.json"
     if early.resume and record.is_file():
         layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))
-    requested = early.preset or next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
+    in_files = next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
+    requested = in_files if early.preset is None else early.preset
     preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit or early.dry_run)
     of_preset = presets[preset].get("data", {}).get("task")
     config = replace(base, presets[preset])

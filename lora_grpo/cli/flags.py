@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import docstring_parser
 import tyro
@@ -28,7 +28,7 @@ def read_flags(flags: type[Flags], arguments: Sequence[str], *, description: str
     Raises:
         UserError: an unknown, missing or invalid argument.
     """
-    _refuse_repeated(arguments)
+    _refuse_repeated(arguments, flags)
     stderr = io.StringIO()
     arguments = [_expand_home(argument) for argument in arguments]
     if {"-h", "--help"} & set(arguments):
@@ -51,13 +51,27 @@ def _expand_home(argument: str) -> str:
     return f"{name}{equals}{Path(value).expanduser()}" if value.startswith("~/") else argument
 
 
-def _refuse_repeated(arguments: Sequence[str]) -> None:
+def _refuse_repeated(arguments: Sequence[str], flags: type) -> None:
     """Reject repeated flags that take lists or a file, because the second would silently replace the first."""
     names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
-    for name in ("--rewards", "--grpo", "--data.columns", "--model.chat-template-kwargs", "--config"):
+    for name in ("--config", *_list_flags(flags)):
         if names.count(name) > 1:
             fix = "merge the files into one" if name == "--config" else "give all its values after one"
             raise UserError(f"{name} is given {names.count(name)} times; {fix}")
+
+
+def _list_flags(flags: type, prefix: str = "--") -> list[str]:
+    """Return the flags of a dataclass that take several values."""
+    found = []
+    for name, hint in get_type_hints(flags, include_extras=True).items():
+        renamed = [each.name for each in getattr(hint, "__metadata__", ()) if getattr(each, "name", None) is not None]
+        name = renamed[0] if renamed else name.rstrip("_").replace("_", "-")
+        kind = getattr(hint, "__origin__", hint)
+        if dataclasses.is_dataclass(kind):
+            found += _list_flags(cast(type, kind), f"{prefix}{name}." if name else prefix)
+        elif "tuple[" in str(hint):
+            found.append(f"{prefix}{name}")
+    return found
 
 
 def join_help_lines(flags: type) -> None:

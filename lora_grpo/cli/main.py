@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
+from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError, first_line
 from lora_grpo.files import disk, streams
 from lora_grpo.runs import Run, begun_run, close_run
 
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR)
 """Errors of a path that the user can fix."""
 
 
@@ -89,8 +89,7 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         return 128 + signal.SIGPIPE
     error = disk.disk_full(error) or error
-    if isinstance(error, FileNotFoundError) and error.filename is None:  # os.getcwd
-        error = UserError("the current directory does not exist any more; change to another one")
+    error = _missing(error, run) or error
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         error = RunError(message) if run else UserError(message)
@@ -122,6 +121,20 @@ def _end(error: BaseException) -> int | None:
     return RunError.exit_code if first_failure else None
 
 
+def _missing(error: BaseException, run: Run | None) -> UserError | RunError | None:
+    """Return the error of a folder or file that was deleted while the command ran as one line; None for any other."""
+    failed = isinstance(error, Exception) and not isinstance(error, UserError)
+    if failed and run and run.begun and not run.folder.is_dir():
+        return RunError(f"{run.folder} was deleted during the run; run the command again")
+    if not isinstance(error, FileNotFoundError):
+        return None
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return UserError("the current directory does not exist any more; change to another one")
+    return RunError(f"{error.filename or first_line(error)} was deleted while it was used; run the command again")
+
+
 def _use_utf8() -> None:
     """Restart Python in UTF-8 mode if the locale has another encoding, which libraries would use for their files."""
     is_utf8 = sys.flags.utf8_mode or codecs.lookup(locale.getencoding()).name == "utf-8"
@@ -146,7 +159,7 @@ def _prepare_output() -> None:
 
 def _report(run: Run | None) -> None:
     """Write the report of an unfinished run and print its path."""
-    if run and distributed.is_main() and run.record["status"] != "complete":
+    if run and distributed.is_main() and run.record["status"] != "complete" and run.folder.is_dir():
         from lora_grpo.report import report_line  # loads evaluation and NumPy, which other commands start without
 
         print(report_line(run.folder), file=sys.stderr)

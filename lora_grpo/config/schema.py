@@ -288,11 +288,26 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     return dataclasses.replace(config, **values)
 
 
+def _refuse_true_as_number(given: Any, checked: Any, name: str = "") -> None:
+    """Raise a UserError for `seed: true` in a settings file, which pydantic reads as 1."""
+    if isinstance(given, bool) and not isinstance(checked, bool):
+        raise UserError(f"{flag(name)} is {str(given).lower()}; expected a number")
+    if isinstance(given, Mapping) and isinstance(checked, Mapping):
+        for key in given.keys() & checked.keys():
+            _refuse_true_as_number(given[key], checked[key], f"{name}.{key}" if name else key)
+    if isinstance(given, (list, tuple)) and isinstance(checked, (list, tuple)):
+        for before, after in zip(given, checked, strict=False):
+            _refuse_true_as_number(before, after, name)
+
+
 def check_fields(config: Any) -> Any:
     """Return a configuration with every value converted to its field's type and checked against its range."""
     kind: Any = type(config)
     try:
-        return TypeAdapter(kind).validate_python(_as_dict(config))
+        given = _as_dict(config)
+        checked = TypeAdapter(kind).validate_python(given)
+        _refuse_true_as_number(given, _as_dict(checked))
+        return checked
     except RecursionError:  # a YAML anchor
         raise UserError("a list contains itself; write out its items") from None
     except ValidationError as errors:

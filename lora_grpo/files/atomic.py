@@ -81,7 +81,7 @@ def damage(folder: Path) -> str | None:
     """Return the first difference between a published folder and its manifest, or None."""
     try:
         digests = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"no readable {MANIFEST}"
     for name, digest in digests.items():
         if not (folder / name).is_file():

@@ -18,12 +18,27 @@ from typing import Any
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import disk
 
+_DEEPEST = 100
+"""Levels of nesting that this package writes at most are 8. Code that walks through deeper values would fail."""
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse JSON, or raise a ValueError or a RecursionError. Nesting is limited."""
+    value = json.loads(text)
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [each for values in inner for each in values]
+        if not level:
+            return value
+    raise ValueError(f"it has more than {_DEEPEST} levels of lists and objects")
+
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises UserError for anything else."""
     try:
         _refuse_endless(path)
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     if not isinstance(value, dict):
@@ -43,7 +58,7 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{number}", loads(line)
             except (ValueError, RecursionError):
                 raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
 
@@ -85,7 +100,7 @@ def read_finished_lines(path: Path) -> list[Any]:
     values: list[Any] = []
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
         try:
-            values.append(json.loads(line))
+            values.append(loads(line))
         except (ValueError, RecursionError):
             break
     return values

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.abc
 import importlib.util
+import os
 import sys
 import traceback
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -108,11 +111,23 @@ def _load(path: Path) -> ModuleType:
     _add_helpers(path)
     sys.modules[name] = module  # Required by dataclasses and pickle.
     try:
-        spec.loader.exec_module(module)
+        with keeping_directory():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         message = f"importing this file raised {type(error).__name__}: {first_line(error)}"
         raise UserError(f"{line_of(error, path)}: {message}") from error
     return module
+
+
+@contextlib.contextmanager
+def keeping_directory() -> Iterator[None]:
+    """Undo a change of the current directory in the block, so that relative paths keep their meaning."""
+    directory = os.open(".", os.O_RDONLY)
+    try:
+        yield
+    finally:
+        os.fchdir(directory)
+        os.close(directory)
 
 
 def line_of(error: BaseException, path: Path) -> str:

@@ -90,6 +90,8 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     merges = [tuple(merge) for merge in model["merges"]]
     added = {token["id"]: token for token in spec["added_tokens"]}
     tokens = {token_id: text for text, token_id in model["vocab"].items()}
+    if len(model["vocab"]) < backend.get_vocab_size(with_added_tokens=False):
+        raise UserError("two tokens of the tokenizer have the same id; use an undamaged tokenizer.json")
     tokens |= {token_id: token["content"] for token_id, token in added.items()}
     if max(tokens) >= vocab_size:
         raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize the embeddings")

@@ -227,7 +227,8 @@ def _add_tokens(
     if rows is None:
         return set()
     indices, output = adapter.token_indices(module), outputs[f"{module}.weight"]
-    if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or max(indices) >= output.shape[0]:
+    is_inside = all(0 <= index < output.shape[0] for index in indices)
+    if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or not is_inside:
         raise adapter.misfit(rows.name, (len(indices), *output.shape[1:]), rows.shape)
     outputs[output.name] = replace(output, tokens=(rows, tuple(indices)))
     return {rows.name}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,19 @@ def read_lora_config(folder: Path, use: str) -> dict[str, Any]:
     return values
 
 
+def _check_patterns(folder: Path) -> None:
+    """Raise a UserError for regular expressions that PEFT may take years to match, such as `(a+)+` and `.*.*.*.*`."""
+    values = json_files.read_object(folder / ADAPTER_CONFIG)
+    for name in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
+        patterns = values.get(name)
+        for pattern in patterns if isinstance(patterns, dict) else [patterns] if isinstance(patterns, str) else []:
+            if re.search(r"\)[*+{]", pattern) or (name.endswith("_pattern") and len(re.findall("[*+{]", pattern)) > 3):
+                raise UserError(
+                    f"{folder / ADAPTER_CONFIG}: {name} has a regular expression that may take years to match, "
+                    f"{pattern!r:.60}; write the names of the modules"
+                )
+
+
 def run_of(folder: Path) -> Path | None:
     """Return the folder of the run that a folder is, or that it belongs to as an adapter or a checkpoint."""
     if (folder / "run.json").is_file():
@@ -215,6 +229,8 @@ def _spec(
 ) -> ModelSpec:
     """Return the spec of the model in the folder `base`, or of an adapter for it."""
     base_model.check_folder(str(base), "the model")
+    if adapter:
+        _check_patterns(adapter)
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json")
     has_tokenizer = adapter is not None and any((adapter / file).is_file() for file in vocabularies)
     settings = ModelConfig(

@@ -36,10 +36,13 @@ def guard(function: RewardFunction, name: str, file: Path | None = None) -> Rewa
         size = len(completions)
         try:
             # A copy, because a reward may change its arguments, which the other rewards and the trainer use as well.
-            output = function(**{key: copy.deepcopy(v) if isinstance(v, list) else v for key, v in batch.items()})
+            with python_file.keeping_directory():
+                output = function(**{key: copy.deepcopy(v) if isinstance(v, list) else v for key, v in batch.items()})
             is_list = isinstance(output, Iterable) and not isinstance(output, (str, bytes, dict))
             values = list(output) if is_list else None
         except (Exception, SystemExit) as error:
+            if isinstance(error, RunError) and file is None:  # a task's `check` names its row and completion itself
+                raise
             row = _find_failing_row(function, batch, size)
             place = f"{python_file.line_of(error, file)}: " if file else ""
             raise RewardError(

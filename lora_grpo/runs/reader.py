@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def _read_lines(path: Path, **required: type) -> list[Line]:
     values: list[Line] = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
         try:
-            value = json.loads(line)
+            value = json_files.loads(line)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):

@@ -87,6 +87,8 @@ class AlarmRecord:
     step: int
     name: str
     message: str
+    stopped: bool = False
+    """Whether it stopped the run."""
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,18 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
             values[name] = json.loads(text, parse_constant=str, parse_float=_finite)  # NaN is not JSON
         except ValueError:
             values[name] = text
+        if isinstance(values[name], str) and not _is_unicode(values[name]):
+            raise UserError(f"{KWARGS_FLAG} {item!a} has half of a character; expected valid Unicode")
         if isinstance(values[name], (dict, list)):
             raise UserError(f"{KWARGS_FLAG} {item} is {type(values[name]).__name__}; expected text, a number or true")
         if name == _SWITCH and not isinstance(values[name], bool):  # `False` would be text, which templates take as on
             raise UserError(f"{KWARGS_FLAG} {item}: expected true or false")
     return values
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be encoded. One with half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _finite(text: str) -> float | str:

@@ -87,7 +87,8 @@ class TaskFile:
         """
         where = f"row {row.get('id')}, completion {completion!r:.200}"
         try:
-            found = self.module.check(completion, self._given(row))
+            with python_file.keeping_directory():
+                found = self.module.check(completion, self._given(row))
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
@@ -169,7 +170,8 @@ class TaskFile:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
-            return getattr(self.module, name)(*arguments)
+            with python_file.keeping_directory():
+                return getattr(self.module, name)(*arguments)
         except UserError:  # of `read_rows`
             raise
         except (Exception, SystemExit) as error:

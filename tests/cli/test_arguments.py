@@ -558,3 +558,13 @@ def test_ctrl_c_during_imports_is_one_line():
     code = f"{handler}; 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_every_flag_that_takes_a_list_is_refused_twice():
+    for name in ("--lora.targets", "--eval.k", "--monitor.stop-on", "--train.report-to"):
+        assert refusal(name, "1", f"{name}=4") == f"{name} is given 2 times; give all its values after one"
+
+
+def test_an_empty_preset_is_refused_on_the_command_line_and_in_a_file():
+    for arguments in (["--preset", ""], ["--preset="], settings("preset: ''")):
+        assert refusal(*arguments).startswith("unknown preset ''; expected auto, ")

@@ -136,7 +136,7 @@ def test_a_closed_pipe_ends_a_command_quietly(before, tmp_path):
 
 
 @pytest.mark.parametrize("before", ["", RUN], ids=["", "in a run"])
-@pytest.mark.parametrize(("number", "path"), [("ENAMETOOLONG", "a" * 300), ("EACCES", "locked")])
+@pytest.mark.parametrize(("number", "path"), [("ENAMETOOLONG", "a" * 300), ("EACCES", "locked"), ("EISDIR", "folder")])
 def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     main = f"import errno, os; raise OSError(errno.{number}, os.strerror(errno.{number}), '{path}')"
     command = [sys.executable, "-c", COMMAND.format(before + main)]
@@ -158,6 +158,23 @@ def test_a_lost_directory_or_output_has_no_traceback(body, code, printed, tmp_pa
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == code
     assert done.stderr.startswith(printed) and done.stderr.count("\n") == bool(printed)
+
+
+@pytest.mark.parametrize(
+    ("body", "printed"),
+    [
+        (
+            RUN + "import shutil; shutil.rmtree('run'); run.append_metrics({})",
+            "run was deleted during the run; run the",
+        ),
+        ("open('gone')", "gone was deleted while it was used; run the command again"),
+    ],
+)
+def test_a_deleted_run_or_file_is_one_line(body, printed, tmp_path):
+    command = [sys.executable, "-c", COMMAND.format(body)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and one_line(done)
+    assert done.stderr.startswith(f"error: {printed}")
 
 
 def test_closed_streams_do_not_give_their_numbers_to_files(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from lora_grpo.cli import validate
 from lora_grpo.config.batch import batch_shape
-from lora_grpo.config.schema import RunConfig, check_fields, flag
+from lora_grpo.config.schema import RunConfig, check_fields, flag, replace
 from lora_grpo.errors import UserError
 
 
@@ -215,3 +215,12 @@ def test_a_configuration_cannot_be_changed():
 
 def test_a_flag_is_the_fields_name_with_dashes():
     assert flag("train.max_steps") == "--train.max-steps"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"seed": True}, "--seed"), ({"lora": {"rank": True}}, "--lora.rank"), ({"eval": {"k": [True, 4]}}, "--eval.k")],
+)
+def test_true_is_not_a_number(changes, name):
+    with pytest.raises(UserError, match=f"^{name} is true; expected a number$"):
+        check_fields(replace(RunConfig(), changes))

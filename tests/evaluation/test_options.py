@@ -31,6 +31,8 @@ def test_a_repeated_list_would_lose_the_first():
     name = "--model.chat-template-kwargs"
     with pytest.raises(UserError, match=f"{name} is given 2 times; give all its values after one"):
         read_flags(EvaluateOptions, ["x", name, "a=1", name, "b=1"])
+    with pytest.raises(UserError, match="--k is given 2 times"):
+        read_flags(EvaluateOptions, ["x", "--k", "1", "--k", "4"])
 
 
 def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():

@@ -1,4 +1,5 @@
 import gzip
+import json
 import os
 
 import pytest
@@ -65,3 +66,14 @@ def test_a_file_that_may_never_end_is_refused(kind, read, tmp_path):
         path.symlink_to("/dev/null")  # not /dev/zero: if it were read, this test would fill the memory
     with pytest.raises(UserError, match=r"rows\.jsonl cannot be read: .*not a regular file"):
         read(path)
+
+
+def test_deep_nesting_is_refused_where_it_is_read(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"a": json.loads("[" * 99 + "]" * 99)}))
+    assert json_files.read_object(path)
+    for depth in (100, 500, 100_000):
+        path.write_text('{"a": ' + "[" * depth + "]" * depth + "}\n")
+        with pytest.raises(UserError, match=r"a\.json cannot be read: .*"):
+            json_files.read_object(path)
+        assert json_files.read_finished_lines(path) == []

@@ -20,7 +20,7 @@ from helpers.gguf_models import (
     wrapped,
 )
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
@@ -264,3 +264,13 @@ def test_white_space_that_a_token_swallows_has_a_note():
 def test_more_tokens_than_embeddings_are_refused():
     with pytest.raises(UserError, match="the tokenizer has 400 tokens and the model 398; resize the embeddings"):
         vocabulary(qwen_tokenizer(), spare=-2)
+
+
+def test_tokens_with_the_same_id_are_refused(tmp_path):
+    path = starter.model_path() / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["vocab"] = dict.fromkeys(settings["model"]["vocab"], 0)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    damaged = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|im_end|>")
+    with pytest.raises(UserError, match="two tokens of the tokenizer have the same id"):
+        vocabulary(damaged)

@@ -193,3 +193,23 @@ def test_code_of_the_base_runs_only_with_a_flag_given_now(tmp_path, model):
         resolve(str(run), Overrides())
     assert resolve(str(run), Overrides(trust_remote_code=True)).base.trust_remote_code
     assert not resolve(str(model), Overrides()).base.trust_remote_code
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha_pattern": {"(a+)+x": 1}},
+        {"rank_pattern": {".*.*.*.*x": 1}},
+        {"target_modules": "(?:(?:.|_)*)*x"},
+        {"exclude_modules": "(.+)+"},
+    ],
+)
+def test_a_pattern_that_may_never_end_is_refused(settings, tmp_path):
+    run = make_run(tmp_path / "run")
+    path = run / "adapter" / "adapter_config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps({**given, "alpha_pattern": {r"layers\.\d+\.(q|v)_proj": 8, "^model.*mlp": 2}}))
+    resolve(str(run), Overrides())
+    path.write_text(json.dumps({**given, **settings}))
+    with pytest.raises(UserError, match=rf"adapter_config\.json: {next(iter(settings))} has a regular expression that"):
+        resolve(str(run), Overrides())

@@ -294,3 +294,9 @@ def test_a_base_model_goes_on_with_the_program_that_a_row_begins():
 
 def test_a_chat_model_is_asked_even_where_a_program_is_begun():
     assert "Write f." in render_row(Tokenizer("{}"), ROW_OF_CODE)
+
+
+@pytest.mark.parametrize("value", ["\udcff", '"\\ud800"'])
+def test_half_a_character_is_no_variable(value):
+    with pytest.raises(UserError, match="has half of a character; expected valid Unicode"):
+        parse_kwargs([f"style={value}"])

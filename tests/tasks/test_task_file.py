@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import Graded, make_protocol, make_report
 from lora_grpo.files import python_file
-from lora_grpo.rewards import training_set
+from lora_grpo.rewards import parse_reward_specs, resolve, training_set
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, load_data, task_sha256, task_title
@@ -259,3 +260,23 @@ def test_a_module_beside_a_file_cannot_replace_an_installed_one(tmp_path):
     (tmp_path / "shadows.py").write_text("import json\n" + LOAD + CHECK)
     with pytest.raises(UserError, match=r"shadows\.py imports 'json', which is .*json\.py or .*; rename the file$"):
         get_task(str(tmp_path / "shadows.py"))
+
+
+def test_a_file_that_changes_the_directory_leaves_the_command_in_its_own(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    change = "import os\nos.chdir('/')\n"
+    load = LOAD.replace(": ", ":\n    os.chdir('/')\n    ", 1)
+    _, found = task(change + load + CHECK.replace(": ", ":\n    os.chdir('/')\n    ", 1))
+    row = found.load("train")[0]
+    assert found.check("0", row).passed
+    assert Path.cwd() == tmp_path
+
+
+def test_a_check_that_raises_as_a_reward_names_its_row_once(task):
+    path, found = task(LOAD + "def check(completion, row):\n    return row['missing']\n")
+    (row,) = found.load("train")[:1]
+    (reward,) = resolve(parse_reward_specs(("correct_answer",)))
+    columns = {name: [value] for name, value in {**row, "task": path}.items() if name != "prompt"}
+    with pytest.raises(RunError) as error:
+        reward.function(completions=["four"], prompts=[row["prompt"]], **columns)
+    assert str(error.value) == f"{path}:3: check raised KeyError: 'missing'; row my_task/train/0, completion 'four'"
