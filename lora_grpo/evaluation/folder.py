@@ -65,4 +65,14 @@ def _read(folder: Path) -> dict[str, Any]:
     for entry in state.values():
         if not isinstance(entry, dict) or not all(isinstance(entry.get(k), dict) for k in ("request", "environment")):
             raise UserError(f"{folder / STATE} is damaged; pass another --output-dir")
+        if not isinstance(entry["environment"].get("isolation"), (str, type(None))) or not _is_finite(entry):
+            raise UserError(f"{folder / STATE} has a wrong value; pass another --output-dir")
     return state
+
+
+def _is_finite(entry: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(entry, allow_nan=False)
+    except ValueError:
+        return False
+    return True

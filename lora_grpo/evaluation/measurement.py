@@ -149,7 +149,7 @@ def _drawn(results: Sequence[Result]) -> Drawn:
     return Drawn(
         samples=len(results),
         statuses=dict(sorted(statuses.items())),
-        rules={rule: sum(result[rule] for result in results) for rule in _RULES if rule in results[0]},
+        rules={rule: sum(result.get(rule) is True for result in results) for rule in _RULES if rule in results[0]},
         health=_health(results, statuses),
     )
 
@@ -157,7 +157,8 @@ def _drawn(results: Sequence[Result]) -> Drawn:
 def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:
     health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
     # Samples from other tools may use these keys with another meaning.
-    lengths = [result["num_tokens"] for result in results if isinstance(result.get("num_tokens"), int)]
+    found = [result.get("num_tokens") for result in results]
+    lengths = [length for length in found if isinstance(length, int) and 0 <= length < 2**32]
     if lengths:
         health["truncated"] = sum(bool(result.get("truncated")) for result in results)
         health["mean_tokens"] = sum(lengths) / len(lengths)

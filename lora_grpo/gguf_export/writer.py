@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import struct
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,13 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
         with atomic.write_errors(output.parent), atomic.new_file(output, sum(sizes.values())) as temporary:
             try:
                 writer.write_header_to_file(temporary)
-                writer.write_kv_data_to_file()
+                try:
+                    writer.write_kv_data_to_file()
+                except (struct.error, ValueError, TypeError) as error:
+                    where = "config.json or generation_config.json"
+                    raise UserError(
+                        f"a number in {where} does not fit GGUF: {first_line(error)}; correct it"
+                    ) from error
                 writer.write_ti_data_to_file()
                 if factors is not None:
                     writer.write_tensor_data(factors)

@@ -295,7 +295,9 @@ def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     declared = generation_config.eos_token_id
-    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    ids = list(declared) if isinstance(declared, (list, tuple)) else [] if declared is None else [declared]
+    if odd := next((each for each in ids if type(each) is not int or each < 0), None):
+        raise UserError(f"{name} declares the end-of-sequence token {odd!r:.40}; expected the id of a token")
     ids = sorted({*ids, tokenizer.eos_token_id} - {None})
     if not ids:
         raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")

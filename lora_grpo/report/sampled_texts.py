@@ -39,7 +39,7 @@ def sampled_texts(run: RunFiles, max_shown: int = MAX_SHOWN) -> dict[str, Any]:
         for index in range(kept):
             line = lines[index * len(lines) // kept]
             row = line if "step" in line else {"id": line["task_id"], **run.rows.get(line["task_id"], {})}
-            problem = (row.get("id"), row.get("question"), _text(row.get("answer")))
+            problem = (_text(row.get("id")), _text(row.get("question")), _text(row.get("answer")))
             completion, extracted = line["completion"], line.get("extracted")
             if line.get("response") is not None:  # for code tasks, `completion` is the part of it that was run
                 completion, extracted = line["response"], completion

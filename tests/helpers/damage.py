@@ -1,0 +1,116 @@
+"""Ways in which a file gets damaged, and a command run in this process on the damaged file."""
+
+import contextlib
+import io
+import json
+import random
+import shutil
+
+from lora_grpo.cli import run_command
+
+DEEP = 10_000
+
+
+def _half(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def _random(path):
+    path.write_bytes(random.Random(0).randbytes(400))
+
+
+def _invalid_utf8(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + b"\xff\xfe\xc3(" + data[len(data) // 2 :])
+
+
+def _directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def _writing(data):
+    return lambda path: path.write_bytes(data)
+
+
+WHOLE = {
+    "half": _half,
+    "empty": _writing(b""),
+    "random bytes": _random,
+    "NUL bytes": _writing(bytes(400)),
+    "invalid UTF-8": _invalid_utf8,
+    "a directory": _directory,
+    "deep lists": _writing(b"[" * DEEP + b"]" * DEEP + b"\n"),
+    "deep objects": _writing(b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"\n"),
+    "a list": _writing(b"[1, 2]\n"),
+    "a number": _writing(b"7\n"),
+    "a huge number": _writing(b"1" * 5000 + b"\n"),
+    "null": _writing(b"null\n"),
+    "a text": _writing(b'"text"\n'),
+    "an empty object": _writing(b"{}\n"),
+    "a lone surrogate": _writing(b'"\\ud800"\n'),
+    "an object with a lone surrogate": _writing(b'{"\\ud800": "\\ud800"}\n'),
+}
+"""Damage of a whole file, by name: a function of its path."""
+
+VALUES = (
+    *("NaN", "Infinity", "1e999", "-1", "1.5", "1" * 400, '"text"', '"\\ud800"', "[]", "{}", "null", "true"),
+    *('[{"a": [1]}]', "[" * 500 + "]" * 500),
+)
+"""JSON values, to take the place of another."""
+
+
+def places(value, path=()):
+    """Yield the path of every value in a JSON value; of a list, only those of its first element."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, each in items:
+        yield from places(each, (*path, key))
+
+
+def with_value(value, path, text):
+    """Return a JSON value as text in which `text` takes the place of one of its values."""
+    mark = "the value that is replaced"
+
+    def replaced(value, path):
+        if not path:
+            return mark
+        kind = list(value) if isinstance(value, list) else dict(value)
+        kind[path[0]] = replaced(value[path[0]], path[1:])
+        return kind
+
+    return json.dumps(replaced(value, path)).replace(json.dumps(mark), text)
+
+
+def outcome(main):
+    """Run a command in this process. Return its exit code and what it wrote to stderr; None for a traceback."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = run_command(main)
+        except SystemExit as ended:
+            code = ended.code or 0
+    return code, errors.getvalue()
+
+
+def content(folder):
+    """Return what a folder holds, by path, without the locks that commands leave."""
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.name != ".lock"
+    }
+
+
+@contextlib.contextmanager
+def damaged(path, damage):
+    """Damage a file in a `with` block, and restore it."""
+    copy = path.with_name(f"{path.name}.copy-of-test")
+    shutil.copy2(path, copy)
+    try:
+        damage(path)
+        yield
+    finally:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        copy.rename(path)
