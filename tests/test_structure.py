@@ -21,7 +21,7 @@ LINES = [
     "rewards audit",
     "runs",
     "models",
-    "sampling planning merging",
+    "sampling planning merging loss_pass",
     "evaluation gguf_export gpu_check",
     "training preview report hub",
     "cli",

@@ -14,7 +14,7 @@ trl_fields.py   parses `--grpo KEY=VALUE` and checks it against TRL's source wit
 """
 
 from lora_grpo.config import hardware
-from lora_grpo.config.batch import batch_shape, micro_batches
+from lora_grpo.config.batch import batch_shape, micro_batches, prompts_to_read
 from lora_grpo.config.engines import choose_engine, local_sampler, uses_vllm, vllm_available, with_gpu_defaults
 from lora_grpo.config.hardware import choose_preset, nvidia_gpus, use_one_gpu
 from lora_grpo.config.presets import gpu_preset, starter_preset
@@ -54,6 +54,7 @@ __all__ = [
     "micro_batches",
     "nvidia_gpus",
     "parse_grpo_overrides",
+    "prompts_to_read",
     "replace",
     "starter_preset",
     "use_one_gpu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lora_grpo import distributed
@@ -50,6 +51,12 @@ def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]
             f"{world_size} processes cannot share {_describe_step(config)} equally; change --train.prompts-per-step"
         )
     return [size for size in range(share, 0, -1) if share % size == 0]
+
+
+def prompts_to_read(config: RunConfig, micro_batch_size: int) -> int:
+    """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it."""
+    group = config.sampling.num_generations
+    return -(-(micro_batch_size + group - math.gcd(micro_batch_size, group)) // group)
 
 
 def _describe_step(config: RunConfig) -> str:

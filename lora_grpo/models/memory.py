@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lora_grpo.config import RunConfig
+from lora_grpo.config import RunConfig, prompts_to_read
 from lora_grpo.errors import UserError
 from lora_grpo.models.shape import Shape
 
@@ -55,6 +55,8 @@ class Step:
     """Layers use Unsloth's kernels."""
     on_cpu: bool = False
     """Everything except the 4-bit weights is float32, without autocast."""
+    packed: bool = False
+    """Each prompt of a micro-batch is read once for its group (loss_pass)."""
 
     @property
     def length(self) -> int:
@@ -62,8 +64,15 @@ class Step:
         return self.config.model.max_sequence_tokens
 
     @property
+    def prompts(self) -> int:
+        """Largest number of prompts that the layers read in a micro-batch."""
+        return prompts_to_read(self.config, self.micro_batch_size) if self.packed else self.micro_batch_size
+
+    @property
     def tokens(self) -> int:
-        return self.micro_batch_size * self.length
+        """Tokens that the layers read in a micro-batch."""
+        completion = self.config.sampling.max_completion_tokens
+        return self.prompts * (self.length - completion) + self.micro_batch_size * completion
 
 
 def parts(shape: Shape, step: Step) -> dict[str, int]:
@@ -209,9 +218,12 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     """
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
     checkpointing = step.config.train.gradient_checkpointing
-    mask = step.tokens * step.length
+    mask = step.micro_batch_size * step.length**2
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
+    rows = step.micro_batch_size * step.length
+    if step.packed:  # the keys and values that a completion reads are copies, and so are the outputs
+        kept += width * shape.queries * (2 * (rows - step.tokens) + step.tokens)
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
@@ -226,7 +238,14 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     else:
         added = 14 * h + 6 * i if checkpointing else max(24 * h, 10 * h + 6 * i)
     added = step.tokens * added + unpacked
+    if step.packed:  # or in the gradients of these copies, when the tensors of the feed-forward block are gone
+        added = max(added, width * (shape.queries * (2 * rows + step.tokens) - 4 * i * step.tokens))
     copy = 0 if step.on_cpu else 2 * adapter
+    if step.packed:  # one mask for all layers
+        mask = (1 + width) * step.micro_batch_size * step.config.sampling.max_completion_tokens * step.length
+        if checkpointing:
+            return width * step.tokens * h * shape.layers + mask, kept + added + copy // shape.layers
+        return shape.layers * kept + mask + copy, added
     if checkpointing:
         left = width * step.tokens * h * shape.layers + mask * (1 + width)
         return left, kept + added + copy // shape.layers
@@ -236,7 +255,7 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of tokens and vocabulary entries (training/chunked_logprobs.py), in SFT in chunks of
+    Logits are computed in tiles of tokens and vocabulary entries (loss_pass/chunked_logprobs.py), in SFT in chunks of
     tokens.
     """
     width = 4 if step.on_cpu else 2

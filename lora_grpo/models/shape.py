@@ -17,6 +17,8 @@ _FAMILIES = (
 _HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}
 """Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
 _HEAD_NORMS = ("gemma3_text", "qwen3", "qwen3_moe")
+_WINDOWS = {"gemma2": 4096, "gemma3_text": 4096, "mistral": 4096}
+"""Defaults of `sliding_window`."""
 _TIED = ("gemma2", "gemma3_text", "smollm3")
 """Families that tie the output head to the embedding by default."""
 
@@ -55,6 +57,8 @@ class Shape:
     experts_per_token: int = 1
     context: int | None = None
     """The declared maximum length of a sequence, in tokens."""
+    window: int | None = None
+    """Tokens that attention reaches back to in some layers, if it does not reach all."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Shape:
@@ -102,6 +106,7 @@ class Shape:
             experts=experts,
             experts_per_token=experts_per_token,
             context=_optional_int(values, "max_position_embeddings"),
+            window=_window(family, values),
         )
 
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -182,6 +187,12 @@ def unknown_target(target: str, names: Collection[str]) -> UserError:
     """Return the error for a target that names no linear layer of a model, which has those `names`."""
     hint = suggestion(target, sorted(names))
     return UserError(f"--lora.targets {target} names no linear layer of this model; {hint}")
+
+
+def _window(family: str, values: Mapping[str, Any]) -> int | None:
+    if not values.get("use_sliding_window", not family.startswith(("qwen", "smollm"))):
+        return None
+    return _optional_int(values, "sliding_window") if "sliding_window" in values else _WINDOWS.get(family)
 
 
 def _optional_int(values: Mapping[str, Any], name: str) -> int | None:

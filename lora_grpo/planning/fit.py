@@ -101,13 +101,17 @@ class Planner:
     sampler: memory.SamplerKind
     fused: bool = False
     """Whether Unsloth's kernels run the layers."""
+    packs: bool = False
+    """Whether the training engine can read each prompt once for its group."""
 
     def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
         """Return the plan for a micro-batch size and a number of parallel completions, even if it does not fit."""
         # The backend may be a suggestion, which differs from the run's.
         replaced = config.sampling.backend == "transformers" and self.sampler != "merged"
         sampler = "transformers" if replaced else self.sampler
-        step = memory.Step(config, micro, sequences, sampler, self.fused, self.device.on_cpu)
+        reached = self.shape.window is None or config.model.max_sequence_tokens <= self.shape.window
+        packed = self.packs and config.method == "grpo" and reached
+        step = memory.Step(config, micro, sequences, sampler, self.fused, self.device.on_cpu, packed)
         sizes = memory.parts(self.shape, step)
         fit = Fit(micro, sequences, sampler, sizes, self.device)
         if sampler not in ("vllm", "shared"):

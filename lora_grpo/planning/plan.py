@@ -91,7 +91,8 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     shape, not_planned = _read_shape(model, config, device, derived)
     if shape is not None:
         shape.check_targets(config.lora.targets)
-        planner = Planner(shape, device, _sampler(config, device), fused=engine == "unsloth" and not device.on_cpu)
+        fused, packs = engine == "unsloth" and not device.on_cpu, engine == "peft"
+        planner = Planner(shape, device, _sampler(config, device), fused, packs)
         fit = planner.choose(config)
         if fit is None:
             raise UserError(refusal(planner, config))

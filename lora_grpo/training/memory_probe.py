@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -82,8 +83,11 @@ def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[
     def ones(length: int) -> torch.Tensor:
         return torch.ones(rows, length, dtype=torch.long, device=device)
 
+    # As many distinct prompts as a micro-batch can have, because each is read once.
+    group = trainer.num_generations
+    groups = (torch.arange(rows, device=device) + group - math.gcd(rows, group)) // group + 1
     inputs = {
-        "prompt_ids": ones(prompt),
+        "prompt_ids": groups[:, None] * ones(prompt),
         "prompt_mask": ones(prompt),
         "completion_ids": ones(completion),
         "completion_mask": ones(completion),
@@ -91,7 +95,7 @@ def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[
         "num_items_in_batch": torch.tensor(rows * completion, device=device),
     }
     if prompt > 1:  # padding, so that the attention mask is of the same kind as in real batches
-        inputs["prompt_mask"][0, 0] = 0
+        inputs["prompt_mask"][groups == groups[0], 0] = 0
     if trainer.beta:
         inputs["ref_per_token_logps"] = torch.zeros(rows, completion, device=device)
     if trainer.use_vllm:

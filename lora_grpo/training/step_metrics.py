@@ -18,6 +18,7 @@ class StepMetrics:
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
+      (Otherwise that estimate is used for completions that the loss pass leaves out, see SkipZeroAdvantage.)
     - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. This class
       computes it from the logprobs of the loss when rollouts are used for the first time.
     """
@@ -49,8 +50,9 @@ class StepMetrics:
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]
         if self._inputs is not None:
-            mask = self._inputs["completion_mask"].bool()
-            difference = (result[0].detach() - self._inputs["sampling_per_token_logps"]).abs()[mask]
+            rows = self._inputs.get("kept_rows", slice(None))
+            mask = self._inputs["completion_mask"][rows].bool()
+            difference = (result[0].detach() - self._inputs["sampling_per_token_logps"][rows]).abs()[mask]
             sums = difference.new_tensor([difference.sum(), difference.numel()])
             total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()  # type: ignore[attr-defined]
             if tokens:  # zero when the whole micro-batch is masked

@@ -10,6 +10,7 @@ from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
 from lora_grpo.errors import UserError
+from lora_grpo.loss_pass import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage
 from lora_grpo.models import Policy, base_model, load_adapter
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
@@ -17,7 +18,6 @@ from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
 from lora_grpo.tasks import Row, chat, prompt_order
 from lora_grpo.training.alarms import Alarms
-from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.completion_log import CompletionLog
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
@@ -53,6 +53,11 @@ def make_trainer(
         trainer.create_optimizer()
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
+    if not is_sft:
+        reason = trainer.why_padded if policy.engine == "peft" else "Unsloth computes the loss pass"
+        run.record["loss_pass"] = {"prompts_read": "once per completion" if reason else "once per group"}
+        if reason:
+            run.record["loss_pass"]["reason"] = reason
     trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
     _use_float32_adapter(policy)
@@ -102,10 +107,12 @@ def _build_grpo_trainer(
     weights = {reward.name: reward.weight for reward in rewards}
     log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
-    # Unsloth's trainer never materializes the logits, and its loss calls the method that ChunkedLogProbs overrides with
-    # other arguments.
-    mixins = [AtomicCheckpoints, StepMetrics, *([] if policy.engine == "unsloth" else [ChunkedLogProbs])]
-    return types.new_class("Trainer", (*mixins, GRPOTrainer))(
+    # Unsloth has its own layers and loss, which calls the methods of the other mixins with other arguments.
+    mixins = [AtomicCheckpoints, StepMetrics]
+    if policy.engine == "peft":
+        mixins = [AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs]
+    attributes = {"longest_row": config.model.max_sequence_tokens}
+    return types.new_class("Trainer", (*mixins, GRPOTrainer), exec_body=lambda namespace: namespace.update(attributes))(
         model=policy.model,
         processing_class=policy.tokenizer,
         args=GRPOConfig(**arguments),

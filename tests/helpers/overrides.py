@@ -3,11 +3,11 @@
 import inspect
 from collections import Counter
 
+from lora_grpo.loss_pass import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage
 from lora_grpo.runs import AtomicCheckpoints
 from lora_grpo.training import StepMetrics
-from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 
-MIXINS = (AtomicCheckpoints, StepMetrics, ChunkedLogProbs)
+MIXINS = (AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs)
 
 
 def overrides(trainer_class):

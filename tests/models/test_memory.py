@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
+from lora_grpo.loss_pass import attention
+from lora_grpo.loss_pass.packing import Packing, pack
 from lora_grpo.models.architectures import ATTENTION
 from lora_grpo.models.memory import Step, kv_bytes_per_token, optimizer_bytes, parts, phases, weight_bytes
 from lora_grpo.models.shape import Shape
@@ -253,18 +255,42 @@ def fake_policy(config, step, monkeypatch):
     return model.train()
 
 
+def packed_inputs(step):
+    """Return what the layers of a packed micro-batch get, made of fake tensors of the right shapes."""
+    rows, completion = step.micro_batch_size, step.config.sampling.max_completion_tokens
+    ids = torch.ones(rows, step.length, dtype=torch.long)
+    ids[:, 0] += torch.arange(rows) // step.config.sampling.num_generations
+    real = pack(ids, torch.ones_like(ids), completion)
+    tensors = {name: value for name, value in vars(real).items() if isinstance(value, torch.Tensor)}
+    with FakeTensorMode() as mode:
+        packing = Packing(**{name: mode.from_tensor(tensor) for name, tensor in tensors.items()})
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    arguments = {"position_ids": packing.positions, "attention_mask": mask, "packing": packing}
+    return mode, packing.ids, arguments
+
+
+def padded_inputs(step):
+    rows, length = step.micro_batch_size, step.length
+    with FakeTensorMode() as mode:
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        return mode, ids, {"attention_mask": torch.ones(rows, 1, length, length, dtype=torch.bool)}
+
+
 def most_held(config, step, monkeypatch):
     """Return the peak memory of a pass through the layers, excluding weights and gradients."""
-    rows, length = step.micro_batch_size, step.length
     precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
-    with FakeTensorMode():
+    mode, ids, arguments = packed_inputs(step) if step.packed else padded_inputs(step)
+    with mode:
         model = fake_policy(config, step, monkeypatch)
-        ids = torch.zeros(rows, length, dtype=torch.long)
+        if step.packed:
+            attention.register()
+            model.base_model.model.set_attn_implementation(attention.NAME)
         gc.collect()
         with TensorMemory() as held:
-            mask = torch.ones(rows, 1, length, length, dtype=torch.bool)
+            if not step.packed:
+                arguments["attention_mask"] = arguments["attention_mask"].clone()  # counted
             with precision:
-                hidden = model.base_model.model.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state
+                hidden = model.base_model.model.base_model(ids, **arguments, use_cache=False).last_hidden_state
             hidden.backward(torch.empty_like(hidden))
     return held.peak
 
@@ -293,6 +319,28 @@ def test_activations_are_at_least_those_that_torch_saves(config, on_cpu, checkpo
     planned = parts(Shape.of(config), step)
     held = most_held(config, step, monkeypatch)
     assert 1.0 <= (planned["activations"] + planned["one_layer"]) / held <= 1.05
+
+
+@pytest.mark.parametrize(
+    ("config", "on_cpu", "checkpointing", "lengths", "group"),
+    [
+        (QWEN25_HALF, False, True, (256, 256), 8),
+        (QWEN25_HALF, False, False, (512, 64), 16),
+        (QWEN3_HALF, False, True, (512, 64), 16),
+        (LLAMA_ONE, False, False, (64, 512), 4),
+        (STARTER, True, True, (128, 16), 8),
+        (STARTER, True, False, (16, 128), 2),
+        (TINY_QWEN3, True, True, (128, 16), 8),
+        (TINY_QWEN3, True, False, (32, 32), 3),
+    ],
+)
+def test_packed_activations_are_those_that_torch_saves(config, on_cpu, checkpointing, lengths, group, monkeypatch):
+    config = {**config, "num_hidden_layers": 2, "vocab_size": min(1000, config["vocab_size"])}
+    step = a_step(16, *lengths, checkpointing=checkpointing, on_cpu=on_cpu, packed=True)
+    step = dataclasses.replace(step, config=replace(step.config, {"sampling": {"num_generations": group}}))
+    planned = parts(Shape.of(config), step)
+    held = most_held(config, step, monkeypatch)
+    assert 0.99 <= (planned["activations"] + planned["one_layer"]) / held <= 1.09
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])

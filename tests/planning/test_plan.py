@@ -284,13 +284,13 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     machine(8192)
     named = replace(asked(model), {"train": {"micro_batch_size": 64, "gradient_checkpointing": False}})
     _, plan = make_plan(named, Invocation(plan=True))
-    with pytest.raises(UserError, match=r"cheapest first, pass --train\.micro-batch-size 2 "):
+    with pytest.raises(UserError, match=r"cheapest first, pass --train\.micro-batch-size 8 "):
         show_plan(plan)
     told = capsys.readouterr().out
     assert "\ntotal " in told and "\ncontext     at most " in told
     assert planned(named)[0].train.micro_batch_size == 64
     warning = start_lines(named)[-1]
-    assert warning.startswith("warning: ") and "; cheapest first, pass --train.micro-batch-size 2 (" in warning
+    assert warning.startswith("warning: ") and "; cheapest first, pass --train.micro-batch-size 8 (" in warning
 
 
 def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):

@@ -1,0 +1,101 @@
+"""Where the tokens of a micro-batch stand when each prompt is stored once and nothing is padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Packing:
+    """R completions of P distinct prompts in one sequence of T tokens: all prompts, then all completions.
+
+    The last token of a completion is left out, because nothing is predicted from it. Slots are positions in the
+    sequence. Slot tables are padded on the right with slot 0.
+    """
+
+    ids: torch.Tensor
+    """Token ids, shape (1, T)."""
+    positions: torch.Tensor
+    """Position of each token in its own row, shape (1, T)."""
+    prompts: torch.Tensor
+    """Slots of the prompts, shape (P, longest prompt)."""
+    in_prompts: torch.Tensor
+    """Indices of the tokens among the entries of `prompts`, shape (tokens of all prompts,)."""
+    completions: torch.Tensor
+    """Slots of the completions, shape (R, C). C is zero if no completion has more than one token."""
+    in_completions: torch.Tensor
+    """Indices of the tokens among the entries of `completions`, shape (tokens of all completions,)."""
+    context: torch.Tensor
+    """Slots that a completion attends to, its prompt's and its own: shape (R, longest prompt + C)."""
+    visible: torch.Tensor
+    """Which entries of `context` each token of a completion sees, shape (R, 1, C, longest prompt + C)."""
+    predecessors: torch.Tensor
+    """Slot of the token from which each completion token is predicted, shape (R, completion width)."""
+    _biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def bias(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return `visible` as a mask to add to attention scores. One tensor serves all layers."""
+        import torch
+
+        if dtype not in self._biases:
+            hidden = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._biases[dtype] = hidden.masked_fill_(~self.visible, torch.finfo(dtype).min)
+        return self._biases[dtype]
+
+
+def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packing:
+    """Pack rows of left-padded prompts and right-padded completions.
+
+    Args:
+        ids: token ids, shape (R, prompt width + completion width).
+        mask: 1 for tokens and 0 for padding, of the same shape.
+        completion_width: number of columns of the completions.
+    """
+    import torch
+
+    device, width = ids.device, completion_width
+    prompt_ids, prompt_mask = ids[:, :-width], mask[:, :-width].bool()
+    # Padding is replaced with -1, so that equal rows are equal prompts.
+    distinct, which = torch.unique(prompt_ids.masked_fill(~prompt_mask, -1), dim=0, return_inverse=True)
+    lengths = (distinct >= 0).sum(1)
+    longest, prompt_tokens = int(lengths.max()), int(lengths.sum())
+    read = torch.arange(longest, device=device) < lengths[:, None]
+    prompts = _slots(read, 0)
+
+    completion_mask = mask[:, -width:].bool()
+    counts = completion_mask.sum(1)
+    fed = int(counts.max().clamp(min=1)) - 1
+    written = torch.arange(fed, device=device) < counts[:, None] - 1
+    completions = _slots(written, prompt_tokens)
+
+    positions = torch.arange(fed, device=device) + lengths[which][:, None]
+    own = torch.arange(fed, device=device)
+    causal = (own[None, :] <= own[:, None]).expand(len(ids), fed, fed)
+    visible = torch.cat([read[which][:, None].expand(-1, fed, -1), causal], dim=2)[:, None]
+
+    last = prompts.gather(1, lengths[:, None] - 1)[which]
+    predecessors = torch.zeros_like(completion_mask, dtype=torch.long)
+    predecessors[:, : fed + 1] = torch.cat([last, completions], dim=1)
+    return Packing(
+        ids=torch.cat([distinct[distinct >= 0], ids[:, -width:][:, :fed][written]])[None],
+        positions=torch.cat([torch.arange(longest, device=device).expand(len(distinct), -1)[read], positions[written]])[
+            None
+        ],
+        prompts=prompts,
+        in_prompts=read.flatten().nonzero().squeeze(1),
+        completions=completions,
+        in_completions=written.flatten().nonzero().squeeze(1),
+        context=torch.cat([prompts[which], completions], dim=1),
+        visible=visible,
+        predecessors=predecessors,
+    )
+
+
+def _slots(present: torch.Tensor, first: int) -> torch.Tensor:
+    """Number the entries that are present, row by row, from `first`. Other entries are 0."""
+    numbers = present.flatten().cumsum(0).view(present.shape) - 1 + first
+    return numbers.masked_fill(~present, 0)

@@ -1,0 +1,53 @@
+"""Leave completions that cannot change the gradient out of the loss pass, for TRL's own trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SkipZeroAdvantage:
+    """Mixin that computes no logprobs of completions whose advantage is zero. List it before StepMetrics.
+
+    If all rewards of a group are equal, its advantages are zero, and so is its gradient, unless a KL term or an entropy
+    bonus acts on all tokens. TRL still gets values for all tokens: the sampler's logprob, so that the ratio is 1, and
+    -logprob as an estimate of the entropy. The normalization and the clipping metrics do not change, and the mean
+    entropy covers all completions.
+    """
+
+    _kept: Any = None
+    """Rows of the micro-batch that are computed, or None for all."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        kept = self._rows_that_teach(inputs)
+        if kept is None:
+            return super()._compute_loss(model, inputs)  # type: ignore[misc]
+        self._kept, self._sampled = kept, inputs["sampling_per_token_logps"]
+        self._before = inputs.get("old_per_token_logps")
+        try:
+            return super()._compute_loss(model, {**inputs, "kept_rows": kept})  # type: ignore[misc]
+        finally:
+            self._kept = self._sampled = self._before = None
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        score, kept = super()._get_per_token_logps_and_entropies, self._kept  # type: ignore[misc]
+        if kept is None:
+            return score(model, *args, **kwargs)
+        ids, mask, *rest = args
+        logprobs, entropies, aux_loss = score(model, ids[kept], mask[kept], *rest, **kwargs)
+        before = self._sampled if self._before is None else self._before
+        all_logprobs = before.to(logprobs.dtype).index_copy(0, kept, logprobs)
+        if entropies is not None:
+            entropies = (-self._sampled).to(entropies.dtype).index_copy(0, kept, entropies)
+        return all_logprobs, entropies, aux_loss
+
+    def _rows_that_teach(self, inputs: dict[str, Any]) -> Any:
+        """Return the rows with an advantage, at least one so that every process has a loss, or None for all rows."""
+        all_tokens_count = self.beta or self._entropy_bonus_enabled or self.aux_loss_enabled  # type: ignore[attr-defined]
+        if all_tokens_count or self.top_entropy_quantile < 1 or "sampling_per_token_logps" not in inputs:  # type: ignore[attr-defined]
+            return None
+        rows = inputs["advantages"].nonzero().squeeze(1)
+        if len(rows) == len(inputs["advantages"]):
+            return None
+        if not len(rows):  # the shortest
+            rows = inputs["completion_mask"].sum(1).argmin()[None]
+        return rows
