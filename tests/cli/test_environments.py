@@ -253,7 +253,7 @@ def in_a_terminal(tmp_path):
         ) as process:
             os.close(theirs)
             said = b""
-            while b"ready" not in said:
+            while b"ready\r\n" not in said:  # the end of the line can be a write of its own
                 said += os.read(ours, 1000)
             os.close(ours)
             try:
