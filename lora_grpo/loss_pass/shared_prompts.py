@@ -38,7 +38,7 @@ class SharedPrompts:
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
-        if self.why_padded or kwargs.get("compute_aux_loss"):  # the router's loss needs the padded mask
+        if self.why_padded:
             return score(model, *args, **kwargs)
         _, _, completion_width, *_ = args
         with self._packed(completion_width):
@@ -67,12 +67,13 @@ class SharedPrompts:
         packings = []
 
         def before(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            packing = pack(kwargs["input_ids"], kwargs["attention_mask"], width)
+            [ids] = args or [kwargs["input_ids"]]  # GPT-2 gets them by position when it computes logits
+            packing = pack(ids, kwargs["attention_mask"], width)
             packings.append(packing)
             # The model creates no mask if it gets one with four dimensions.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
             packed = {"input_ids": packing.ids, "position_ids": packing.positions, "attention_mask": mask}
-            return args, {**kwargs, **packed, "packing": packing}
+            return (), {**kwargs, **packed, "packing": packing}
 
         def after(_: Any, __: Any, output: Any) -> Any:
             # TRL drops the last column, from which it would predict what follows the completion.
@@ -92,6 +93,8 @@ class SharedPrompts:
         """Return why the model cannot read packed rows, or "" after it did so once with equal logprobs."""
         import torch
 
+        if self.aux_loss_enabled:  # type: ignore[attr-defined]
+            return "the loss of the router is computed from padded rows"
         model = self.model.base_model.model
         config = model.config.get_text_config()
         if config._attn_implementation != "sdpa":
@@ -119,7 +122,7 @@ class SharedPrompts:
                 apart = (packed.float() - padded.float()).abs().max().item()
                 if apart > logprob_tolerance(model):
                     failure = f"packed rows change the model's logprobs by {apart:.2g} nats"
-            except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, NotImplementedError) as error:
+            except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
                 failure = f"the model does not take packed rows ({' '.join(str(error).split())})"
         if failure:
             model.set_attn_implementation("sdpa")

@@ -21,7 +21,8 @@ class SkipZeroAdvantage:
         kept = self._rows_that_teach(inputs)
         if kept is None:
             return super()._compute_loss(model, inputs)  # type: ignore[misc]
-        self._kept, self._sampled = kept, inputs["sampling_per_token_logps"]
+        # NaN where vLLM returns no logprob. Any number gives a ratio of 1.
+        self._kept, self._sampled = kept, inputs["sampling_per_token_logps"].nan_to_num()
         self._before = inputs.get("old_per_token_logps")
         try:
             return super()._compute_loss(model, {**inputs, "kept_rows": kept})  # type: ignore[misc]
@@ -42,8 +43,8 @@ class SkipZeroAdvantage:
 
     def _rows_that_teach(self, inputs: dict[str, Any]) -> Any:
         """Return the rows with an advantage, at least one so that every process has a loss, or None for all rows."""
-        all_tokens_count = self.beta or self._entropy_bonus_enabled or self.aux_loss_enabled  # type: ignore[attr-defined]
-        if all_tokens_count or self.top_entropy_quantile < 1 or "sampling_per_token_logps" not in inputs:  # type: ignore[attr-defined]
+        all_teach = self.beta or self._entropy_bonus_enabled or self.aux_loss_enabled  # type: ignore[attr-defined]
+        if all_teach or self.top_entropy_quantile < 1 or "sampling_per_token_logps" not in inputs:  # type: ignore[attr-defined]
             return None
         rows = inputs["advantages"].nonzero().squeeze(1)
         if len(rows) == len(inputs["advantages"]):

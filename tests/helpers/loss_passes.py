@@ -19,15 +19,19 @@ def make_trainer(model, folder, mixins=MIXINS, longest_row=1000, **settings):
     trainer_class = types.new_class(
         "Trainer", (*mixins, GRPOTrainer), exec_body=lambda n: n.update(longest_row=longest_row)
     )
-    sizes = {"num_generations": 2, "per_device_train_batch_size": 4}
+    default = {"num_generations": 2, "per_device_train_batch_size": 4}
+    default |= {"gradient_checkpointing": False, "router_aux_loss_coef": 0.0}
+    settings = default | settings
     trainer = trainer_class(
         model=model,
         processing_class=AutoTokenizer.from_pretrained(starter.model_path()),
-        args=GRPOConfig(output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], **{**sizes, **settings}),
+        args=GRPOConfig(output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], **settings),
         train_dataset=Dataset.from_list([{"prompt": "a"}] * 4),
         reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
     )
     trainer.current_gradient_accumulation_steps = 1
+    if trainer.args.gradient_checkpointing:  # as `train` does
+        trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.model.train()
     if getattr(model, "is_loaded_in_4bit", False):  # TRL casts the adapter to bfloat16; a run undoes it
         _float_adapter(model)

@@ -40,6 +40,14 @@ def logprobs(trainer, inputs):
     return found * inputs["completion_mask"]
 
 
+def tokens_read(trainer):
+    """Return a list that gets the number of tokens of each pass through the first layer."""
+    read = []
+    norm = trainer.model.base_model.model.model.layers[0].input_layernorm
+    norm.register_forward_hook(lambda module, args, output: read.append(args[0].shape[:2].numel()))
+    return read
+
+
 GROUPS = [[2, 2], [3, 1, 4], [16], [1, 16, 7], [1], [8, 8, 8, 8]]
 
 
@@ -83,6 +91,27 @@ def test_other_adapters(settings, tmp_path):
     assert distance(gradients, padded_gradients) < 1e-5
 
 
+@pytest.mark.parametrize(("family", "target"), [("llama", "q_proj"), ("gpt2", "c_attn")])
+def test_an_adapter_on_the_head(family, target, tmp_path):
+    """The model is called for its logits, and calls its backbone itself. GPT-2 passes the tokens by position."""
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
+    model = with_adapter(random_model(family, tie_word_embeddings=False, **none), [target, "lm_head"])
+    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    inputs = micro_batch([4, 4])
+    inputs["prompt_mask"][:] = 1  # in padded rows, GPT-2 counts the padding
+    (_, gradients, _), (_, padded_gradients, _) = both(trainer, inputs)
+    assert distance(gradients, padded_gradients) < 1e-5
+
+
+def test_a_router_loss_needs_padded_rows(tmp_path):
+    model = with_adapter(random_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16))
+    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12, router_aux_loss_coef=0.01)
+    assert "router" in trainer.why_padded
+    read, inputs = tokens_read(trainer), micro_batch([4, 4])
+    assert loss_and_gradients(trainer, inputs)[2]["aux_loss"] > 0
+    assert read == [inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()]
+
+
 def test_nf4(tmp_path):
     model = with_adapter(base_model.load_base(ModelConfig(bits=4)))
     trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
@@ -103,7 +132,9 @@ def test_gradient_checkpointing_recomputes_the_same(reentrant, tmp_path):
             gradient_checkpointing=checkpointing,
             gradient_checkpointing_kwargs={"use_reentrant": reentrant},
         )
-        results.append(both(trainer, inputs)[0])
+        read = tokens_read(trainer)
+        results.append(loss_and_gradients(trainer, inputs))
+        assert len(read) == 1 + checkpointing
     assert results[0][0] == results[1][0]
     assert distance(results[0][1], results[1][1]) == 0
 
@@ -111,7 +142,7 @@ def test_gradient_checkpointing_recomputes_the_same(reentrant, tmp_path):
 def test_with_dropout_a_prompt_has_one_mask_for_its_group(tmp_path):
     """Dropout is drawn once per distinct token. A pass is determined by the seed, and has the usual mean.
 
-    n = 300 passes each; the mean gradients differ by less than four standard errors of their difference.
+    n = 300 passes each. In standard errors, the mean square of the differences is 1 if the means are equal.
     """
     trainer = make_trainer(with_adapter(random_model(), lora_dropout=0.1), tmp_path, MIXINS, max_completion_length=6)
     inputs = micro_batch([4, 4], completion=6, prompt=5)
@@ -144,10 +175,7 @@ def test_completions_without_tokens(tmp_path):
 
 def test_the_layers_read_every_distinct_token_once(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS, max_completion_length=12)
-    read = []
-    layer = trainer.model.base_model.model.model.layers[0]
-    layer.register_forward_hook(lambda module, args, output: read.append(args[0].shape[:2].numel()))
-    inputs = micro_batch([4, 4])
+    read, inputs = tokens_read(trainer), micro_batch([4, 4])
     both(trainer, inputs)
     prompts = inputs["prompt_mask"][[0, 4]].sum()
     fed = (inputs["completion_mask"].sum(1) - 1).sum()  # nothing is predicted from the last token

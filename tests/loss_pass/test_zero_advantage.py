@@ -1,5 +1,7 @@
 """Completions without an advantage are not computed, and nothing changes but the work."""
 
+import math
+
 import pytest
 from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
 
@@ -66,6 +68,15 @@ def test_ratios_to_an_earlier_policy_stay(tmp_path, monkeypatch):
     every = loss_and_gradients(trainer, inputs)
     assert some[0] == pytest.approx(every[0], rel=1e-6)
     assert distance(some[1], every[1]) < 1e-6
+
+
+def test_logprobs_that_the_sampler_lacks_do_not_reach_the_loss(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    inputs = flat_batch()
+    expected, *_ = loss_and_gradients(trainer, inputs)
+    inputs["sampling_per_token_logps"][5, 0] = math.nan  # as from vLLM
+    loss, _, metrics = loss_and_gradients(trainer, inputs)
+    assert loss == expected and math.isfinite(metrics["entropy"])
 
 
 def test_a_micro_batch_that_teaches_nothing_reads_one_completion_and_has_no_gradient(tmp_path, monkeypatch):

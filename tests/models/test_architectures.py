@@ -59,6 +59,7 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
     for step in steps:
         assert math.isfinite(step["loss"]) and math.isfinite(step["grad_norm"])
         assert step["sampling/sampling_logp_difference/mean"] < 1e-5
+        assert "aux_loss" not in step  # the loss of a mixture's router
     adapter = load_file(run.adapter / "adapter_model.safetensors")
     moved = [name for name, tensor in adapter.items() if "lora_B" in name and tensor.abs().max() > 0]
     assert len(moved) == len(adapter) // 2
