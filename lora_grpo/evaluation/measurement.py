@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.results import GREEDY, Result
+from lora_grpo.evaluation.results import GREEDY, RULES, Result
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
 """Statuses of completions without a readable answer."""
-_RULES = ("strict", "flexible", "robust")
 
 Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 """Lower and upper bound of a 95% interval, as fractions."""
@@ -149,7 +148,7 @@ def _drawn(results: Sequence[Result]) -> Drawn:
     return Drawn(
         samples=len(results),
         statuses=dict(sorted(statuses.items())),
-        rules={rule: sum(result.get(rule) is True for result in results) for rule in _RULES if rule in results[0]},
+        rules={rule: sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]},
         health=_health(results, statuses),
     )
 

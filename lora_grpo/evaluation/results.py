@@ -20,6 +20,9 @@ package's samples also have `draw` ("greedy" or
 a number), `num_tokens` and `truncated`. They have `response`, the model's text, if `completion` is only a part of it.
 """
 
+RULES = ("strict", "flexible", "robust")
+GRADES = ("score", *RULES)
+"""The entries of a result that only some tasks have. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
 """The `draw` of a greedy sample in a file that also has numbered samples."""
 

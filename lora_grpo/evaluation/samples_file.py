@@ -30,7 +30,7 @@ from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
 from lora_grpo.evaluation.options import EvaluateOptions, Plan
 from lora_grpo.evaluation.report import Graded, Protocol, how_graded
-from lora_grpo.evaluation.results import Result, append, outcome, task_id
+from lora_grpo.evaluation.results import GRADES, Result, append, outcome, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -50,7 +50,7 @@ _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
 
 Sample = tuple[Mapping[str, Any], Row]
-"""One line of a samples file, and the row that it answers. Results keep all keys of the line."""
+"""One line of a samples file, and the row that it answers. Results keep the keys of the line, except for grades."""
 
 
 @dataclass(frozen=True)
@@ -186,4 +186,5 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
         verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
     else:
         verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])
-    return [{**line, **outcome(verdict)} for (line, _), verdict in zip(samples, verdicts, strict=True)]
+    lines = [{key: value for key, value in line.items() if key not in GRADES} for line, _ in samples]
+    return [{**line, **outcome(verdict)} for line, verdict in zip(lines, verdicts, strict=True)]

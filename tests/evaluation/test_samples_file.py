@@ -128,14 +128,13 @@ def test_keys_of_a_sample_are_kept_and_half_a_surrogate_pair_too(asked):
     assert result["passed"] in (True, False)
 
 
-def test_keys_of_a_sample_mean_nothing_to_the_kit(asked):
+@pytest.mark.parametrize("score", [0.125, "good", None])
+def test_keys_of_a_sample_mean_nothing_to_the_kit(score, asked):
     extra = {"num_tokens": "abc", "label": "x", "labels": 3, "draw": [1], "truncated": {}, "model": "\ud800\x1b[31m"}
-    write(asked.samples, [{**line, **extra} for line in read(asked.samples)])
-    report = evaluate_and_report(asked)
-    assert (
-        report.evaluated.scores["pass@1"] == pytest.approx(0.5)
-        and "mean_tokens" not in report.evaluated.drawn["sampled"].health
-    )
+    write(asked.samples, [{**line, **extra, "score": score, "strict": True} for line in read(asked.samples)])
+    evaluated = evaluate_and_report(asked).evaluated
+    assert set(evaluated.scores) == {"pass@1", "pass@2"} and evaluated.scores["pass@1"] == pytest.approx(0.5)
+    assert "mean_tokens" not in evaluated.drawn["sampled"].health and evaluated.drawn["sampled"].rules == {}
 
 
 def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
