@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, json_files, model_tensors
 from lora_grpo.hub import token
 from lora_grpo.merging import read_report
@@ -156,9 +156,11 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
+    if path.suffix != ".json":
+        return path
+    settings = json_files.read_object(path)  # a damaged file must not be uploaded
     if path.name not in _SETTINGS:
         return path
-    settings = json_files.read_object(path)
     public = without_paths(settings)
     for key in ("_name_or_path", "name_or_path"):  # the path that the model was loaded from
         public.pop(key, None)
@@ -168,12 +170,14 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
 
 
 def _check_intact(folder: Path, kind: str) -> None:
-    """Check that the weights are complete and unchanged since training or merging wrote them."""
+    """Check that the weights are complete, and unchanged since training or merging wrote them."""
     if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
         raise UserError(
             f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"
         )
     if kind == "gguf":
+        for path in folder.glob("*.gguf"):
+            _check_gguf(path)
         return
     model_tensors(folder)
     report = read_report(folder)
@@ -181,3 +185,13 @@ def _check_intact(folder: Path, kind: str) -> None:
         path = folder / shard.file
         if not path.is_file() or atomic.sha256(path) != shard.sha256:
             raise UserError(f"{path} is missing or not as merging wrote it; delete {folder} and merge again")
+
+
+def _check_gguf(path: Path) -> None:
+    """Raise a UserError if a header or a tensor of a GGUF file is missing or cut off."""
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(path)
+    except (ValueError, LookupError, OSError, OverflowError) as error:
+        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None

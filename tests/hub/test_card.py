@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import gguf
+import numpy as np
 import pytest
 import yaml
 from helpers.gguf_models import published_template
@@ -32,7 +34,12 @@ def write_adapter(run, name, content):
 
 def make_gguf(run, name="trained-Q4_K_M.gguf"):
     (run / "gguf").mkdir()
-    (run / "gguf" / name).write_bytes(b"GGUF")
+    writer = gguf.GGUFWriter(run / "gguf" / name, "qwen2")
+    writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return run / "gguf"
 
 
@@ -338,13 +345,13 @@ def test_an_unfinished_run_is_called_so(tmp_path):
 
 
 def test_gguf_files_are_named(run):
-    gguf = make_gguf(run)
-    data, text, _ = card_of(gguf, "gguf")
+    folder = make_gguf(run)
+    data, text, _ = card_of(folder, "gguf")
     assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
     assert "llama-cli --hf-repo me/trained --hf-file trained-Q4_K_M.gguf" in text
     assert "ollama run hf.co/me/trained" in text
-    (gguf / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
-    assert "trained.Modelfile" in card_of(gguf, "gguf")[2]
+    (folder / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
+    assert "trained.Modelfile" in card_of(folder, "gguf")[2]
 
 
 # Damaged files are not uploaded
@@ -396,6 +403,22 @@ def test_a_shard_of_the_index_that_is_missing_is_refused(run):
     where = {"lora_A.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (merged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     with pytest.raises(UserError, match=r"model-00002-of-00002.safetensors"):
+        prepare(merged, "merged", "me/trained")
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -9])
+def test_a_gguf_file_that_is_cut_off_is_not_uploaded(run, kept):
+    folder = make_gguf(run)
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"trained-Q4_K_M\.gguf is not a complete GGUF file \(.*\); export it again$"):
+        prepare(folder, "gguf", "me/trained")
+
+
+def test_a_tokenizer_that_is_cut_off_is_not_uploaded(run):
+    merged = make_merged(run)
+    (merged / "tokenizer.json").write_text('{"model": {"vocab"')
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
         prepare(merged, "merged", "me/trained")
 
 
