@@ -50,13 +50,15 @@ def attend(
     queries, keys, values = (each[0].transpose(0, 1).flatten(1) for each in (query, key, value))
 
     def rows(states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        # Unlike indexing, an embedding lookup sums gradients in parallel, in float32, and in a fixed order on a GPU.
+        # Unlike indexing, an embedding lookup sums gradients in parallel, and in a fixed order on a GPU.
         return torch.nn.functional.embedding(slots, states).unflatten(2, (-1, query.shape[-1])).transpose(1, 2)
 
-    def attention(at: torch.Tensor, on: torch.Tensor, mask: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        states = rows(queries, at), rows(keys, on), rows(values, on)
-        found = sdpa_attention_forward(module, *states, mask, **kwargs)[0]
-        return found.flatten(0, 1).index_select(0, tokens)
+    def attention(
+        query_slots: torch.Tensor, key_slots: torch.Tensor, mask: torch.Tensor | None, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        states = rows(queries, query_slots), rows(keys, key_slots), rows(values, key_slots)
+        output = sdpa_attention_forward(module, *states, mask, **kwargs)[0]
+        return output.flatten(0, 1).index_select(0, tokens)
 
     parts = [attention(packing.prompts, packing.prompts, None, packing.in_prompts)]
     if len(packing.in_completions):

@@ -63,32 +63,31 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packin
     distinct, which = torch.unique(prompt_ids.masked_fill(~prompt_mask, -1), dim=0, return_inverse=True)
     lengths = (distinct >= 0).sum(1)
     longest, prompt_tokens = int(lengths.max()), int(lengths.sum())
-    read = torch.arange(longest, device=device) < lengths[:, None]
-    prompts = _slots(read, 0)
+    place = torch.arange(max(longest, width), device=device)
+    in_prompt = place[:longest] < lengths[:, None]
+    prompts = _slots(in_prompt, 0)
 
     completion_mask = mask[:, -width:].bool()
     counts = completion_mask.sum(1)
-    fed = int(counts.max().clamp(min=1)) - 1
-    written = torch.arange(fed, device=device) < counts[:, None] - 1
-    completions = _slots(written, prompt_tokens)
+    columns = int(counts.max().clamp(min=1)) - 1
+    in_completion = place[:columns] < counts[:, None] - 1
+    completions = _slots(in_completion, prompt_tokens)
 
-    positions = torch.arange(fed, device=device) + lengths[which][:, None]
-    own = torch.arange(fed, device=device)
-    causal = (own[None, :] <= own[:, None]).expand(len(ids), fed, fed)
-    visible = torch.cat([read[which][:, None].expand(-1, fed, -1), causal], dim=2)[:, None]
+    causal = (place[:columns] <= place[:columns, None]).expand(len(ids), -1, -1)
+    visible = torch.cat([in_prompt[which][:, None].expand(-1, columns, -1), causal], dim=2)[:, None]
+    positions = [place[:longest].expand_as(in_prompt)[in_prompt]]
+    positions += [(place[:columns] + lengths[which][:, None])[in_completion]]
 
     last = prompts.gather(1, lengths[:, None] - 1)[which]
     predecessors = torch.zeros_like(completion_mask, dtype=torch.long)
-    predecessors[:, : fed + 1] = torch.cat([last, completions], dim=1)
+    predecessors[:, : columns + 1] = torch.cat([last, completions], dim=1)
     return Packing(
-        ids=torch.cat([distinct[distinct >= 0], ids[:, -width:][:, :fed][written]])[None],
-        positions=torch.cat([torch.arange(longest, device=device).expand(len(distinct), -1)[read], positions[written]])[
-            None
-        ],
+        ids=torch.cat([distinct[distinct >= 0], ids[:, -width:][:, :columns][in_completion]])[None],
+        positions=torch.cat(positions)[None],
         prompts=prompts,
-        in_prompts=read.flatten().nonzero().squeeze(1),
+        in_prompts=in_prompt.flatten().nonzero().squeeze(1),
         completions=completions,
-        in_completions=written.flatten().nonzero().squeeze(1),
+        in_completions=in_completion.flatten().nonzero().squeeze(1),
         context=torch.cat([prompts[which], completions], dim=1),
         visible=visible,
         predecessors=predecessors,

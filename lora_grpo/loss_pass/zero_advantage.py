@@ -9,13 +9,17 @@ class SkipZeroAdvantage:
     """Mixin that computes no logprobs of completions whose advantage is zero. List it before StepMetrics.
 
     If all rewards of a group are equal, its advantages are zero, and so is its gradient, unless a KL term or an entropy
-    bonus acts on all tokens. TRL still gets values for all tokens: the sampler's logprob, so that the ratio is 1, and
-    -logprob as an estimate of the entropy. The normalization and the clipping metrics do not change, and the mean
-    entropy covers all completions.
+    bonus acts on all tokens. TRL still gets values for all tokens: the logprob of the earlier policy, so that the ratio
+    is 1, and the sampler's -logprob as an estimate of the entropy. The normalization and the clipping metrics do not
+    change, and the mean entropy covers all completions. With top-p, the estimate is that of the truncated distribution.
     """
 
     _kept: Any = None
     """Rows of the micro-batch that are computed, or None for all."""
+    _sampled: Any = None
+    """The sampler's logprobs of all rows."""
+    _earlier: Any = None
+    """Logprobs of the policy that TRL's ratio is relative to; the sampler's if that is the current policy."""
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         kept = self._rows_that_teach(inputs)
@@ -23,11 +27,11 @@ class SkipZeroAdvantage:
             return super()._compute_loss(model, inputs)  # type: ignore[misc]
         # NaN where vLLM returns no logprob. Any number gives a ratio of 1.
         self._kept, self._sampled = kept, inputs["sampling_per_token_logps"].nan_to_num()
-        self._before = inputs.get("old_per_token_logps")
+        self._earlier = inputs.get("old_per_token_logps", self._sampled)
         try:
             return super()._compute_loss(model, {**inputs, "kept_rows": kept})  # type: ignore[misc]
         finally:
-            self._kept = self._sampled = self._before = None
+            self._kept = self._sampled = self._earlier = None
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         score, kept = super()._get_per_token_logps_and_entropies, self._kept  # type: ignore[misc]
@@ -35,8 +39,7 @@ class SkipZeroAdvantage:
             return score(model, *args, **kwargs)
         ids, mask, *rest = args
         logprobs, entropies, aux_loss = score(model, ids[kept], mask[kept], *rest, **kwargs)
-        before = self._sampled if self._before is None else self._before
-        all_logprobs = before.to(logprobs.dtype).index_copy(0, kept, logprobs)
+        all_logprobs = self._earlier.to(logprobs.dtype).index_copy(0, kept, logprobs)
         if entropies is not None:
             entropies = (-self._sampled).to(entropies.dtype).index_copy(0, kept, entropies)
         return all_logprobs, entropies, aux_loss
