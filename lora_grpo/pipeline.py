@@ -13,13 +13,13 @@ from typing import Any, Literal, NoReturn
 from lora_grpo import distributed
 from lora_grpo.audit import audit, quick_audit
 from lora_grpo.cli import changed_settings, parse, run_command
-from lora_grpo.config import Overrides
+from lora_grpo.config import Overrides, RunConfig, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
 from lora_grpo.preview import dry_run, preview, show_settings
 from lora_grpo.report import link_back, report_line
-from lora_grpo.runs import Run, check_settings, open_run, read_metrics
+from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -124,6 +124,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
     trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
     grpo = "code_lora.py" if task in CODE_TASKS else "your_task.py" if named else "gsm8k_lora.py"
+    same = _same_model_and_data(run.config)
     none_right = not any(result["passed"] for result in after)
     next_steps = {
         "adapter": run.adapter,
@@ -132,11 +133,11 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}{trust}",
         "merge": f"python scripts/merge.py {folder}{trust}",
         "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
-        "GRPO": f"python recipes/{grpo} --lora.from {folder}{named}" if is_sft and not none_right else None,
+        "GRPO": f"python recipes/{grpo} --lora.from {folder}{named}{same}" if is_sft and not none_right else None,
     }
     if none_right and not is_sft:  # GRPO has nothing to reinforce
         trained = run.config.data.task
-        first = f"python recipes/sft_lora.py --task {shlex.quote(trained)}"
+        first = f"python recipes/sft_lora.py --task {shlex.quote(trained)}{same}"
         sft = f"{first}, then this command with --lora.from outputs/sft_lora and another --output-dir"
         has_gold = getattr(get_task(trained), "has_gold", True)
         advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows, or a larger model"
@@ -145,6 +146,19 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         next_steps["longer"] = f"the same command with --resume {more}"
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
+
+
+def _same_model_and_data(config: RunConfig) -> str:
+    """Return the flags, except for `--task`, that give another recipe the model and the rows of a run."""
+    values, defaults, words = flat(config.to_dict()), flat(RunConfig().to_dict()), []
+    for name in (
+        *("model.name", "model.revision", "model.trust_remote_code", "model.chat_template_kwargs"),
+        *("data.train", "data.eval", "data.eval_task", "data.columns", "data.prompt_style", "data.few_shot"),
+    ):
+        value = values[name]
+        if value != defaults[name]:
+            words += [flag(name), *([] if value is True else map(str, value if isinstance(value, list) else [value]))]
+    return f" {shlex.join(words)}" if words else ""
 
 
 def metric_change(run: Run, metric: str) -> dict[str, Any]:

@@ -110,6 +110,18 @@ def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     printed = capsys.readouterr().out
     assert "--resume" not in printed
     assert "train on gold solutions first: python recipes/sft_lora.py --task starter, then this command with" in printed
+    data = {
+        "task": "starter-code",
+        "prompt_style": "code",
+        "columns": ("question=the problem", "answer=b"),
+        "few_shot": 2,
+    }
+    config, run.config = run.config, replace(run.config, {"model": {"trust_remote_code": True}, "data": data})
+    finish_run(run, never, never)
+    flags = "--model.trust-remote-code --data.columns 'question=the problem' answer=b --data.prompt-style code"
+    same = f"python recipes/sft_lora.py --task starter-code {flags} --data.few-shot 2, then this command"
+    assert same in capsys.readouterr().out
+    run.config = config
     task = run.folder / "mine.py"
     task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
     run.config = replace(run.config, {"data": {"task": str(task)}})

@@ -98,10 +98,12 @@ def gather(folder: Path, kind: str) -> Facts:
 
 def _measuring_command(record: Mapping[str, Any], run: str, *, is_best: bool) -> str:
     """Return the command that evaluates the last or the best adapter of a run, and its base."""
-    data = record.get("config", {}).get("data", {})
+    config = record.get("config", {})
+    data = config.get("data", {})
     task = data.get("eval_task") or data.get("task", "")
     arguments = [run, *(["--what", BEST] if is_best else []), "--compare", "base"]
     arguments += ["--task", task] if is_task_file(task) else []
+    arguments += ["--trust-remote-code"] if config.get("model", {}).get("trust_remote_code") else []
     return shlex.join(["python", "scripts/evaluate.py", *arguments])
 
 

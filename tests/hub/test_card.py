@@ -326,6 +326,12 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
         check_current(run / "best-merged")
 
 
+def test_the_command_that_measures_names_the_code_of_the_base(tmp_path):
+    run = make_run(tmp_path / "run", record__config__model__trust_remote_code=True)
+    text = card_of(make_best(run), "adapter")[1]
+    assert "python scripts/evaluate.py run --what best --compare base --trust-remote-code\n" in text
+
+
 def test_what_best_pushes_the_best_adapter(run, capsys):
     make_best(run)
     push_to_hub(PushOptions(str(run), "me/trained", what="best", dry_run=True))
