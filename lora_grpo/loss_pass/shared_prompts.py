@@ -97,7 +97,7 @@ class SharedPrompts:
             return "the loss of the router is computed from padded rows"
         model = self.model.base_model.model
         config = model.config.get_text_config()
-        if config._attn_implementation != "sdpa":
+        if config._attn_implementation not in ("sdpa", attention.NAME):
             return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
         layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if layers:

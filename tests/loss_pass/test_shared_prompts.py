@@ -245,6 +245,11 @@ def test_a_model_that_does_not_pass_the_packing_on_is_padded(tmp_path, capsys):
     assert trainer.why_padded in capsys.readouterr().err
 
 
+def test_a_second_trainer_of_a_model_reads_prompts_once_too(tmp_path):
+    model = with_adapter(random_model())
+    assert [make_trainer(model, tmp_path, MIXINS).why_padded for _ in range(2)] == ["", ""]
+
+
 def test_eager_attention_stays(tmp_path):
     model = random_model()
     model.set_attn_implementation("eager")
