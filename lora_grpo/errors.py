@@ -37,12 +37,16 @@ class Interrupted(BaseException):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or the name of its type if the message is empty."""
+    """Return the first line of an exception's message, or the name of its type if the message is empty.
+
+    A first line that only announces the reason, "validation failed:", is joined with the next one.
+    """
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - reported; the exception is of a user's file
         text = f"no message, because its __str__ raised {type(broken).__name__}"
-    return (text.strip().splitlines() or [type(error).__name__])[0]
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
