@@ -59,7 +59,9 @@ def export(options: ExportOptions) -> None:
     run = folder.parent if (folder.parent / "run.json").is_file() else None
     default = default_output(folder, run, options.type)
     output = options.output or (options.output_dir or default.parent) / default.name
-    prompt = system_prompt(read_record(run)) if run else None
+    above = folder.parents[:2]  # a checkpoint is two levels below its run
+    trained_by = next((parent for parent in above if (parent / "run.json").is_file()), None)
+    prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
         notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf.quants import dequantize
 from helpers.gguf_models import llama2_tokenizer, llama3_tokenizer, qwen_tokenizer, save
+from helpers.made_runs import make_run
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -454,6 +455,15 @@ def test_a_folder_for_the_file(qwen2, tmp_path, capsys):
     ):
         with pytest.raises(UserError, match=problem):
             export(ExportOptions(qwen2, **options))
+
+
+@pytest.mark.parametrize("name", ["merged", "checkpoints/checkpoint-2-merged"])
+def test_the_modelfile_has_the_system_prompt_of_the_run(name, qwen2, tmp_path):
+    run = make_run(tmp_path / "run")
+    shutil.copytree(qwen2, run / name)
+    export(ExportOptions(run / name, modelfile=True, output_dir=tmp_path / "out"))
+    (modelfile,) = (tmp_path / "out").glob("*.Modelfile")
+    assert 'SYSTEM """Respond in the following format' in modelfile.read_text()
 
 
 def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):
