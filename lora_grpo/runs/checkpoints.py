@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
+from lora_grpo.errors import RunError
 from lora_grpo.files import atomic, disk
 
 _PREFIX = "checkpoint-"
@@ -52,13 +53,26 @@ class AtomicCheckpoints:
 
 
 def newest_complete(folder: Path) -> tuple[Path, int] | None:
-    """Return the newest undamaged checkpoint and its step. Report and delete damaged ones."""
+    """Return the newest undamaged checkpoint and its step. Report and delete damaged ones that are newer.
+
+    Raises:
+        RunError: all checkpoints are damaged. None is deleted.
+    """
+    damaged: dict[Path, str] = {}
     for step, path in _checkpoints(folder):
-        reason = atomic.damage(path)
-        if reason is None:
-            return path, step
-        print(f"skipped damaged {path}: {reason}", file=sys.stderr)
-        shutil.rmtree(path)
+        if reason := atomic.damage(path):
+            damaged[path] = reason
+            continue
+        for newer, reason in damaged.items():
+            print(f"skipped damaged {newer}: {reason}", file=sys.stderr)
+            shutil.rmtree(newer)
+        return path, step
+    if damaged:
+        newest, reason = next(iter(damaged.items()))
+        raise RunError(
+            f"every checkpoint is damaged ({newest}: {reason}); restore one, or start from the beginning with "
+            "--overwrite instead of --resume"
+        )
     return None
 
 

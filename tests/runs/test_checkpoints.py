@@ -1,5 +1,6 @@
 import pytest
 
+from lora_grpo.errors import RunError
 from lora_grpo.files.atomic import MANIFEST, new_folder
 from lora_grpo.runs.checkpoints import newest_complete
 
@@ -49,8 +50,10 @@ def test_a_harmed_checkpoint_is_passed_over_said_and_deleted(folder, capsys, har
 def test_all_of_them_harmed(folder, capsys):
     for path in folder.iterdir():
         (path / MANIFEST).unlink()
-    assert newest_complete(folder) is None
-    assert capsys.readouterr().err.count("skipped damaged") == 3
+    with pytest.raises(RunError, match="--overwrite") as refused:
+        newest_complete(folder)
+    assert str(folder / "checkpoint-10") in str(refused.value)
+    assert capsys.readouterr().err == "" and len([*folder.iterdir()]) == 3
 
 
 def test_what_is_no_checkpoint_is_left_alone(folder):
