@@ -18,6 +18,7 @@ run.py            samples and grades rows, with one or several processes; the ev
 results.py        one graded sample; appends them to results.jsonl
 measurement.py    metrics of one model
 comparison.py     compares two models on the same tasks: paired tests, fixed and regressed tasks
+gain.py           splits a gain into format, sharpening and the rest
 pass_at_k.py      pass@k, confidence intervals and paired tests, with references
 report.py         the schema of report.json; makes, reads, writes and prints reports
 """

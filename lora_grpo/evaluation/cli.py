@@ -11,12 +11,14 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation import samples_file
 from lora_grpo.evaluation.folder import RESULTS
+from lora_grpo.evaluation.gain import explain
 from lora_grpo.evaluation.model_samples import Loader, ModelSamples
 from lora_grpo.evaluation.options import EvaluateOptions, make_plan
-from lora_grpo.evaluation.report import Report, make_report, write_report
+from lora_grpo.evaluation.report import Report, make_report, read_report, write_report
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
+from lora_grpo.runs import read_run
 from lora_grpo.sampling import build
 from lora_grpo.tasks import chat, load_evaluation_rows, start_sandbox
 
@@ -30,6 +32,12 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
         UserError: a flag, file or row is invalid. Existing results are not changed.
         RunError: out of memory, or programs cannot be run.
     """
+    if options.explain:
+        if report := _stored_report(options):
+            report.show()
+            report.show_gain()
+            return report
+        options = dataclasses.replace(options, compare=options.compare or BASE)
     sides = _sides(options)
     ks = _choose_ks(options, min(side.fewest for side in sides))
     request = sides[0].request
@@ -40,10 +48,24 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
         report = make_report(ks, *(side.grade(folder, name) for side, name in zip(sides, names, strict=True)))
         write_report(folder, report)
     report.show()
+    if options.explain:
+        report.show_gain()
     if report.evaluated.tasks < report.protocol.rows:
         print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
     print(f"results   {folder / RESULTS}\nreport    {folder / 'report.md'}")
     return report
+
+
+def _stored_report(options: EvaluateOptions) -> Report | None:
+    """Return the report of a finished run with its gain explained, or None if flags ask for other samples."""
+    run = run_of(Path(options.source or "").expanduser())
+    if run is None or options != EvaluateOptions(source=options.source, explain=True):
+        return None
+    report, samples = read_report(run / "evaluation"), read_run(run).samples
+    if report is None or not {BASE, "trained"} <= samples.keys():
+        raise UserError(f"the run in {run} is not evaluated yet; finish it with its recipe and --resume")
+    gain = explain(samples[BASE], samples["trained"], report.protocol.seed)
+    return report.model_copy(update={"gain": gain})
 
 
 def _sides(options: EvaluateOptions) -> list[Side]:

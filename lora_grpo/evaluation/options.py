@@ -38,6 +38,9 @@ class EvaluateOptions:
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
     the adapter that its run started from), or another run, adapter or model."""
+    explain: bool = False
+    """Also print what the gain is made of: format, sharpening and the rest. Implies `--compare base`. Without other
+    flags, the samples of the run are used, and no model is loaded."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     what: Literal["adapter", "best"] = "adapter"
@@ -166,7 +169,8 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
     if options.columns and not data.eval:
         raise UserError("--data.columns names the columns of --data; pass both")
     columns_of(data, "eval")
-    num_samples = options.num_samples or max(options.k or (1,))
+    usual_samples = defaults.num_samples if options.explain else 1
+    num_samples = options.num_samples or max(options.k or (usual_samples or 1,))
     greedy = num_samples == 1 if options.temperature is None else options.temperature == 0
     if greedy and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")

@@ -13,6 +13,7 @@ from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
+from lora_grpo.evaluation.gain import Gain, explain
 from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files
@@ -75,6 +76,8 @@ class Report(Schema):
     """Comparison of the baseline with the evaluated model, one row per score."""
     fixed: list[TaskChange]
     regressed: list[TaskChange]
+    gain: Gain | None = None
+    """What the difference in pass@1 is made of. None without a baseline, and in reports of older versions."""
 
     @property
     def models(self) -> list[Measurement]:
@@ -121,13 +124,20 @@ class Report(Schema):
                     rows.append((f"{name}{suffix}{how}", *cells))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
+    def gain_tables(self) -> list[Table]:
+        """Return the parts of the gain, and the reasons for the verdicts before and after; [] without a baseline."""
+        if not self.baseline or not self.gain:
+            return []
+        return [self.gain.parts_table(), self.gain.reasons_table(self.baseline.label, self.evaluated.label)]
+
     def markdown(self) -> str:
         """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
         lines = [self.title, ""]
-        for headings, rows in (self.scores_table(), self.details_table()):
+        for headings, rows in (self.scores_table(), self.details_table(), *self.gain_tables()):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {row.verdict}" for row in self.table]
+        lines += [f"- {note}" for note in self.gain.notes] if self.gain else []
         for model in self.models:
             if model.curve:
                 points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
@@ -142,12 +152,7 @@ class Report(Schema):
 
     def show(self) -> None:
         """Print the title, the scores and a one-line summary."""
-        headings, rows = self.scores_table()
-        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-            for cells in (headings, *rows)
-        ]
+        lines = _aligned(self.scores_table())
         if self.table:
             summary = f"{self.table[0].verdict}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
         else:
@@ -157,6 +162,11 @@ class Report(Schema):
                 for draw, of_draw in self.evaluated.drawn.items()
             )
         print("\n".join(map(printable, [self.title, *lines, summary])))
+
+    def show_gain(self) -> None:
+        """Print what the gain is made of."""
+        lines = [line for table in self.gain_tables() for line in ("", *_aligned(table))]
+        print("\n".join(map(printable, [*lines, "", *(self.gain.notes if self.gain else [])])))
 
 
 @dataclass(frozen=True)
@@ -216,6 +226,7 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
         table=compare(baseline.results, evaluated.results, ks, seed) if baseline else [],
         fixed=fixed,
         regressed=regressed,
+        gain=explain(baseline.results, evaluated.results, seed) if baseline else None,
     )
 
 
@@ -251,6 +262,13 @@ def how_graded(task: str, *, as_program: bool = False) -> str:
 def printable(text: str) -> str:
     """Escape control characters and characters that cannot be encoded, because names come from files."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _aligned(table: Table) -> list[str]:
+    """Return the lines of a table for the terminal."""
+    headings, rows = table
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return ["  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows)]
 
 
 def _cell(name: str, counts: Mapping[str, float], samples: int) -> str:

@@ -18,6 +18,10 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     if evaluation:
         lines += ["## Evaluation", "", escape(evaluation.title), "", *table(*evaluation.scores_table())]
         lines += [*(f"- {escape(sentence)}" for sentence in facts.verdicts(evaluation)), ""]
+    if evaluation and evaluation.gain:
+        lines += ["## What the gain is made of", ""]
+        lines += [line for shown in evaluation.gain_tables() for line in table(*shown)]
+        lines += [*(f"- {escape(note)}" for note in evaluation.gain.notes), ""]
     if changes := facts.changes(run):
         lines += [f"## {facts.trained_metrics(run)[0]}", "", *table(["", "first step", "last step"], changes)]
     if alarms := run.record.get("alarms"):

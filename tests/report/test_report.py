@@ -53,6 +53,16 @@ def test_everything_of_a_run_is_on_its_page(tmp_path):
     assert "memory.weights_gib" in page and "recipes/gsm8k_lora.py --output-dir" in page
 
 
+def test_the_report_says_what_the_gain_is_made_of(tmp_path):
+    run = write_run(tmp_path / "mine")
+    page, markdown = text_of(page_of(run)), (run / "report/report.md").read_text()
+    for text in ("What the gain is made of", "gain in pass@1", "sharpening", "rest", "truncated", "+25.0"):
+        assert text in page and text in markdown, text
+    path = run / "evaluation/report.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "gain": None}))  # of an older version
+    assert "What the gain is made of" not in page_of(run)
+
+
 def test_the_duration_of_a_resumed_run_is_the_time_it_worked(tmp_path):
     run = write_run(tmp_path / "mine", resumed=["2026-12-01T00:00:00+00:00"], ended="2026-12-01T00:01:00+00:00")
     assert "8 min 31 s, without the time between stop and resume" in text_of(page_of(run))
