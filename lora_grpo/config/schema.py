@@ -225,7 +225,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     grpo: tuple[str, ...] = ()
-    """Any other field of TRL's GRPOConfig as KEY=VALUE, e.g. epsilon_high=0.28."""
+    """Any other field of TRL's GRPOConfig as KEY=VALUE, e.g. loss_type=dr_grpo."""
 
     @property
     def folder(self) -> Path:

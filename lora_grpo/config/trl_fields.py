@@ -98,13 +98,13 @@ def _class_body(package: str, relative: str, class_name: str) -> list[ast.stmt]:
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Convert `["loss_type=dr_grpo", "epsilon_high=0.28"]` to keyword arguments of GRPOConfig. Values are YAML."""
+    """Convert `["loss_type=dr_grpo", "entropy_coef=0.01"]` to keyword arguments of GRPOConfig. Values are YAML."""
     overrides: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise UserError(f"--grpo {item!r} is not KEY=VALUE, e.g. --grpo epsilon_high=0.28")
+            raise UserError(f"--grpo {item!r} is not KEY=VALUE, e.g. --grpo loss_type=dr_grpo")
         fields = grpo_fields()
         if key not in fields:
             hint = suggestion(key, fields, otherwise="see TRL's GRPOConfig for its fields")

@@ -100,31 +100,43 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
 def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     always, mixed, never = found.difficulty
     larger = f"--sampling.num-generations {2 * size}"
-    ways, source = [], source_of_rows(config.data.task)
-    if mixed and not config.data.filter_by_difficulty:
-        ways.append("--data.filter-by-difficulty, which trains only on problems that are solved sometimes")
+    source = source_of_rows(config.data.task)
     if never == found.groups:
+        ways = [*_gold_solutions(config), f"easier problems ({source})"]
         if config.data.task in CODE_TASKS:
             ways += ["--rewards share_of_tests_passed, which gives partial credit"]
         elif len(config.rewards) == 1:
             ways += [_finer_reward(config)]
         most = 100 * found.solved.high
         text = f"none of {found.completions} completions is correct (95% upper bound: {most:.0f}%)"
-        return Finding(text, "; ".join([*_examples(config), f"easier problems ({source})", *ways, larger]))
+        return Finding(text, "; ".join([*ways, larger]))
     if always == found.groups:
         text = f"all of {found.completions} completions are correct: nothing is left to learn"
-        return Finding(text, "; ".join([f"harder problems ({source})", *ways]))
-    if 2 * mixed < found.groups and ways:
+        return Finding(text, f"harder problems ({source})")
+    if 2 * mixed < found.groups and not config.data.filter_by_difficulty:
         text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
-        return Finding(text, "; ".join([*ways, larger]))
+        return Finding(text, "; ".join([*_filter(found, size), larger]))
     return None
+
+
+def _filter(found: Summary, size: int) -> list[str]:
+    """Return the filter if problems differ in difficulty, because otherwise it keeps some of them by chance.
+
+    With a pass rate of p, a share of 1 - p^G - (1 - p)^G of the groups of size G is mixed. Problems with different pass
+    rates have fewer mixed groups than problems that all have the mean pass rate.
+    """
+    rate, mixed = found.solved.value, found.difficulty[1]
+    if_equal = 1 - rate**size - (1 - rate) ** size
+    if not mixed or 2 * mixed >= if_equal * found.groups:
+        return []
+    return ["--data.filter-by-difficulty, which trains only on problems that are solved sometimes"]
 
 
 def _readable(config: RunConfig, varying: Sequence[str]) -> str:
     taught = [name for name in varying if _is_format_reward(name) or name in RIGHT_REWARDS]
     if taught:
         return f"no change needed: training can fix this: {', '.join(taught)} differ within groups"
-    ways = _examples(config)
+    ways = _gold_solutions(config)
     if isinstance(task := get_task(config.data.task), TaskFile):
         ways += [f"a prompt in {task.path.name} that shows the format"]
     elif config.data.task not in CODE_TASKS:
@@ -134,12 +146,9 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
     return "; ".join([*ways, "a model that follows instructions"])
 
 
-def _examples(config: RunConfig) -> list[str]:
-    """Return advice to show golds, in the prompt or in training."""
-    if not getattr(get_task(config.data.task), "has_gold", True):
-        return []
-    few_shot = [] if config.data.few_shot else ["--data.few-shot 2, for worked examples in the prompt"]
-    return [*few_shot, "recipes/sft_lora.py first, which trains on gold solutions"]
+def _gold_solutions(config: RunConfig) -> list[str]:
+    has_gold = getattr(get_task(config.data.task), "has_gold", True)
+    return ["recipes/sft_lora.py first, which trains on gold solutions"] if has_gold else []
 
 
 def _finer_reward(config: RunConfig) -> str:

@@ -132,8 +132,8 @@ class Alarms:
         if not names:
             return None
         return (
-            f"{' and '.join(names)} is not finite, which ruins the adapter; lower --train.learning-rate or "
-            "--train.max-grad-norm, and check your own rewards for divisions by zero"
+            f"{' and '.join(names)} is not finite, which ruins the adapter; lower --train.learning-rate, and "
+            "check your own rewards for divisions by zero"
         )
 
     def _logprob_mismatch(self, last: Metrics) -> str | None:
@@ -182,8 +182,9 @@ class Alarms:
         if not reward:
             return f"{message}, all of them 0; train on gold solutions first (recipes/sft_lora.py), or on easier rows"
         return (
-            f"{message}, so there is nothing to learn from; pass --data.filter-by-difficulty, a higher "
-            "--sampling.temperature, a larger --sampling.num-generations or a reward with more than two values"
+            f"{message}, so there is nothing to learn from; pass a larger --sampling.num-generations, a "
+            "higher --sampling.temperature, a reward with more than two values or, if --preview advises it, "
+            "--data.filter-by-difficulty"
         )
 
     def _constant_reward(self, window: Sequence[Metrics]) -> str | None:
@@ -208,7 +209,7 @@ class Alarms:
         return (
             f"entropy fell from {start:.3g} to {last:.2g} nats per token at a reward of {reward:.2f} "
             f"of {self.max_reward:g}: the policy has stopped exploring; start over with a lower "
-            "--train.learning-rate, --grpo epsilon_high=0.28, or a --train.beta above 0"
+            "--train.learning-rate or a --train.beta above 0"
         )
 
     def _is_near_maximum(self, reward: float) -> bool:

@@ -84,7 +84,7 @@ def test_grpoconfig_takes_what_was_read(tmp_path):
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["epsilon"], "--grpo 'epsilon' is not KEY=VALUE, e.g. --grpo epsilon_high=0.28"),
+        (["epsilon"], "--grpo 'epsilon' is not KEY=VALUE, e.g. --grpo loss_type=dr_grpo"),
         (["=3"], "is not KEY=VALUE"),
         ([""], "is not KEY=VALUE"),
         (["epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),

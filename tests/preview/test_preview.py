@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 from pathlib import Path
 
@@ -110,9 +111,10 @@ def graded(*verdicts, **more):
 
 
 NEVER, ALWAYS = graded(WRONG, WRONG, WRONG, WRONG), graded(RIGHT, RIGHT, RIGHT, RIGHT)
-MIXED = graded(RIGHT, WRONG, WRONG, RIGHT)
+MIXED, MOSTLY = graded(RIGHT, WRONG, WRONG, RIGHT), graded(RIGHT, WRONG, RIGHT, RIGHT)
 FORMAT_ALONE = group({"correct_answer": [0, 0, 0, 0], "soft_xml_format": [0, 1, 0, 1]}, (WRONG,) * 4)
 FILTER = {"data": {"filter_by_difficulty": True}}
+LARGER = "--sampling.num-generations 8"
 
 
 @pytest.mark.parametrize(
@@ -125,12 +127,13 @@ FILTER = {"data": {"filter_by_difficulty": True}}
         ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are correct", "harder problems"),
         ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, "can learn", "3 of 8 problems are always solved and 3 never", "filter"),
         ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, "can learn", None, None),
-        ([NEVER] * 7 + [MIXED], {}, "can barely learn", "0 of 8 problems are always solved and 7 never", "filter"),
-        ([NEVER] * 4 + [MIXED], {}, "can barely learn", "0 of 5 problems are always solved and 4 never", "filter"),
+        ([NEVER] * 7 + [MOSTLY], {}, "can barely learn", "0 of 8 problems are always solved and 7 never", "filter"),
+        ([NEVER] * 7 + [MIXED], {}, "can barely learn", "0 of 8 problems are always solved and 7 never", LARGER),
+        ([NEVER] * 4 + [MIXED], {}, "can barely learn", "0 of 5 problems are always solved and 4 never", LARGER),
         ([NEVER] * 7 + [MIXED], FILTER, "can learn", None, None),
         ([NEVER] * 8, FILTER, "can barely learn", "none of 32", "easier problems"),
-        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "few-shot 2"),
-        ([graded(*[UNREAD] * 4)] * 8, {"data": {"few_shot": 2}}, "cannot learn", "end without", "soft_xml_format"),
+        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "sft_lora.py"),
+        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "end without", "soft_xml_format"),
         (
             [graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8,
             {},
@@ -210,7 +213,8 @@ def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
 
     path.write_text("def load(split): return [{'question': 'What?'}]\n" + check)
     offered = advice(NEVER) + advice(ALWAYS) + advice(graded(*[UNREAD] * 4))
-    assert {"--data.train", "--data.prompt-style", "--data.few-shot"}.isdisjoint(re.findall(r"--[a-z.-]+", offered))
+    assert {"--data.train", "--data.prompt-style"}.isdisjoint(re.findall(r"--[a-z.-]+", offered))
+    assert "recipes/sft_lora.py" not in offered
     assert "easier problems (load in own.py)" in offered and "harder problems (load in own.py)" in offered
     assert "a score from 0 to 1" in offered and "a prompt in own.py" in offered and "xml" not in offered
 
@@ -218,7 +222,7 @@ def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
     config = replace(RunConfig(), {"data": {"task": str(path)}})
     path.write_text("def load(split, source): return []\ndef gold(row): return ''\n" + check)
     offered = advice(NEVER)
-    assert offered.startswith("--data.few-shot 2") and "recipes/sft_lora.py" in offered
+    assert offered.startswith("recipes/sft_lora.py first")
     assert "easier problems (--data.train)" in offered and "--data.filter-by-difficulty" not in offered
 
 
@@ -237,6 +241,22 @@ def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_
             "\n--- no reference answer: own.py defines no gold(row)\n" in said and "reward" not in said.split("---")[2]
         )
     assert said.count("--- prompt of own/train/0") == 1 and said.endswith("nothing was trained\n")
+
+
+@pytest.mark.parametrize("rates", [(0.05,), (0.3,), (0.95,), (0.0, 1.0, 1.0, 0.0, 0.5), (0.0, 0.0, 0.0, 0.5)])
+def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(rates):
+    """200 previews of 8 groups of 8. Problems of one difficulty are kept by chance, so the filter gains nothing."""
+    draw, advised = random.Random(0), 0
+    for _ in range(200):
+        groups = []
+        for _ in range(8):
+            rate = draw.choice(rates)
+            verdicts = [RIGHT if draw.random() < rate else WRONG for _ in range(8)]
+            answers = (Answer(str(n), 9, False, {"correct_answer": float(v.passed)}, v) for n, v in enumerate(verdicts))
+            groups.append(Group({"id": "row", "question": "What?"}, tuple(answers)))
+        offered = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
+        advised += "--data.filter-by-difficulty" in offered
+    assert advised <= 20 if len(rates) == 1 else advised >= 100, advised / 200
 
 
 def test_what_was_seen_once_is_not_said_again_by_its_consequences():

@@ -1,0 +1,194 @@
+"""Measure what the settings that the kit recommends do, one short run of a starter recipe for each.
+
+    python tools/measure_settings.py outputs/settings                        # every run, several minutes each
+    python tools/measure_settings.py outputs/settings --runs default temperature-1.3 --seeds 0 1
+
+Finished runs are kept in FOLDER/results.jsonl, so a command that is repeated continues. Runs with the same seed and
+recipe have the same adapter before training, prompts, and held-out problems.
+
+Columns: mean of the last 5 steps, except for the held-out accuracy of the base and the trained model (pass@1, 100
+problems x 4 samples at temperature 1). `equal` is the share of groups with equal rewards, `distinct` the number of
+distinct completions divided by the group size, and `mixed` the share of groups that have right and wrong completions.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LAST = 5
+"""Number of steps to average over."""
+MEANS = {"reward": "reward", "equal": "frac_reward_zero_std", "entropy": "entropy", "kl": "kl", "gradient": "grad_norm"}
+MEANS |= {"truncated": "completions/clipped_ratio"}
+COMMON: tuple[str, ...] = (
+    "--preset",
+    "starter",
+    "--monitor.rows",
+    "0",
+    "--data.eval-limit",
+    "100",
+    "--eval.num-samples",
+    "4",
+)
+COMMON += ("--eval.k", "1", "--monitor.stop-on", "nan", "--overwrite")
+
+UNEVEN = '''
+from lora_grpo.tasks import chat, get_task
+from lora_grpo.starter import problems
+
+SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["xml"]
+KINDS = ["never", "never", "always", "always", "normal"]
+
+
+def load(split):
+    """Four of five training rows are always or never solved."""
+    rows = problems("starter", split)
+    kinds = ["normal"] if split == "eval" else KINDS
+    return [
+        {"question": row["question"], "answer": row["answer"], "kind": kinds[number % len(kinds)]}
+        for number, row in enumerate(rows)
+    ]
+
+
+def check(completion, row):
+    if row["kind"] != "normal":
+        return row["kind"] == "always"
+    return get_task("starter").check(completion, row).passed
+'''
+"""A task whose base pass rates are near 0 and 1."""
+
+STEPS, STEP = ("--train.max-steps", "20"), ("--train.max-steps", "1")
+TRAINED = ("--lora.from", "{folder}/trained-0", "--train.prompts-per-step", "32", *STEP)
+HIGH_RATE = (*STEPS, "--train.learning-rate", "1e-2")
+SHORT = (*STEPS, "--sampling.max-completion-tokens", "32")
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "default": ("gsm8k_lora", STEPS),
+    "clipping": ("gsm8k_lora", ("--train.max-steps", "5", "--grpo", "epsilon=0.01", "epsilon_high=0.28", "delta=1.5")),
+    "sequence-ratio": ("gsm8k_lora", ("--train.max-steps", "5", "--grpo", "importance_sampling_level=sequence")),
+    "entropy-0.01": ("gsm8k_lora", (*STEPS, "--grpo", "entropy_coef=0.01")),
+    "beta-0.05": ("gsm8k_lora", (*STEPS, "--train.beta", "0.05")),
+    "high-rate": ("gsm8k_lora", HIGH_RATE),
+    "high-rate-beta-0.05": ("gsm8k_lora", (*HIGH_RATE, "--train.beta", "0.05")),
+    "low-rate": ("gsm8k_lora", (*STEPS, "--train.learning-rate", "1e-4")),
+    "temperature-1.2": ("gsm8k_lora", (*STEPS, "--sampling.temperature", "1.2")),
+    "temperature-0.7": ("gsm8k_lora", (*STEPS, "--sampling.temperature", "0.7")),
+    "trained": ("gsm8k_lora", ("--train.max-steps", "60")),
+    "trained-temperature-1.0": ("gsm8k_lora", TRAINED),
+    "trained-temperature-1.2": ("gsm8k_lora", (*TRAINED, "--sampling.temperature", "1.2")),
+    "trained-temperature-1.5": ("gsm8k_lora", (*TRAINED, "--sampling.temperature", "1.5")),
+    "trained-group-32": ("gsm8k_lora", (*TRAINED, "--sampling.num-generations", "32")),
+    "uneven": ("UNEVEN", STEPS),
+    "uneven-filter": ("UNEVEN", (*STEPS, "--data.filter-by-difficulty")),
+    "tokens-32": ("gsm8k_lora", SHORT),
+    "tokens-32-masked": ("gsm8k_lora", (*SHORT, "--grpo", "mask_truncated_completions=true")),
+    "code-default": ("code_lora", STEPS),
+    "code-group-4": ("code_lora", (*STEPS, "--sampling.num-generations", "4", "--train.prompts-per-step", "32")),
+    "code-group-32": ("code_lora", (*STEPS, "--sampling.num-generations", "32", "--train.prompts-per-step", "4")),
+    "answers-only": ("gsm8k_lora", (*STEPS, "--rewards", "correct_answer=2.0")),
+    "long-5": ("gsm8k_lora", (*STEPS, "--rewards", "correct_answer=1.0", "longer_is_better=5.0")),
+    "long-0.1": ("gsm8k_lora", (*STEPS, "--rewards", "correct_answer=1.0", "longer_is_better=0.1")),
+    "sft": ("sft_lora", STEPS),
+    "one-step": ("gsm8k_lora", STEP),
+    "one-step-few-shot": ("gsm8k_lora", (*STEP, "--data.few-shot", "2")),
+    "one-step-hashes": ("gsm8k_lora", (*STEP, "--data.prompt-style", "hashes")),
+    "norm-0.01": ("gsm8k_lora", (*STEPS, "--train.max-grad-norm", "0.01")),
+    "code-share-of-tests": ("code_lora", (*STEPS, "--rewards", "share_of_tests_passed=1.0")),
+    "code-temperature-1.2": ("code_lora", (*STEPS, "--sampling.temperature", "1.2")),
+    "code-entropy-0.01": ("code_lora", (*STEPS, "--grpo", "entropy_coef=0.01")),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    results = arguments.folder / "results.jsonl"
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    found = {(line["run"], line["seed"]): line for line in map(json.loads, lines)}
+    for seed in arguments.seeds:
+        for name in arguments.runs:
+            if (name, seed) not in found:
+                found[name, seed] = {"run": name, "seed": seed, **measure(name, seed, arguments.folder)}
+                with results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(found[name, seed]) + "\n")
+    wanted = [found[name, seed] for name in arguments.runs for seed in arguments.seeds]
+    columns = list(dict.fromkeys(name for line in wanted for name in line))
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for line in wanted:
+        print(f"| {' | '.join(show(line.get(name)) for name in columns)} |")
+
+
+def measure(name: str, seed: int, folder: Path) -> dict[str, float]:
+    """Train and return the columns of a run."""
+    recipe, flags = RUNS[name]
+    task: tuple[str, ...] = ()
+    if recipe == "UNEVEN":
+        (folder / "uneven.py").write_text(UNEVEN, encoding="utf-8")
+        recipe, task = "your_task", ("--task", str((folder / "uneven.py").resolve()))
+    run = folder / f"{name}-{seed}"
+    if recipe != "sft_lora":
+        task += ("--train.completions-steps", "1")
+    flags = tuple(flag.format(folder=folder.resolve()) for flag in flags)
+    command = [sys.executable, f"recipes/{recipe}.py", *COMMON, *task, *flags, "--seed", str(seed)]
+    command += ["--output-dir", str(run.resolve())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode} from {' '.join(command)}\n{done.stderr}")
+    return columns_of(run)
+
+
+def columns_of(run: Path) -> dict[str, float]:
+    steps, table = read_lines(run / "metrics.jsonl"), read_json(run / "run.json")["results"]["table"]
+    (score,) = [row for row in table if row["metric"] == "pass@1"]
+    scores = {"base": score["before"], "trained": score["after"]}
+    if "reward" not in steps[0]:  # SFT
+        return scores
+    groups = [group for step in steps[-LAST:] for group in groups_of(run, step["step"])]
+    size = len(groups[0])
+    means = {name: mean([step[metric] for step in steps[-LAST:] if metric in step]) for name, metric in MEANS.items()}
+    return {
+        "reward 1": steps[0]["reward"],
+        "entropy 1": steps[0]["entropy"],
+        **means,
+        "mixed": mean([0 < sum(line["passed"] for line in group) < size for group in groups]),
+        "distinct": mean([len({line["completion"] for line in group}) / size for group in groups]),
+        "unparsed": mean([line["status"] == "no_answer" for group in groups for line in group]),
+        "right": mean([line["passed"] for group in groups for line in group]),
+        **scores,
+    }
+
+
+def groups_of(run: Path, step: int) -> list[list[dict]]:
+    """Return the completions of a step by group."""
+    lines = read_lines(run / f"completions/step-{step:05d}.jsonl")
+    size = read_json(run / "run.json")["config"]["sampling"]["num_generations"]
+    return [lines[start : start + size] for start in range(0, len(lines), size)]
+
+
+def mean(values: list) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def show(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    main()
