@@ -171,8 +171,9 @@ class TrainConfig:
 
 
 AlarmName = Literal[
-    "nan", "logprob_mismatch", "collapse", "zero_variance", "constant_reward", "entropy", "truncated", "hacking"
-]
+    "nan", "logprob_mismatch", "collapse", "zero_variance", "constant_reward", "entropy", "truncated", "masked",
+    "hacking",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import is_number, method, reward_names
-from lora_grpo.runs import RunFiles, flat
+from lora_grpo.runs import Line, RunFiles, flat
 from lora_grpo.tasks import task_title
 
 _SECTIONS = ("policy", "data", "machine", "logprob_check", "plan", "memory", "filter")
@@ -51,12 +51,24 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     if record.get("ended") and is_number(record.get("seconds_worked")):
         pauses = ", without the time between stop and resume" if record.get("resumed") else ""
         rows.append(("Duration", _duration(record["seconds_worked"]) + pauses))
+    if correction := record.get("importance_sampling"):
+        rows.append(("Importance sampling", f"{correction['mode']}; {_limited(run.metrics)}"))
     if best := record.get("best"):
         accuracy = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
         rows.append(
             ("Best adapter", f"step {best['step']}, validation reward {best['reward']:.3g}{accuracy}; in best/")
         )
     return [(label, str(value)) for label, value in rows]
+
+
+def _limited(lines: Sequence[Line]) -> str:
+    """Return how much of the rollouts the importance sampling correction limited, as means over the steps."""
+    shares = []
+    for name in ("tokens", "completions"):
+        values = [line[f"sampling/masked_{name}"] for line in lines if is_number(line.get(f"sampling/masked_{name}"))]
+        if values:
+            shares.append(f"{100 * sum(values) / len(values):.2g}% of the {name}")
+    return f"masked or truncated {' in '.join(shares)}" if shares else "no step yet"
 
 
 def related_runs(run: RunFiles) -> list[tuple[str, str, str | None]]:

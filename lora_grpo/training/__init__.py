@@ -14,7 +14,7 @@ trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monit
 sft.py               the SFTTrainer of make_trainer: tokens and labels of gold solutions, its mixin
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
-step_metrics.py      wraps `_compute_loss`: time per phase, logprob mismatch between sampler and trainer
+step_metrics.py      mixin: time per phase, logprob mismatch between sampler and trainer, what importance sampling masks
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
 memory_probe.py      before the first step: checks that the largest micro-batch fits in GPU memory
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping

@@ -10,10 +10,11 @@
 | `constant_reward`  | a reward is the same for every completion of the first 10 steps (except 1 of a built-in one) |
 | `entropy`          | entropy is below 5% of its initial value while the reward is below 90% of the maximum        |
 | `truncated`        | more than 90% of completions reach the length limit                                          |
+| `masked`           | the importance sampling correction masks or truncates more than 10% of the tokens            |
 | `hacking`          | validation reward rises while significantly fewer validation answers are correct (p < 0.01)  |
 
-`zero_variance`, `entropy` and `truncated` use means over the last `WINDOW` steps. After an alarm, its condition must
-be false for `WINDOW` steps before it can be raised again. For `hacking`, one validation pass is enough.
+`zero_variance`, `entropy`, `truncated` and `masked` use means over the last `WINDOW` steps. After an alarm, its
+condition must be false for `WINDOW` steps before it can be raised again. For `hacking`, one validation pass is enough.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.rewards import Reward
-from lora_grpo.training.step_metrics import LOGPROB_MISMATCH
+from lora_grpo.training.step_metrics import LOGPROB_MISMATCH, MASKED_COMPLETIONS, MASKED_TOKENS
 
 WINDOW = 10
 """Number of steps to average over."""
@@ -35,7 +36,7 @@ LONG_WINDOW = 20
 """Number of steps to average the reward over, which is noisier."""
 _STANDARD_ERRORS = 6.0
 """The best of many windows overestimates the true mean. A lower threshold causes false alarms on sparse rewards."""
-_MAX_ZERO_VARIANCE, _MAX_TRUNCATED = 0.8, 0.9
+_MAX_ZERO_VARIANCE, _MAX_TRUNCATED, _MAX_MASKED = 0.8, 0.9, 0.1
 _MIN_ENTROPY = 0.05
 """Share of the initial entropy."""
 _NEAR_MAXIMUM = 0.9
@@ -93,6 +94,7 @@ class Alarms:
                 "zero_variance": self._zero_variance(window),
                 "entropy": self._entropy(_mean(rewarded[:WINDOW], "entropy"), window),
                 "truncated": _truncated(window),
+                "masked": _masked(window),
             }
             if len(rewarded) == WINDOW:
                 messages["constant_reward"] = self._constant_reward(window)
@@ -236,6 +238,17 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
     return (
         f"{share:.0%} of the completions of the last {WINDOW} steps were truncated before their answers; raise "
         "--sampling.max-completion-tokens, or request shorter answers in the prompt"
+    )
+
+
+def _masked(window: Sequence[Metrics]) -> str | None:
+    tokens, completions = _mean(window, MASKED_TOKENS), _mean(window, MASKED_COMPLETIONS)
+    if not tokens > _MAX_MASKED:
+        return None
+    return (
+        f"importance sampling masked or truncated {tokens:.0%} of the tokens of the last {WINDOW} steps, in "
+        f"{completions:.0%} of the completions; start over with --grpo vllm_importance_sampling_mode=token_truncate, "
+        "or, if that is the mode, with --sampling.backend transformers"
     )
 
 

@@ -63,6 +63,13 @@ def make_trainer(
     _use_float32_adapter(policy)
     if isinstance(sampler, VllmSampler) and not is_sft:
         _correct_importance(trainer)
+    if not is_sft and trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+        settings = trainer.args
+        run.record["importance_sampling"] = {
+            "mode": settings.vllm_importance_sampling_mode,
+            "clip_min": settings.vllm_importance_sampling_clip_min,
+            "clip_max": settings.vllm_importance_sampling_clip_max,
+        }
     trainer.progress = Progress(config.train.max_steps, config.method.upper())
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:

@@ -109,7 +109,15 @@ def test_a_wrong_override_says_what_is_expected(items, message):
     assert message in refusal(*items)
 
 
-@pytest.mark.parametrize("item", ["loss_type=drgrpo", "scale_rewards=nonsense", "importance_sampling_level=word"])
+@pytest.mark.parametrize(
+    "item",
+    [
+        "loss_type=drgrpo",
+        "scale_rewards=nonsense",
+        "importance_sampling_level=word",
+        "vllm_importance_sampling_mode=mask",
+    ],
+)
 def test_a_name_that_trl_would_refuse_after_sampling_is_refused_at_once(item):
     with pytest.raises(UserError, match="is unknown to TRL"):
         parse_grpo_overrides([item])

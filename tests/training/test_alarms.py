@@ -180,6 +180,15 @@ def test_truncated_completions_raise_an_alarm():
     assert (alarm.name, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
 
 
+@pytest.mark.parametrize(("tokens", "expected"), [(0.15, [("masked", WINDOW)]), (0.05, [])])
+def test_masked_tokens_raise_an_alarm_with_a_fix(tokens, expected):
+    """Many completions with a few truncated tokens do not, as with a mode that weights tokens."""
+    shares = {"sampling/masked_tokens": tokens, "sampling/masked_completions": 0.9}
+    steps = [fine(number, **shares) for number in range(1, 30)]
+    assert raised(*steps) == expected
+    assert all("15% of the tokens" in alarm.message for alarm in alarms(*steps))
+
+
 def validate(health, number, reward, right):
     """Run a validation pass over 64 rows."""
     return health.validation(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
