@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.results import GREEDY, RULES, Result
+from lora_grpo.evaluation.results import GREEDY, READ_FROM, RULES, Result
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
 """Statuses of completions without a readable answer."""
@@ -46,6 +46,8 @@ class Drawn(Schema):
     """Number of samples by the reason for their verdict."""
     rules: dict[str, int]
     """Number of samples that pass each rule of the task."""
+    read_from: dict[str, int] = {}
+    """Number of samples that pass by where their answer was read; empty if the task has only one place."""
     health: dict[str, float]
     """Number of samples that are `unparsed` or `truncated`, and `mean_tokens`."""
 
@@ -149,8 +151,14 @@ def _drawn(results: Sequence[Result]) -> Drawn:
         samples=len(results),
         statuses=dict(sorted(statuses.items())),
         rules={rule: sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]},
+        read_from=_read_from(results),
         health=_health(results, statuses),
     )
+
+
+def _read_from(results: Sequence[Result]) -> dict[str, int]:
+    passed = Counter(result.get("read_from") for result in results if result["passed"])
+    return {place: passed[place] for place in READ_FROM} if any("read_from" in result for result in results) else {}
 
 
 def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:

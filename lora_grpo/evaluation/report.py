@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,16 +113,17 @@ class Report(Schema):
         ]
 
     def details_table(self) -> Table:
-        """Return rules, statuses and health of each way of drawing samples, with one column per model."""
+        """Return rules, passes, statuses and health of each way of drawing samples, with one column per model."""
         rows: list[tuple[str, ...]] = []
         draws = list(dict.fromkeys(draw for model in self.models for draw in model.drawn))
-        for group, suffix in (("rules", " rule"), ("statuses", ""), ("health", "")):
+        groups = (("rules", "{} rule"), ("read_from", "passed, from a {}"), ("statuses", "{}"), ("health", "{}"))
+        for group, wording in groups:
             for draw in draws:
                 models = [model.drawn.get(draw) for model in self.models]
                 how = f", {draw}" if len(draws) > 1 else ""
                 for name in dict.fromkeys(name for model in models if model for name in getattr(model, group)):
                     cells = (_cell(name, getattr(model, group), model.samples) if model else "" for model in models)
-                    rows.append((f"{name}{suffix}{how}", *cells))
+                    rows.append((f"{wording.format(name)}{how}", *cells))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
     def gain_tables(self) -> list[Table]:
@@ -130,6 +132,20 @@ class Report(Schema):
             return []
         return [self.gain.parts_table(), self.gain.reasons_table(self.baseline.label, self.evaluated.label)]
 
+    @property
+    def read_from(self) -> str | None:
+        """How many samples of each model pass by which path of the grading rule; None if it has only one."""
+        counts = {
+            model.label: sum((Counter(of_draw.read_from) for of_draw in model.drawn.values()), Counter[str]())
+            for model in self.models
+            if any(of_draw.read_from for of_draw in model.drawn.values())
+        }
+        by_model = (
+            f"{label} {count['marker']} from a marker, {count['statement']} from a final statement"
+            for label, count in counts.items()
+        )
+        return f"answers that pass: {'; '.join(by_model)}" if counts else None
+
     def markdown(self) -> str:
         """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
         lines = [self.title, ""]
@@ -137,6 +153,7 @@ class Report(Schema):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {row.verdict}" for row in self.table]
+        lines += [f"- {self.read_from}"] if self.read_from else []
         lines += [f"- {note}" for note in self.gain.notes] if self.gain else []
         for model in self.models:
             if model.curve:
@@ -161,7 +178,7 @@ class Report(Schema):
                 + ", ".join(f"{name} {_cell(name, of_draw.health, of_draw.samples)}" for name in of_draw.health)
                 for draw, of_draw in self.evaluated.drawn.items()
             )
-        print("\n".join(map(printable, [self.title, *lines, summary])))
+        print("\n".join(map(printable, filter(None, [self.title, *lines, summary, self.read_from]))))
 
     def show_gain(self) -> None:
         """Print what the gain is made of."""
@@ -254,7 +271,8 @@ def how_graded(task: str, *, as_program: bool = False) -> str:
     if is_task_file(task):
         return f"`check` in {task_title(task)}.py"
     if task not in CODE_TASKS:
-        return "one number on the line of the last ####, \\boxed{} or <answer>, compared by value (`robust`)"
+        read = "one number on the line of the last ####, \\boxed{} or <answer>, or without them in a final statement"
+        return f"{read}, compared by value (`robust`)"
     program = "the completion as it is" if as_program else "the last code block that defines the function"
     return f"{program}, after its prompt, against the unit tests in the sandbox"
 

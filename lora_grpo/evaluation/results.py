@@ -15,13 +15,15 @@ from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 
 Result = dict[str, Any]
 """`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),
-`status` (the reason for the verdict), `score` (partial credit, if the task gives any), and every rule of the task. This
-package's samples also have `draw` ("greedy" or
-a number), `num_tokens` and `truncated`. They have `response`, the model's text, if `completion` is only a part of it.
+`status` (the reason for the verdict), `score` (partial credit, if the task gives any), `read_from` (where the answer
+was found, if the task reads several places), and every rule of the task. This package's samples also have `draw`
+("greedy" or a number), `num_tokens` and `truncated`. They have `response`, the model's text, if `completion` is only a
+part of it.
 """
 
 RULES = ("strict", "flexible", "robust")
-GRADES = ("score", *RULES)
+READ_FROM = ("marker", "statement")
+GRADES = ("score", "read_from", *RULES)
 """The entries of a result that only some tasks have. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
 """The `draw` of a greedy sample in a file that also has numbered samples."""
@@ -50,7 +52,8 @@ def outcome(verdict: Verdict) -> Result:
         message = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
         status = verdict.reason
     score = {} if verdict.score is None else {"score": verdict.score}
-    return {"passed": verdict.passed, "result": message, "status": status, **score, **verdict.rules}
+    read = {} if verdict.read_from is None else {"read_from": verdict.read_from}
+    return {"passed": verdict.passed, "result": message, "status": status, **score, **read, **verdict.rules}
 
 
 def sampled(task: str, row: Row, draw: str | int, sample: SampledTokens, verdict: Verdict) -> Result:

@@ -6,19 +6,34 @@ wrong format fails a strict rule, and a lucky last number passes a loose one.
 - `strict`: the completion follows the row's `prompt_style`, and its answer is a bare number with the correct value.
 - `flexible`: flexible-extract of lm-evaluation-harness. The last number in the text is equal as a string.
 - `robust`: the last answer marker (`#### `, `\\boxed{}`, or `<answer>`) has exactly one number, with the correct value.
-  This rule sets `Verdict.passed`.
+  Without a marker, the final statement ("The answer is 18.") counts. This rule sets `Verdict.passed`, and
+  `Verdict.read_from` says which of the two it read: `marker` or `statement`.
 
-Details of `robust`:
+Numbers, in both:
 
-- A completion without a marker has no answer. The prompt requests a marker, and the last number in a text is often an
-  intermediate result.
+- Words, units, currency signs, and percent signs around the number are ignored. A dash before it is a minus sign.
+- Commas must separate groups of three digits, so `1,8` is not 18. LaTeX's `\\,` and the spaces of typesetters (thin,
+  narrow, no-break) separate such groups, too. Two numbers fail, even if they are equal.
+- Numbers have ASCII or full-width digits and are compared as `Decimal`: 18 = 18.00 = 018, but 17.99 and 18.0001 are
+  wrong. Formulas (`\\sqrt{18}`, `2^3`), exponents, superscripts, nan, and inf are not numbers.
+
+Markers:
+
 - An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
 - All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails. Earlier lines do not count, so a
   model may correct itself. The end of a `<think>` or `<reasoning>` section also ends a line.
-- Words, units, currency signs, and percent signs around the number are ignored. A dash before it is a minus sign.
-- Commas must separate groups of three digits, so `1,8` is not 18. Two numbers fail, even if they are equal.
-- Numbers have ASCII or full-width digits and are compared as `Decimal`: 18 = 18.00 = 018, but 17.99 and 18.0001 are
-  wrong. Formulas (`\\sqrt{18}`, `2^3`), exponents, superscripts, nan, and inf are not numbers.
+
+Final statements. They must be unmistakable, because the last number in a text is often an intermediate result:
+
+- The statement is the last sentence, outside thoughts, and has no other number, not even a spelled one.
+- It states the number: "The answer is 18", "Total: 18", "The cost of the order is $18", "x = 18". Other verbs need a
+  conclusion: "So Janet makes $18", "In total, there are 18 boxes".
+- It must be closed by a full stop, by a line break, or by markup around the number (`**18**`, `$18$`). "The answer is
+  18" at the end of a truncated text could have become 180. This is stricter than `#### 18`, which the end of the text
+  closes. One gap remains: a text that is cut off within 18.5, right after the point.
+- Hedges ("about", "I think", "at least", "or"), negations, questions, conditions, comparisons, list items, steps
+  ("First, ..."), calculations, and multiples ("18 thousand", "18 times") are not statements.
+- Earlier sentences do not count, except "The answer is 17." and those that begin like the last: they make two answers.
 
 Source: the `#### N` format is from https://github.com/openai/grade-school-math (`dataset.py`). `flexible` follows
 https://github.com/EleutherAI/lm-evaluation-harness (`lm_eval/tasks/gsm8k/gsm8k.yaml`, version 3).
@@ -52,8 +67,63 @@ _CALCULATOR = re.compile(r"<<[^<>]*>>")
 # Minus signs and full-width characters, and their ASCII equivalents.
 _ASCII = str.maketrans("−–－＋．，０１２３４５６７８９", "---+.,0123456789")
 # LaTeX that does not change a number's value. Any other backslash, or a symbol in _FORMULA, makes it a formula.
+_THIN_SPACES = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:\\,|[\u00a0\u2009\u202f])[0-9]{3})+(?![0-9])")
+_THIN_SPACE = re.compile(r"\\,|[\u00a0\u2009\u202f]")
 _LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$%,!;]|\{,\}")
 _FORMULA = re.compile(r"[\\^√±π∞]")
+
+# A sentence is longer only if it is not a plain statement.
+_LONGEST_STATEMENT = 300
+_SENTENCE_END = re.compile(r"\n|(?<=[.!?])[)*_\"'”’$]*\s+(?=[*_(\"'“‘]*[A-Z])")
+_CLOSED = re.compile(r"[.!][)*_'’$]*$|\*\*[^*]+\*\*$|\$[^$\s]+\$$|\$\$[^$]+\$\$$|\\[)\]]$")
+_LIST_ITEM = re.compile(r"(?:[-*+•]|\(?(?:[0-9]+|[a-zA-Z])[.)])\s")
+_EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__|\*|_)(?=\S)([^*_]+)(?<=\S)\1(?!\w)")
+_MARKUP = re.compile(r"^#+\s|\\[()\[\]]|[$€£¥`]")
+_STATED_NUMBER = re.compile(r"\.?[0-9][0-9.,]*(?<=[0-9])")
+# The other patterns see lowercase sentences with # in place of the number.
+_STATES = re.compile(
+    r"(?:\b(?:is|are|was|were|(?:will|must) be|equals|totals|equal to|(?:adds|sums|comes|amounts) (?:up |out )?to)"
+    r"(?: (?:just|only|exactly|simply|therefore|thus))*(?: an? (?:grand )?total of)?:?|(?<![!=])=) ?[-({\[ ]*#"
+)
+_LABELS = re.compile(r"\b(?:answer|result|solution|total)\b[^=]*: ?[-({\[ ]*#")
+_VAGUE_SUBJECT = re.compile(r"(?:it|this|that|there|these|those|he|she|they|we|i|you)\b")
+_CONCLUDES = re.compile(
+    r"(?:so|overall|altogether|consequently|in total|in all|in conclusion|as a result|this means|that means)\b"
+    r"|.*\b(?:therefore|thus|hence)\b.*#"
+)
+# Signs of ranges, operators, and quotations; negations; and a number that is part of a word, as in 18th or B12.
+_NO_STATEMENT = re.compile(
+    r"[?<>≤≥≠≈~|\"“”«»;…→÷×*+@&—]|\.\.|\s-\s(?!#)|#-|(?<![a-z])/|/(?![a-z])|/.*#|!.*#|#.*[=:!].*\S"
+    r"|n't\b|[a-z]-*#|#(?:[a-z]|bn|mn|st|nd|rd|th)\b|#[^\W\d_a-z]|#.*\band\b|^(?:so that|for|at|with|by|after|before"
+    r"|set|use|using|test|try|choose|pick|put|take|plug|consider|define|imagine|let)\b"
+)
+_NO_STATEMENT_WORDS = re.compile(
+    r"\b(?:"
+    # hedges and ranges
+    r"about|approx|approximately|around|roughly|nearly|almost|near|close|circa|some|somewhere|estimated?|guess|think|"
+    r"thinking|believe|maybe|perhaps|probably|possible|possibly|likely|unlikely|might|may|could|should|seems?|appears?|"
+    r"hopefully|unsure|uncertain|unknown|unclear|doubt|between|either|or|nor|least|most|best|worst|than|under|over|above|"
+    r"below|beyond|exceeds|range|bound|limit|ish|"
+    # negation and contrast
+    r"not|cannot|no|never|none|neither|without|except|unless|instead|rather|but|however|wrong|incorrect|false|mistake|"
+    # questions, conditions, and what is given or said
+    r"what|how|who|why|which|where|when|whether|if|would|suppose|supposing|assume|assuming|given|since|because|once|"
+    r"until|while|says?|said|told|tells|claims?|according|states|stated|know|known|recall|remember|note|check|verify|"
+    r"show|find|example|option|choice|answers|"
+    # steps
+    r"first|second|third|fourth|fifth|last|next|then|step|now|initial|initially|original|originally|start|starts|"
+    r"starting|begins?|beginning|far|already|yet|each|subtotal|partial|intermediate|running|"
+    # other numbers
+    r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty|"
+    r"seventy|eighty|ninety|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|halves|quarters?|thirds|"
+    r"twice|double|triple|times|plus|minus|squared|cubed|factorial)\b"
+)
+# In a conclusion with a verb of its own: calculations, and words before a number that is not their result.
+_CALCULATES = re.compile(
+    r"\b(?:multipl\w+|divided?|add(?:ed|s)?|subtract(?:ed|s)?|use|to)\b|(?:(?<!\btotal )\bof|'s|\b(?:a|the|by|from|"
+    r"with|at|in|on|for|as|after|before|within|per|every|all|both|another|other|remaining|these|those|his|her|its|their|"
+    r"my|our|your|number|day|week|month|year|page|question|problem))[-({\[ ]*#"
+)
 
 
 def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
@@ -79,18 +149,19 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
         "flexible": _passes_flexible(completion, gold_text),
         "robust": False,
     }
-    reason, extracted = _read_answer(completion)
+    contents = find_answers(completion)
+    read_from = "statement" if contents == [] else "marker"
+    reason, extracted = _read_answer(completion, _find_statements(completion) if contents == [] else contents)
     if extracted is not None:
         rules["robust"] = _value(extracted) == gold
         reason = "correct" if rules["robust"] else "wrong_answer"
-    return Verdict(rules["robust"], reason, extracted, rules)
+    return Verdict(rules["robust"], reason, extracted, rules, read_from=read_from if extracted is not None else None)
 
 
-def _read_answer(completion: str) -> tuple[str, str | None]:
+def _read_answer(completion: str, contents: list[str] | None) -> tuple[str, str | None]:
     """Return the number that the `robust` rule reads, or the reason why there is none."""
     if not completion.strip():
         return "empty", None
-    contents = find_answers(completion)
     if contents is None:
         return "unclosed_answer", None
     if not contents:
@@ -151,12 +222,52 @@ def _closing(text: str, marker: re.Match[str]) -> int | None:
     return None
 
 
+def _find_statements(completion: str) -> list[str]:
+    """Return the final statement of a text without markers, after other answers that it states; [] if there is none.
+
+    Each has exactly one number.
+    """
+    text = _plain(completion).rpartition("</reasoning>")[2].rpartition("</think>")[2]
+    lines, ends_line = text.strip(), text.rstrip(" \t\r").endswith("\n")
+    if "<think>" in text or "<reasoning>" in text or _LIST_ITEM.match(lines, lines.rfind("\n") + 1):
+        return []
+    *earlier, last = (each if len(each) <= _LONGEST_STATEMENT else "" for each in _SENTENCE_END.split(lines))
+    statement = _statement(last) if ends_line or _CLOSED.search(last) else None
+    if statement is None:
+        return []
+    subject = re.split(r"[0-9]", last, maxsplit=1)[0]
+    others = (_statement(each) for each in earlier if "answer" in each.lower() or each.startswith(subject))
+    return [*filter(None, others), statement]
+
+
+def _statement(sentence: str) -> str | None:
+    """Return a sentence without markup if it states the only number that it has."""
+    text = " ".join(_MARKUP.sub(" ", _EMPHASIS.sub(r" \2 ", sentence)).replace("’", "'").split())
+    wording, count = _STATED_NUMBER.subn("#", text.lower())
+    if count != 1 or _NO_STATEMENT.search(wording) or _NO_STATEMENT_WORDS.search(wording):
+        return None
+    concludes = _CONCLUDES.match(wording) is not None
+    if _STATES.search(wording):
+        states = concludes or not _VAGUE_SUBJECT.match(wording)
+    else:
+        is_result = wording.count(" ") > 2 and not _CALCULATES.search(wording)
+        states = (concludes and is_result) or _LABELS.search(wording) is not None
+    return text if states else None
+
+
+def _plain(content: str) -> str:
+    """Return an answer with ASCII digits and signs, with commas in place of thin spaces, and without formatting."""
+    text = content.translate(_ASCII)
+    text = _THIN_SPACES.sub(lambda number: _THIN_SPACE.sub(",", number.group()), text)
+    return _LATEX_FORMATTING.sub(lambda match: "," if match.group() == "{,}" else " ", text)
+
+
 def _numbers(content: str) -> list[str]:
     """Return up to two signed numbers of an answer. Two numbers mean that the answer is ambiguous.
 
     A number may be malformed (`1,8`). A formula is returned as a single malformed number.
     """
-    text = _LATEX_FORMATTING.sub(lambda match: "," if match.group() == "{,}" else " ", content.translate(_ASCII))
+    text = _plain(content)
     if _FORMULA.search(text) or any(not c.isascii() and unicodedata.category(c)[0] == "N" for c in text):
         return [content]
     found: list[str] = []

@@ -48,6 +48,8 @@ class Verdict:
     """An additional line, such as the failed assertion."""
     score: float | None = None
     """Partial credit from 0 to 1; None if the completion is either correct or not."""
+    read_from: str | None = None
+    """Where the answer was found, if the task reads several places: for math, `marker` or `statement`."""
 
     @property
     def value(self) -> float:

@@ -175,19 +175,36 @@ def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     assert report.protocol.rows == 2
 
 
-@pytest.mark.parametrize(("style", "strict"), [("hashes", [True, False, False]), ("xml", [False, True, False])])
-def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked):
+@pytest.mark.parametrize(("style", "strict"), [("hashes", [True] + 4 * [False]), ("xml", [False, True] + 3 * [False])])
+def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked, capsys):
     data = write(Path(asked.data), GSM8K)
-    completions = ["1 + 1\n#### 2", "<reasoning>r</reasoning><answer>2</answer>", "It is 2"]
-    write(asked.samples, [{"task_id": "gsm8k/test/0", "completion": text} for text in completions])
+    completions = [
+        "1 + 1\n#### 2",
+        "<reasoning>r</reasoning><answer>2</answer>",
+        "The answer is 2.",
+        "It is 2",
+        "#### 3",
+    ]
+    line = {"task_id": "gsm8k/test/0", "read_from": "a key of another tool"}
+    write(asked.samples, [{**line, "completion": text} for text in completions])
     report = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), style=style))
     results = read(asked.output_dir / "results.jsonl")
     assert [result["strict"] for result in results] == strict
-    assert [result["flexible"] for result in results] == [True, True, True]
-    assert [result["robust"] for result in results] == [result["passed"] for result in results] == [True, True, False]
-    assert [result["result"] for result in results] == ["passed", "passed", "failed: no_answer"]
-    assert report.evaluated.drawn["sampled"].rules == {"strict": 1, "flexible": 3, "robust": 2}
+    assert [result["flexible"] for result in results] == [True, True, True, True, False]
+    passed = [True, True, True, False, False]
+    assert [result["robust"] for result in results] == [result["passed"] for result in results] == passed
+    failures = ["failed: no_answer", "failed: wrong_answer"]
+    assert [result["result"] for result in results] == ["passed", "passed", "passed", *failures]
+    places = ["marker", "marker", "statement", None, "marker"]
+    assert [result.get("read_from") for result in results] == places
+    drawn = report.evaluated.drawn["sampled"]
+    assert drawn.rules == {"strict": 1, "flexible": 4, "robust": 3}
+    assert drawn.read_from == {"marker": 2, "statement": 1}
     assert report.protocol.sandbox is None
+    sentence = "answers that pass: samples 2 from a marker, 1 from a final statement"
+    printed, page = capsys.readouterr().out, (asked.output_dir / "report.md").read_text()
+    assert sentence in printed.splitlines() and f"- {sentence}" in page.splitlines()
+    assert "| passed, from a statement | 20.0 (1) |" in page
 
 
 # Killed and resumed

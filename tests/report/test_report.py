@@ -63,6 +63,21 @@ def test_the_report_says_what_the_gain_is_made_of(tmp_path):
     assert "What the gain is made of" not in page_of(run)
 
 
+def test_the_report_says_where_the_answers_that_pass_were_read(tmp_path):
+    run = write_run(tmp_path / "mine")
+    assert "answers that pass" not in page_of(run)  # as with code, and evaluations of older versions
+    path = run / "evaluation/report.json"
+    evaluation = json.loads(path.read_text())
+    for model, markers in (("baseline", 0), ("evaluated", 3)):
+        evaluation[model]["drawn"]["sampled"]["read_from"] = {"marker": markers, "statement": 1}
+    path.write_text(json.dumps(evaluation))
+    sentence = "answers that pass: base 0 from a marker, 1 from a final statement; "
+    sentence += "trained 3 from a marker, 1 from a final statement"
+    page, markdown = page_of(run), (run / "report/report.md").read_text()
+    assert sentence in text_of(page) and f"- {sentence}" in markdown.splitlines()
+    assert '<th scope="row">passed, from a marker, sampled</th><td>0.0 (0)</td><td>37.5 (3)</td>' in page
+
+
 def test_the_duration_of_a_resumed_run_is_the_time_it_worked(tmp_path):
     run = write_run(tmp_path / "mine", resumed=["2026-12-01T00:00:00+00:00"], ended="2026-12-01T00:01:00+00:00")
     assert "8 min 31 s, without the time between stop and resume" in text_of(page_of(run))
