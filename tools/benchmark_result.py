@@ -8,9 +8,9 @@ sampling settings. The crossing is interpolated between this checkpoint and the 
     python tools/benchmark_result.py --before 31c8bed --seeds 0 1 2
 
 Columns: step of the crossing; seconds and CPU seconds of the training steps up to it, without validation and
-checkpoints; seconds up to it since the start of the command, with everything; seconds and CPU seconds of the whole
-command, which also evaluates the base and the trained model; and the pass@1 of both. Further arguments are passed to
-the recipe.
+checkpoints; seconds up to it since the start of the command, with everything; seconds of all forward and backward
+passes; seconds and CPU seconds of the whole command, which also evaluates the base and the trained model; and the
+pass@1 of both. Further arguments are passed to the recipe.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import benchmark_step
 from benchmark_step import ROOT, checked_out, environment
 
 COLUMNS = {"step": "step", "training": "training, s", "cpu": "training, CPU s", "elapsed": "since start, s"}
-COLUMNS |= {"whole": "whole run, s", "whole_cpu": "whole run, CPU s"}
+COLUMNS |= {"passes": "forward and backward, s", "whole": "whole run, s", "whole_cpu": "whole run, CPU s"}
 
 
 def main() -> None:
@@ -68,8 +68,10 @@ def measure(tree: Path, folder: Path, recipe: str, seed: int, goal: float, flags
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     scores = json.loads((run / "evaluation" / "report.json").read_text(encoding="utf-8"))
     lines = [json.loads(line) for line in steps.read_text(encoding="utf-8").splitlines()]
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     base, trained = (scores[model]["scores"]["pass@1"] for model in ("baseline", "evaluated"))
     result = {"base": base, "trained": trained, "whole": whole, "whole_cpu": whole_cpu}
+    result["passes"] = sum(line["time/training"] for line in metrics)
     point = {"step": 0.0, "training": 0.0, "cpu": 0.0, "elapsed": math.nan, "pass@1": base}
     for checkpoint in sorted(run.glob("checkpoints/checkpoint-*"), key=lambda path: int(path.name.split("-")[1])):
         step = int(checkpoint.name.split("-")[1])

@@ -53,9 +53,8 @@ def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]
     return [size for size in range(share, 0, -1) if share % size == 0]
 
 
-def prompts_to_read(config: RunConfig, micro_batch_size: int) -> int:
+def prompts_to_read(micro_batch_size: int, group: int) -> int:
     """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it."""
-    group = config.sampling.num_generations
     return -(-(micro_batch_size + group - math.gcd(micro_batch_size, group)) // group)
 
 

@@ -19,7 +19,7 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import disk
 
 _DEEPEST = 100
-"""Levels of nesting that this package writes at most are 8. Code that walks through deeper values would fail."""
+"""Levels of nesting that are read. This package writes at most 8. Code that walks through deeper values could fail."""
 
 
 def loads(text: str | bytes) -> Any:

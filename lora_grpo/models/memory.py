@@ -66,7 +66,8 @@ class Step:
     @property
     def prompts(self) -> int:
         """Largest number of prompts that the layers read in a micro-batch."""
-        return prompts_to_read(self.config, self.micro_batch_size) if self.packed else self.micro_batch_size
+        rows = self.micro_batch_size
+        return prompts_to_read(rows, self.config.sampling.num_generations) if self.packed else rows
 
     @property
     def tokens(self) -> int:
@@ -219,6 +220,7 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
     checkpointing = step.config.train.gradient_checkpointing
     mask = step.micro_batch_size * step.length**2
+    once, each_layer = mask, width * mask
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
     rows = step.micro_batch_size * step.length
@@ -241,15 +243,12 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     if step.packed:  # or in the gradients of these copies, when the tensors of the feed-forward block are gone
         added = max(added, width * (shape.queries * (2 * rows + step.tokens) - 4 * i * step.tokens))
     copy = 0 if step.on_cpu else 2 * adapter
-    if step.packed:  # one mask for all layers
-        mask = (1 + width) * step.micro_batch_size * step.config.sampling.max_completion_tokens * step.length
-        if checkpointing:
-            return width * step.tokens * h * shape.layers + mask, kept + added + copy // shape.layers
-        return shape.layers * kept + mask + copy, added
+    if step.packed:  # the numbers too are stored once
+        once, each_layer = (1 + width) * rows * step.config.sampling.max_completion_tokens, 0
     if checkpointing:
-        left = width * step.tokens * h * shape.layers + mask * (1 + width)
+        left = width * step.tokens * h * shape.layers + once + each_layer
         return left, kept + added + copy // shape.layers
-    return shape.layers * (kept + mask * width) + mask + copy, added
+    return shape.layers * (kept + each_layer) + once + copy, added
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.config import RunConfig, micro_batches
+from lora_grpo.config import RunConfig, micro_batches, prompts_to_read
 from lora_grpo.errors import RunError
 from lora_grpo.models import GIB, memory
 from lora_grpo.planning import as_flags, cheaper_settings
@@ -84,8 +83,8 @@ def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[
         return torch.ones(rows, length, dtype=torch.long, device=device)
 
     # As many distinct prompts as a micro-batch can have, because each is read once.
-    group = trainer.num_generations
-    groups = (torch.arange(rows, device=device) + group - math.gcd(rows, group)) // group + 1
+    distinct = prompts_to_read(rows, trainer.num_generations)
+    groups = torch.arange(rows, device=device) * distinct // rows + 1
     inputs = {
         "prompt_ids": groups[:, None] * ones(prompt),
         "prompt_mask": ones(prompt),
