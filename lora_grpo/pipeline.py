@@ -18,7 +18,7 @@ from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
 from lora_grpo.preview import dry_run, preview, show_settings
-from lora_grpo.report import link_back, report_line
+from lora_grpo.report import add_to_controlled_run, link_back, report_line
 from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
@@ -146,6 +146,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         next_steps["longer"] = f"the same command with --resume {more}"
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
+    add_to_controlled_run(run.folder)
 
 
 def _same_model_and_data(config: RunConfig) -> str:

@@ -25,11 +25,13 @@ from lora_grpo.config import (
     RunConfig,
     check_fields,
     choose_preset,
+    control_folder,
     flag,
     replace,
 )
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, check_download, check_model, with_start
+from lora_grpo.rewards import is_format_reward
 from lora_grpo.runs import check_resume, flat, refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
@@ -63,6 +65,7 @@ class _EarlyArguments:
     config: str | None = None
     preset: str | None = None
     output_dir: str | None = None
+    control: str | None = None
     resume: bool = False
     plan: bool = False
     audit: bool = False
@@ -101,7 +104,7 @@ def parse(
     in_file = layers[0][1].get("output_dir") if layers else None
     if isinstance(in_file, str):
         layers[0][1]["output_dir"] = in_file = str(Path(in_file).expanduser())
-    folder = early.output_dir or in_file or base.output_dir
+    folder = control_folder(early.output_dir or in_file or base.output_dir, early.control)
     record = Path(folder) / "run.json"
     if early.resume and record.is_file():
         layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))
@@ -125,8 +128,9 @@ def parse(
         _refuse_unused(config, parsed)
     if parsed.invocation.resume:
         check_resume(Path(folder))
-    settled = {"preset": preset, "method": method, "output_dir": parsed.run.output_dir or base.output_dir}
-    config = replace(parsed.run, settled)
+    output_dir = control_folder(parsed.run.output_dir or base.output_dir, parsed.run.control)
+    settled = {"preset": preset, "method": method, "output_dir": output_dir}
+    config = _with_rewards_of_control(replace(parsed.run, settled))
     config = _settle_task(check_fields(config))
     if layers:
         named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
@@ -172,6 +176,19 @@ def _with_rewards_of_task(config: RunConfig, task: str | None) -> RunConfig:
     if not task or not is_task_file(task):
         return config
     return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards})
+
+
+def _with_rewards_of_control(config: RunConfig) -> RunConfig:
+    """Return a configuration with the rewards of its control, if it is one."""
+    if config.control is None:
+        return config
+    format_rewards = tuple(reward for reward in config.rewards if is_format_reward(reward))
+    if config.control == "format" and not format_rewards:
+        raise UserError(
+            f"--control format trains on the format rewards only, and --rewards has none: {' '.join(config.rewards)}; "
+            "pass --control random"
+        )
+    return replace(config, {"rewards": ("coin_flip",) if config.control == "random" else format_rewards})
 
 
 def _show_help(config: RunConfig, program: str, description: str, hidden: Collection[str], *, only_main: bool) -> None:

@@ -28,6 +28,7 @@ from lora_grpo.config.schema import (
     Overrides,
     RunConfig,
     check_fields,
+    control_folder,
     flag,
     replace,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "check_fields",
     "choose_engine",
     "choose_preset",
+    "control_folder",
     "flag",
     "gpu_preset",
     "hardware",

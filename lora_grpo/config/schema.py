@@ -30,7 +30,7 @@ MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
 
 UNUSED_BY_SFT = (
-    *("rewards", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
+    *("rewards", "control", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
     "data.filter_by_difficulty",
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
@@ -219,8 +219,12 @@ class RunConfig:
     rewards: tuple[str, ...] = ("correct_answer",)
     """Rewards as NAME or NAME=WEIGHT; their weighted sum is the reward. Built in: correct_answer, passes_tests,
     share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
-    pattern:REGEX, longer_is_better, near_length:200. Use trl:NAME for TRL's rewards and my_file.py:function for your
-    own."""
+    coin_flip, pattern:REGEX, longer_is_better, near_length:200. Use trl:NAME for TRL's rewards and
+    my_file.py:function for your own."""
+    control: Literal["format", "random"] | None = None
+    """Train a control of the run: same settings and seed, but only its format rewards (`format`), or a coin flip for
+    each completion (`random`). The folder is that of the run with -control-format or -control-random at the end, and
+    the report of the run shows both."""
     train: TrainConfig = field(default_factory=TrainConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -254,6 +258,12 @@ class Invocation:
     """Resume the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False
     """Delete the existing run in the output folder first."""
+
+
+def control_folder(folder: str, control: str | None) -> str:
+    """Return the folder of the control of a run, given the folder of the run or of the control itself."""
+    ending = f"-control-{control}"
+    return folder if control is None or folder.endswith(ending) else folder.rstrip("/") + ending
 
 
 def flag(name: str) -> str:

@@ -112,10 +112,10 @@ class Gain(Schema):
             notes.append("Format is not separated: an answer of this task that cannot be read cannot be graded.")
         if self.others:
             notes.append(
-                f"Sharpening: the gain on answers that the base already gives in {self.others} other samples of the "
-                "problem. The rest is an upper bound of what is new; by number of base samples, it is "
+                f"Sharpening: the gain on answers that the model already gave before training, in {self.others} other "
+                "samples of the problem. The rest is an upper bound of what is new; by number of such samples, it is "
                 + ", ".join(f"{100 * point.value:+.1f} with {point.k}" for point in self.rest_by_k)
-                + " (--num-samples draws more)."
+                + ". evaluate.py --explain --num-samples 16 draws more."
             )
         else:
             notes.append("Sharpening is not separated: that needs at least 2 samples of each problem.")
@@ -206,7 +206,7 @@ def _is_right(result: Result) -> bool:
     """Return whether a sample has the right answer in any format."""
     if result["passed"] or result.get("truncated"):
         return bool(result["passed"])
-    return result["status"] in UNPARSED and result.get("flexible") is True
+    return result.get("status") in UNPARSED and result.get("flexible") is True
 
 
 def _vote(result: Result) -> str | None:
@@ -237,7 +237,8 @@ def _reason(result: Result) -> str:
         return _TRUNCATED
     if _is_right(result):
         return _NO_FORMAT
-    return _UNREAD if result["status"] in UNPARSED else str(result["status"]).replace("_", " ")
+    status = str(result.get("status"))
+    return _UNREAD if status in UNPARSED else status.replace("_", " ")
 
 
 def _sampled(results: Sequence[Result]) -> list[Result]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lora_grpo.config import RunConfig
 from lora_grpo.preview.groups import Group, Summary, measure, share_of
+from lora_grpo.rewards import is_format_reward
 from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, source_of_rows
 
 RIGHT_REWARDS = (
@@ -133,14 +134,14 @@ def _filter(found: Summary, size: int) -> list[str]:
 
 
 def _readable(config: RunConfig, varying: Sequence[str]) -> str:
-    taught = [name for name in varying if _is_format_reward(name) or name in RIGHT_REWARDS]
+    taught = [name for name in varying if is_format_reward(name) or name in RIGHT_REWARDS]
     if taught:
         return f"no change needed: training can fix this: {', '.join(taught)} differ within groups"
     ways = _gold_solutions(config)
     if isinstance(task := get_task(config.data.task), TaskFile):
         ways += [f"a prompt in {task.path.name} that shows the format"]
     elif config.data.task not in CODE_TASKS:
-        if not any(map(_is_format_reward, config.rewards)):
+        if not any(map(is_format_reward, config.rewards)):
             ways += [f"a reward for the format, e.g. {_format_reward(config)}"]
         ways += ["another --data.prompt-style"]
     return "; ".join([*ways, "a model that follows instructions"])
@@ -155,10 +156,6 @@ def _finer_reward(config: RunConfig) -> str:
     if isinstance(get_task(config.data.task), TaskFile):
         return "a score from 0 to 1 from check, for partial credit"
     return f"a second, finer reward, e.g. {_format_reward(config)}"
-
-
-def _is_format_reward(reward: str) -> bool:
-    return any(word in reward for word in ("format", "pattern", "tag_count"))
 
 
 def _format_reward(config: RunConfig) -> str:

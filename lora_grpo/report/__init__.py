@@ -11,6 +11,7 @@ The page is a single file that makes no network requests. Model output is always
 
 writing.py         the command and its output files
 facts.py           summarizes a run in sentences and tables
+controls.py        compares a run with its controls
 plots.py           selects the curves to plot, for one run or two
 charts.py          draws a plot as SVG and PNG
 sampled_texts.py   data for the page's completion browser
@@ -18,6 +19,14 @@ html.py            renders the HTML page from the templates in page/
 markdown.py        renders the Markdown report for a pull request
 """
 
-from lora_grpo.report.writing import ReportOptions, link_back, report, report_line, write_diff, write_report
+from lora_grpo.report.writing import (
+    ReportOptions,
+    add_to_controlled_run,
+    link_back,
+    report,
+    report_line,
+    write_diff,
+    write_report,
+)
 
-__all__ = ["ReportOptions", "link_back", "report", "report_line", "write_diff", "write_report"]
+__all__ = ["ReportOptions", "add_to_controlled_run", "link_back", "report", "report_line", "write_diff", "write_report"]

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import Report
+from lora_grpo.report.controls import CONTROLS
 from lora_grpo.report.plots import is_number, method, reward_names
 from lora_grpo.runs import Line, RunFiles, flat
 from lora_grpo.tasks import task_title
@@ -43,6 +44,7 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     rows = [
         ("Recipe", record.get("recipe", "unknown")),
         *([("Method", "supervised fine-tuning on gold solutions (TRL's SFTTrainer)")] * (method(run) == "sft")),
+        *([("Control", CONTROLS[config["control"]])] if config.get("control") else []),
         ("Model", config["model"]["name"]),
         ("Task", f"{task}, evaluated on {eval_task}" if eval_task not in (None, task) else task),
         ("Steps", f"{run.steps} of {config['train']['max_steps']}{stopped}"),

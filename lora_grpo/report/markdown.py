@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import Report, printable
-from lora_grpo.report import facts
+from lora_grpo.report import controls, facts
 from lora_grpo.runs import RunFiles
 
 
@@ -22,6 +22,9 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
         lines += ["## What the gain is made of", ""]
         lines += [line for shown in evaluation.gain_tables() for line in table(*shown)]
         lines += [*(f"- {escape(note)}" for note in evaluation.gain.notes), ""]
+    if compared := controls.compared(run, evaluation):
+        lines += ["## The run and its controls", "", *table(*compared)]
+        lines += [line for note in controls.notes(run) for line in (escape(note), "")]
     if changes := facts.changes(run):
         lines += [f"## {facts.trained_metrics(run)[0]}", "", *table(["", "first step", "last step"], changes)]
     if alarms := run.record.get("alarms"):

@@ -18,6 +18,7 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
+from lora_grpo.report.controls import controlled_run
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import report_markdown
 from lora_grpo.report.plots import common_plots, plots_of
@@ -105,6 +106,16 @@ def link_back(folder: Path, *, remove: bool = False) -> None:
     except Exception as error:  # noqa: BLE001 - the first run may be of another version, read-only or damaged
         links = "still links to the run that was here" if remove else "does not link to this run"
         print(f"note: the report of {run} {links}: {first_line(error)}", file=sys.stderr)
+
+
+def add_to_controlled_run(folder: Path) -> None:
+    """Write the report of the run that a finished run is the control of, if there is one. A failure is only a note."""
+    try:
+        if run := controlled_run(folder):
+            write_report(run)
+            print(f"compare   {run}/report/report.html shows the run and this control")
+    except Exception as error:  # noqa: BLE001 - the run may be of another version, read-only or damaged
+        print(f"note: the report of the run does not show this control: {first_line(error)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ patterns in the demo never match an answer with more than one line.
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -131,6 +132,16 @@ def think_answer_format(text: str) -> float:
     return 0.5 if _has_sections(text, "think") else 0.0
 
 
+def coin_flip(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Reward 1 or 0 at random, with equal probability, for the control of a run.
+
+    The same completion of the same row always gets the same reward.
+    """
+    ids = columns.get("id") or [""] * len(completions)
+    texts = [f"{row}\0{completion_text(completion)}" for row, completion in zip(ids, completions, strict=True)]
+    return [float(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[0] % 2) for text in texts]
+
+
 def matches_pattern(pattern: str) -> RewardFunction:
     """Return a reward function that returns 1 if the regular expression matches anywhere in the completion.
 
@@ -160,6 +171,7 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
     "soft_xml_format": soft_xml_format,
     "xml_tag_count": xml_tag_count,
     "think_answer_format": think_answer_format,
+    "coin_flip": coin_flip,
     **TEST_REWARDS,
 }
 """Rewards without an argument."""

@@ -176,6 +176,10 @@ def test_explain_reads_the_samples_of_a_run_and_loads_no_model(tmp_path, capsys)
     assert report.gain.total.value == pytest.approx(0.25)
     for text in ("gain in pass@1", "+25.0", "sharpening", "truncated", "upper bound"):
         assert text in printed, text
+    path = run / "evaluation/trained.samples.jsonl"
+    path.write_text(path.read_text().replace('"t3"', '"t4"'))
+    with pytest.raises(UserError, match="lacks samples of some problems; pass --num-samples 4"):
+        evaluate_and_report(EvaluateOptions(str(run), explain=True))
     (run / "evaluation/report.json").unlink()
     with pytest.raises(UserError, match="is not evaluated yet"):
         evaluate_and_report(EvaluateOptions(str(run), explain=True))

@@ -8,7 +8,8 @@ from helpers.report_runs import HOSTILE, completion, write_run
 
 from lora_grpo.cli import read_flags
 from lora_grpo.cli.main import run_command
-from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
+from lora_grpo.config import replace
+from lora_grpo.config.schema import DataConfig, EvalConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import lock
@@ -17,7 +18,7 @@ from lora_grpo.report.facts import changes
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
-from lora_grpo.report.writing import ReportOptions, link_back, report, write_diff, write_report
+from lora_grpo.report.writing import ReportOptions, add_to_controlled_run, link_back, report, write_diff, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
 
@@ -76,6 +77,41 @@ def test_the_report_says_where_the_answers_that_pass_were_read(tmp_path):
     page, markdown = page_of(run), (run / "report/report.md").read_text()
     assert sentence in text_of(page) and f"- {sentence}" in markdown.splitlines()
     assert '<th scope="row">passed, from a marker, sampled</th><td>0.0 (0)</td><td>37.5 (3)</td>' in page
+
+
+def test_a_run_and_its_controls_are_compared(tmp_path, capsys):
+    run = write_run(tmp_path / "mine")
+    assert "The run and its controls" not in text_of(page_of(run))
+    settings = {"output_dir": "anything", "eval": {"num_samples": 2, "k": (1, 2)}}
+    arm = replace(RunConfig(), {**settings, "control": "format", "rewards": ("xml_tag_count=0.5",)})
+    control = write_run(tmp_path / "mine-control-format", config=arm)
+    random_arm = replace(RunConfig(), {**settings, "control": "random", "seed": 7})
+    write_run(tmp_path / "mine-control-random", config=random_arm)
+    page, markdown = text_of(page_of(run)), (run / "report/report.md").read_text()
+    for text in ("The run and its controls", "the run", "format rewards only", "random rewards", "gain", "+25.0"):
+        assert text in page and text in markdown, text
+    assert "control with random rewards has other settings: seed." in page
+    assert "control with format rewards only has other settings" not in page
+    page = text_of(page_of(control))
+    assert "Control" in page and "format rewards only" in page and "The run and its controls" not in page
+    (tmp_path / "mine-control-random/evaluation/report.json").write_text("{}")  # damaged
+    assert "random rewards" not in text_of(page_of(run))
+
+
+def test_the_end_of_a_control_writes_the_report_of_its_run(tmp_path, capsys):
+    arm = RunConfig(control="random", eval=EvalConfig(num_samples=2, k=(1, 2)))
+    control = write_run(tmp_path / "mine-control-random", config=arm)
+    add_to_controlled_run(control)
+    assert capsys.readouterr() == ("", "")  # there is no such run
+    run = write_run(tmp_path / "mine")
+    add_to_controlled_run(run)  # not a control
+    assert not (run / "report").exists()
+    add_to_controlled_run(control)
+    assert "random rewards" in (run / "report/report.md").read_text()
+    assert str(run) in capsys.readouterr().out
+    (run / "run.json").write_text("{")
+    add_to_controlled_run(control)
+    assert "note: the report of the run does not show this control" in capsys.readouterr().err
 
 
 def test_the_duration_of_a_resumed_run_is_the_time_it_worked(tmp_path):

@@ -187,6 +187,15 @@ def test_formats_read_long_hostile_texts(unit):
         assert functions.PLAIN_REWARDS[name]([text])[0] < 1
 
 
+def test_a_coin_flip_depends_on_the_row_and_the_completion_and_is_fair():
+    texts = [f"the answer is {number}" for number in range(1000)]
+    flips = {row: functions.coin_flip(texts, id=[row] * 1000) for row in ("a", "b")}
+    assert flips["a"] == functions.coin_flip([chat(text) for text in texts], id=["a"] * 1000) != flips["b"]
+    for values in flips.values():
+        assert set(values) == {0.0, 1.0} and 420 < sum(values) < 580  # 5 standard deviations
+    assert 420 < sum(map(float.__ne__, *flips.values())) < 580
+
+
 # Unit tests
 
 TESTED = {"id": ["t/0"], "entry_point": ["f"], "test": ["assert f(1) == 2\nassert f(2) == 4\nassert f(3) == 6"]}

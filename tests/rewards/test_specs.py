@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.rewards.specs import TRL_REWARDS, parse_reward_specs, resolve
+from lora_grpo.rewards.specs import TRL_REWARDS, is_format_reward, parse_reward_specs, resolve
 
 GOOD_FILE = """
 from dataclasses import dataclass
@@ -172,6 +172,22 @@ def test_trl_has_the_rewards():
 
     names = {name for names in trl.rewards._import_structure.values() for name in names}
     assert set(TRL_REWARDS) == {name for name in names if not name.startswith("get_")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("integer_answer=0.5", "strict_xml_format", "xml_tag_count=0.5", "trl:think_format_reward"),
+        *("pattern:#### [0-9]+=1", "my.py:brief_format=0.5", "pattern_2"),
+    ],
+)
+def test_a_format_reward_pays_for_the_form(name):
+    assert is_format_reward(name)
+
+
+@pytest.mark.parametrize("name", ["correct_answer=2.0", "passes_tests", "near_length:200", "formats/my.py:right=1.0"])
+def test_any_other_reward_is_not_a_format_reward(name):
+    assert not is_format_reward(name)
 
 
 def test_checking_specs_imports_nothing_heavy():

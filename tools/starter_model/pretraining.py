@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +156,11 @@ def pretrain(
         learning_rate: peak learning rate of AdamW, with 50 warmup steps and cosine decay to 1/20.
         phases: `PHASES` or `SETTLING`.
     """
+    fit(model, batches(seed, steps, batch_size, tokenizer, phases), steps, learning_rate)
+
+
+def fit(model: Any, data: Iterable[tuple[torch.Tensor, torch.Tensor]], steps: int, learning_rate: float) -> None:
+    """Train the model in place on batches of `collate`; see `pretrain`."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
@@ -168,7 +173,7 @@ def pretrain(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
     started, total, count = time.perf_counter(), 0.0, 0
     model.train()
-    for step, (ids, labels) in enumerate(batches(seed, steps, batch_size, tokenizer, phases), start=1):
+    for step, (ids, labels) in enumerate(data, start=1):
         in_loss = labels[:, 1:] != -100
         hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][in_loss]
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), labels[:, 1:][in_loss])

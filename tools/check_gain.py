@@ -1,0 +1,210 @@
+"""Check what the report says about a gain, on models that answer with a known mixture of styles.
+
+A base is the starter model, trained further on word problems that are answered carefully (every step) or carelessly (a
+guess), and inside or outside the requested format. Whether an answer is careful does not depend on its format, so a
+control that learns the format only gains what the format hides.
+
+| base | careful | in the format |
+|---|---|---|
+| format | all | a third |
+| carelessness | two fifths | all |
+| both | half | half |
+| nothing | all | all |
+
+Each base is trained with GRPO for each seed: the run and its controls (`--control`). Then both models of the run answer
+each evaluation problem another `--truth` times. The styles' own grammar reads these answers, and gives the truth that
+the intervals of the run's report must hold.
+
+    python tools/check_gain.py outputs/gain                                     # 36 runs; stops and continues any time
+    python tools/check_gain.py outputs/gain --mixtures both --seeds 0 --table   # only the table of what is finished
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MIXTURES = {"format": (1.0, 1 / 3), "carelessness": (0.4, 1.0), "both": (0.5, 0.5), "nothing": (1.0, 1.0)}
+"""Share of careful answers, and share of answers in the format."""
+ARMS = {"run": (), "format": ("--control", "format"), "random": ("--control", "random")}
+_NUMBER = re.compile(r"(?:=|I (?:guess|think) )(-?\d+)$")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--mixtures", nargs="+", choices=MIXTURES, default=[*MIXTURES])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS])
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of a run (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=150, help="evaluation problems (default: %(default)s)")
+    parser.add_argument("--truth", type=int, default=8, help="more answers to each problem (default: %(default)s)")
+    parser.add_argument("--table", action="store_true", help="print the table of finished runs, and run nothing")
+    asked = parser.parse_args()
+    folder = asked.folder.resolve()
+    for seed in () if asked.table else asked.seeds:
+        for mixture in asked.mixtures:
+            base = build(folder / mixture / "base", *MIXTURES[mixture])
+            run = folder / mixture / f"seed-{seed}"
+            for arm in asked.arms:
+                train(run, ARMS[arm], base, seed, asked.steps, asked.rows)
+            more_answers(run, asked.truth)
+    show(folder, asked.mixtures, asked.seeds)
+
+
+def build(folder: Path, careful: float, in_format: float, steps: int = 80) -> Path:
+    """Train the starter model further on a mixture of styles, unless the folder exists already."""
+    if folder.is_dir():
+        return folder
+    import torch
+    from starter_model import pretraining
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from lora_grpo.starter import model_path
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    stream = documents(random.Random(f"{careful} {in_format}"), careful, in_format)
+    batches = (pretraining.collate([next(stream) for _ in range(16)], tokenizer) for _ in range(steps))
+    pretraining.fit(model, batches, steps, learning_rate=1e-3)
+    staging = folder.with_name(f".{folder.name}")
+    pretraining.save(model, tokenizer, staging)
+    staging.rename(folder)
+    return folder
+
+
+def documents(rng: random.Random, careful: float, in_format: float) -> Iterator[Any]:
+    """Yield training documents that answer word problems of the train split in a mixture of styles."""
+    from starter_model import corpus
+    from starter_model.families import FAMILIES
+    from starter_model.problems import DIFFICULTIES, draw
+
+    from lora_grpo.tasks import chat
+
+    while True:
+        problem = draw(rng, rng.choice(list(FAMILIES)), rng.choice(DIFFICULTIES), "train")
+        text, number = "\n".join(map(str, problem.steps)), problem.result
+        if rng.random() >= careful:
+            number = corpus.guess(problem, rng)
+            text = f"I {rng.choice(['guess', 'think'])} {number}"
+        text = chat.write_completion(text, str(number)) if rng.random() < in_format else text
+        parts = (corpus.chat_prompt(problem.question), False), (f"{text}<|im_end|>", True)
+        yield corpus.Example(parts)
+
+
+def train(run: Path, control: Sequence[str], base: Path, seed: int, steps: int, rows: int) -> None:
+    """Train one arm, or continue it, unless it is complete."""
+    folder = Path(f"{run}-control-{control[1]}") if control else run
+    record = folder / "run.json"
+    if record.is_file() and json.loads(record.read_text())["status"] == "complete":
+        return
+    flags = ["--preset", "starter", "--model.name", base, "--output-dir", run, *control, "--seed", seed]
+    flags += ["--train.max-steps", steps, "--sampling.num-generations", 8, "--train.learning-rate", 1e-3]
+    flags += ["--data.eval-limit", rows, "--monitor.rows", 0, "--monitor.stop-on", "nan"]
+    call(run, "recipes/gsm8k_lora.py", *flags, *(["--resume"] if record.is_file() else []))
+
+
+def more_answers(run: Path, truth: int) -> None:
+    """Sample the base and the trained model again; the first samples are those of the run."""
+    if (run / "adapter").is_dir() and not list(run.glob("evaluation/*/report.json")):
+        call(run, "scripts/evaluate.py", run, "--explain", "--num-samples", _samples_of(run) + truth)
+
+
+def call(run: Path, *command: object) -> None:
+    """Run a command of the kit, and append what it prints to a file next to the run."""
+    words = [sys.executable, *map(str, command)]
+    print("$", *words[1:], flush=True)
+    with Path(f"{run}.log").open("a", encoding="utf-8") as log:
+        subprocess.run(words, check=True, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+
+def show(folder: Path, mixtures: Sequence[str], seeds: Sequence[int]) -> None:
+    """Print each finished run: the parts of its report and their truth, and the gain of its controls."""
+    print("| base | seed | part | report, points | truth | holds |\n|---|---|---|---|---:|---|")
+    held: list[bool] = []
+    for mixture in mixtures:
+        for seed in seeds:
+            run = folder / mixture / f"seed-{seed}"
+            more = list(run.glob("evaluation/*/report.json"))
+            if not more:
+                continue
+            report = json.loads((run / "evaluation/report.json").read_text())
+            true = truth(more[0].parent, _samples_of(run))
+            gain = report["gain"]
+            for part in (gain["total"], *gain["parts"]):
+                holds = part["interval"][0] <= true[part["name"]] <= part["interval"][1]
+                held.append(holds)
+                print(f"| {mixture} | {seed} | {part['name']} | {_points(part)} | {100 * true[part['name']]:+.1f} | "
+                      f"{'yes' if holds else 'NO'} |")  # fmt: skip
+            for control in ("format", "random"):
+                path = Path(f"{run}-control-{control}") / "evaluation/report.json"
+                if path.is_file():
+                    row = json.loads(path.read_text())["table"][0]
+                    shown = _points({"value": row["difference"], "interval": row["difference_interval"]})
+                    expected = true["hidden"] if control == "format" else 0.0
+                    low, high = row["difference_interval"]
+                    print(f"| {mixture} | {seed} | gain of the {control} control | {shown} p {row['p_value']:.3f} | "
+                          f"{100 * expected:+.1f} | {'yes' if low <= expected <= high else 'NO'} |")  # fmt: skip
+    print(f"{sum(held)} of {len(held)} intervals of the report hold the truth")
+
+
+def truth(folder: Path, skipped: int) -> dict[str, float]:
+    """Return the parts of the gain by the grammar of the styles, from the samples after the first `skipped`.
+
+    `hidden` is what the format is worth: the share of the base's answers that are right, but not in the format.
+    """
+    from lora_grpo.tasks import get_task
+
+    golds = {row["id"]: row["answer"].rpartition("####")[2].strip() for row in get_task("starter").load("eval")}
+    models = []
+    for path in (next(folder.glob("compared-*.jsonl")), folder / "results.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        models.append(read([line for line in lines if line["draw"] >= skipped], golds))
+    parts = dict.fromkeys(("gain in pass@1", "format", "sharpening", "rest", "hidden"), 0.0)
+    for name in models[0]:
+        (total, right, passed), (total_after, right_after, passed_after) = (model[name] for model in models)
+        wrong, k, u = total - right, skipped - 1, right_after / total_after
+        none = math.comb(wrong, k) / math.comb(total, k)  # unbiased for (1 - a)^k
+        none_and_right = right / total * math.comb(wrong, k) / math.comb(total - 1, k)  # for a (1 - a)^k
+        rest = u * none - none_and_right
+        change = u - right / total
+        values = {"gain in pass@1": passed_after / total_after - passed / total, "hidden": (right - passed) / total}
+        values["format"] = values["gain in pass@1"] - change
+        for part, value in {**values, "rest": rest, "sharpening": change - rest}.items():
+            parts[part] += value / len(models[0])
+    return parts
+
+
+def read(lines: Sequence[Mapping[str, Any]], golds: Mapping[str, str]) -> dict[str, list[int]]:
+    """Return the samples, the right ones, and the right ones in the format, by problem."""
+    counts: dict[str, list[int]] = {}
+    for line in lines:
+        count = counts.setdefault(line["task_id"], [0, 0, 0])
+        text, gold = line["completion"], golds[line["task_id"]]
+        answer = re.fullmatch(r"<reasoning>\n.*\n</reasoning>\n<answer>\n(.*)\n</answer>", text, re.DOTALL)
+        found = answer or (None if line["truncated"] or "<" in text else _NUMBER.search(text))
+        is_right = found is not None and found[1] == gold
+        for index, value in enumerate((True, is_right, is_right and answer is not None)):
+            count[index] += value
+    return counts
+
+
+def _samples_of(run: Path) -> int:
+    return json.loads((run / "run.json").read_text())["config"]["eval"]["num_samples"]
+
+
+def _points(part: Mapping[str, Any]) -> str:
+    low, high = part["interval"]
+    return f"{100 * part['value']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+if __name__ == "__main__":
+    main()
