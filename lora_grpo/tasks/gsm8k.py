@@ -82,10 +82,11 @@ _MARKUP = re.compile(r"^#+\s|\\[()\[\]]|[$€£¥`]")
 _STATED_NUMBER = re.compile(r"\.?[0-9][0-9.,]*(?<=[0-9])")
 # The other patterns see lowercase sentences with # in place of the number.
 _STATES = re.compile(
-    r"(?:\b(?:is|are|was|were|(?:will|must) be|equals|totals|equal to|(?:adds|sums|comes|amounts) (?:up |out )?to)"
+    r"(?:\b(?:is|are|was|were|(?:will|must) be|equals|totals|equal to|"
+    r"(?:adds|sums|comes|amounts|turns) (?:up |out )?to(?: be)?)"
     r"(?: (?:just|only|exactly|simply|therefore|thus))*(?: an? (?:grand )?total of)?:?|(?<![!=])=) ?[-({\[ ]*#"
 )
-_LABELS = re.compile(r"\b(?:answer|result|solution|total)\b[^=]*: ?[-({\[ ]*#")
+_LABELS = re.compile(r"\b(?:answer|result|solution|total)\b[^=]*: ?[-({\[ ]*#|^# (?:[a-z]+ )?is the [a-z ]*answer\b")
 _VAGUE_SUBJECT = re.compile(r"(?:it|this|that|there|these|those|he|she|they|we|i|you)\b")
 _CONCLUDES = re.compile(
     r"(?:so|overall|altogether|consequently|in total|in all|in conclusion|as a result|this means|that means)\b"

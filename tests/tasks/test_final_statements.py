@@ -93,6 +93,10 @@ COUNT = [
     ("The answer is `18`.", "18"),
     ("As a result, she has 18 eggs.", "18"),
     ("Conclusion: the answer is 18.", "18"),
+    ("cost of the order is $29.00.", "29"),
+    ("= 18.", "18"),
+    ("The answer turns out to be 18.", "18"),
+    ("18 apples is the final answer.", "18"),
 ]
 """(completion, its answer)."""
 NEAR_MISSES = [
@@ -292,6 +296,10 @@ NEAR_MISSES = [
     "The answer is 18 minutes 30 seconds.",
     "The answer is 18:30.",
     "The answer is 18.\nThe answer is 19.\nThe answer is 18.",
+    "18 is not the answer.",
+    "18 is the wrong answer.",
+    "It turns out to be 18.",
+    "The answer is option 18.",
 ]
 """Completions that do not state 18 as their answer, though most contain it."""
 
