@@ -1,4 +1,4 @@
-"""tools/benchmark_step.py and tools/benchmark_result.py."""
+"""Tools that measure and compare: benchmark_step.py, benchmark_result.py, compare_scaling.py."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import benchmark_result
 import benchmark_step
+import compare_scaling
 import pytest
 
 ROOT = Path(benchmark_step.__file__).parents[1]
@@ -37,6 +38,47 @@ def test_the_crossing_is_interpolated_between_two_checkpoints(tmp_path, monkeypa
     found = benchmark_result.measure(ROOT, tmp_path, "gsm8k_lora", seed=0, goal=0.85, flags=[])
     assert (found["step"], found["training"], found["cpu"]) == pytest.approx((12.5, 25.0, 37.5))
     assert (found["base"], found["trained"]) == (0.3, 0.93)
+
+
+def write_scaling_run(run, passes):
+    """Write a finished run. `passes` has whether each row is passed, for each validation pass."""
+    (run / "validation").mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"status": "complete"}))
+    for number, passed in enumerate(passes):
+        lines = [
+            {"id": str(row), "passed": each, "rewards": {"strict_xml_format": float(number > 1)}}
+            for row, each in enumerate(passed)
+        ]
+        name = f"step-{number * compare_scaling.EVERY:05d}.jsonl"
+        (run / "validation" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_scalings_are_compared_with_group_over_rows_and_seeds(tmp_path):
+    """Of 20 rows, 5 are passed at first. With `none`, all but one are passed after 8 steps, else after 16."""
+    before, after = [row < 5 for row in range(20)], [row < 19 for row in range(20)]
+    for name in compare_scaling.SCALINGS:
+        for seed in (0, 1):
+            passes = [before, after if name == "none" else before, after]
+            write_scaling_run(tmp_path / f"gsm8k-{name}-{seed}", passes)
+    rows = compare_scaling.table(tmp_path, "gsm8k", [0, 1]).strip().splitlines()
+    cells = {row.split(" | ")[0].strip("| "): [each.strip("| ") for each in row.split(" | ")[1:]] for row in rows[2:]}
+    assert cells["group"] == ["25.0%", "25.0%", "95.0%", "42.5%", "", "", "16, 16"]
+    assert cells["batch"] == [
+        "25.0%",
+        "25.0%",
+        "95.0%",
+        "42.5%",
+        "+0.0, +0.0; p 1.000",
+        "+0.0, +0.0; p 1.000",
+        "16, 16",
+    ]
+    assert cells["none"][3:5] == ["77.5%", "+35.0, +35.0; p <0.001"] and cells["none"][5] == "+0.0, +0.0; p 1.000"
+
+
+def test_a_finished_run_of_a_scaling_is_kept(tmp_path, monkeypatch):
+    write_scaling_run(tmp_path / "gsm8k-group-0", [[True]])
+    monkeypatch.setattr(compare_scaling.subprocess, "run", lambda *a, **k: pytest.fail("trained again"))
+    compare_scaling.train(tmp_path, "gsm8k", "group", 0, 8)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ difficulty.py        --data.filter-by-difficulty: keeps rows that the base model
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.memory_probe import synthetic_inputs
 from lora_grpo.training.run import train
-from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.step_metrics import StepMetrics, is_masked
 from lora_grpo.training.trainer import make_trainer
 
-__all__ = ["StepMetrics", "filter_by_difficulty", "make_trainer", "synthetic_inputs", "train"]
+__all__ = ["StepMetrics", "filter_by_difficulty", "is_masked", "make_trainer", "synthetic_inputs", "train"]

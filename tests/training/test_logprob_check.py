@@ -192,6 +192,7 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
     assert all(torch.equal(base[name], now[name]) for name in base)
     if run.config.sampling.backend == "vllm":
         assert all("sampling/importance_sampling_ratio/mean" in step for step in steps)
+        assert all(step["sampling/masked_tokens"] == step["sampling/masked_completions"] == 0 for step in steps)
 
 
 def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):

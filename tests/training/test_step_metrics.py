@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.tiny_runs import run_tiny
+from measure_importance_sampling import LIMIT, weights
 
 from lora_grpo.config.trl_fields import CHOICES
 from lora_grpo.report import report_line
@@ -116,16 +117,20 @@ def test_masked_shares_are_those_of_trl(mode, low, high, corrected, monkeypatch)
     assert metrics["sampling/masked_tokens"] == [pytest.approx((masked.sum() / mask.sum()).item())]
     assert metrics["sampling/masked_completions"] == [masked.any(1).float().mean().item()]
     assert 0 < masked.sum() < mask.sum()
+    if (low, high) == (None, LIMIT):  # the limits that the tool compares modes with
+        difference = seen["scored"]["old_per_token_logps"] - seen["scored"]["sampling_per_token_logps"]
+        computed, _ = weights(difference.nan_to_num(), mask, mode)
+        assert torch.allclose(computed[mask], seen["scored"]["importance_sampling_ratio"].expand_as(mask)[mask])
 
 
 def test_masked_shares_are_logged_and_reported_with_their_mode(corrected):
     run, _ = corrected
     (step,) = (json.loads(line) for line in run.metrics.read_text().splitlines())
     assert 0 < step["sampling/masked_tokens"] < 1 and 0 < step["sampling/masked_completions"] < 1
-    assert run.record["importance_sampling"] == {"mode": "sequence_mask", "clip_min": None, "clip_max": 3.0}
+    assert run.record["importance_sampling"] == {"mode": "token_truncate", "clip_min": None, "clip_max": 3.0}
     assert "not written" not in report_line(run.folder)
     page = (run.folder / "report" / "report.md").read_text()
-    assert f"sequence_mask; masked or truncated {100 * step['sampling/masked_tokens']:.2g}% of the tokens" in page
+    assert f"token_truncate; masked or truncated {100 * step['sampling/masked_tokens']:.2g}% of the tokens" in page
 
 
 def test_a_sampler_that_is_not_corrected_masks_nothing(tmp_path):
