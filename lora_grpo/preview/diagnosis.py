@@ -140,10 +140,8 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
     ways = _gold_solutions(config)
     if isinstance(task := get_task(config.data.task), TaskFile):
         ways += [f"a prompt in {task.path.name} that shows the format"]
-    elif config.data.task not in CODE_TASKS:
-        if not any(map(is_format_reward, config.rewards)):
-            ways += [f"a reward for the format, e.g. {_format_reward(config)}"]
-        ways += ["another --data.prompt-style"]
+    elif config.data.task not in CODE_TASKS and not any(map(is_format_reward, config.rewards)):
+        ways += [f"a reward for the format, e.g. {_format_reward(config)}"]
     return "; ".join([*ways, "a model that follows instructions"])
 
 

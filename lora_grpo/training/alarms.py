@@ -167,8 +167,7 @@ class Alarms:
             return None
         return (
             f"the mean reward of the last {LONG_WINDOW} steps is {last:.2g}, its best was {best:.2g}: the policy has "
-            "collapsed; use best/ if it exists, or start over with a lower --train.learning-rate or a --train.beta "
-            "above 0"
+            "collapsed; use best/ if it exists, or start over with a lower --train.learning-rate"
         )
 
     def _zero_variance(self, window: Sequence[Metrics]) -> str | None:
@@ -211,7 +210,7 @@ class Alarms:
         return (
             f"entropy fell from {start:.3g} to {last:.2g} nats per token at a reward of {reward:.2f} "
             f"of {self.max_reward:g}: the policy has stopped exploring; start over with a lower "
-            "--train.learning-rate or a --train.beta above 0"
+            "--train.learning-rate or a higher --sampling.temperature"
         )
 
     def _is_near_maximum(self, reward: float) -> bool:
@@ -237,7 +236,7 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
         return None
     return (
         f"{share:.0%} of the completions of the last {WINDOW} steps were truncated before their answers; raise "
-        "--sampling.max-completion-tokens, or request shorter answers in the prompt"
+        "--sampling.max-completion-tokens"
     )
 
 

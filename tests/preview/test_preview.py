@@ -213,8 +213,7 @@ def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
 
     path.write_text("def load(split): return [{'question': 'What?'}]\n" + check)
     offered = advice(NEVER) + advice(ALWAYS) + advice(graded(*[UNREAD] * 4))
-    assert {"--data.train", "--data.prompt-style"}.isdisjoint(re.findall(r"--[a-z.-]+", offered))
-    assert "recipes/sft_lora.py" not in offered
+    assert "--data.train" not in offered and "recipes/sft_lora.py" not in offered
     assert "easier problems (load in own.py)" in offered and "harder problems (load in own.py)" in offered
     assert "a score from 0 to 1" in offered and "a prompt in own.py" in offered and "xml" not in offered
 

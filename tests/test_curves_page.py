@@ -1,0 +1,56 @@
+"""docs/curves.md has a row for each setting that an alarm or a preview advises, and one step on real numbers."""
+
+import ast
+import re
+from pathlib import Path
+
+from helpers.flags import flag_names
+from helpers.tiny_runs import run_tiny
+
+from lora_grpo.config.trl_fields import grpo_fields
+from lora_grpo.preview import diagnosis
+from lora_grpo.runs import read_metrics
+from lora_grpo.training import alarms
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/curves.md").read_text(encoding="utf-8")
+SETTING = re.compile(r"--grpo \w+|--(?!grpo)[a-z][a-z.-]*|recipes/\w+\.py")
+
+
+METRICS = ("loss", "grad_norm", "reward", "entropy")
+
+
+def rows_of(title):
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")][2:]
+
+
+def settings_in(text):
+    return set(SETTING.findall(text))
+
+
+def texts_of(module):
+    """Yield the text of each string, without docstrings."""
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
+                yield child.value
+
+
+def test_every_setting_that_is_advised_has_a_row_with_what_it_does():
+    shown = {setting for row in rows_of("What the advice is based on") for setting in settings_in(row[0])}
+    advised = {setting for module in (alarms, diagnosis) for text in texts_of(module) for setting in settings_in(text)}
+    assert {"--train.learning-rate", "--sampling.num-generations", "recipes/sft_lora.py"} <= advised
+    assert advised - shown == set()
+    for setting in shown:
+        kind, _, field = setting.partition(" ")
+        assert field in grpo_fields() if field else kind in flag_names() or (ROOT / kind).exists(), setting
+
+
+def test_settings_that_clip_the_ratio_change_nothing(tmp_path):
+    """With one optimizer step for each batch of completions, the ratio is 1. The page says so."""
+    clipped = ("epsilon=0.01", "epsilon_high=0.28", "delta=1.5")
+    assert all(f"`{item.partition('=')[0]}`" in PAGE for item in clipped)
+    sides = [run_tiny(tmp_path / str(len(grpo)), grpo=grpo)[0] for grpo in ((), clipped)]
+    one, other = ([[step[name] for name in METRICS] for step in read_metrics(run.folder)] for run in sides)
+    assert one == other and all(norm for _, norm, *_ in one)
