@@ -30,6 +30,7 @@ def test_the_crossing_is_interpolated_between_two_checkpoints(tmp_path, monkeypa
         scores = {"baseline": {"scores": {"pass@1": 0.3}}, "evaluated": {"scores": {"pass@1": 0.93}}}
         (run / "evaluation/report.json").write_text(json.dumps(scores))
         (run / "run.json").write_text(json.dumps({"config": {}}))
+        (run / "metrics.jsonl").write_text(15 * (json.dumps({"time/training": 1.5}) + "\n"))
         (tmp_path / "steps.jsonl").write_text(15 * (json.dumps({"step": 2.0, "cpu": 3.0}) + "\n"))
 
     accuracies = {"checkpoint-5": 0.4, "checkpoint-10": 0.8}
@@ -37,7 +38,7 @@ def test_the_crossing_is_interpolated_between_two_checkpoints(tmp_path, monkeypa
     monkeypatch.setattr(benchmark_result, "evaluate", lambda checkpoint, *_: accuracies.get(checkpoint.name, 0.9))
     found = benchmark_result.measure(ROOT, tmp_path, "gsm8k_lora", seed=0, goal=0.85, flags=[])
     assert (found["step"], found["training"], found["cpu"]) == pytest.approx((12.5, 25.0, 37.5))
-    assert (found["base"], found["trained"]) == (0.3, 0.93)
+    assert (found["base"], found["trained"], found["passes"]) == (0.3, 0.93, 22.5)
 
 
 def write_scaling_run(run, passes):

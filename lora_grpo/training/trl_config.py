@@ -35,7 +35,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "scale_rewards": "group",
         "importance_sampling_level": "token",
         "vllm_importance_sampling_correction": True,
-        "vllm_importance_sampling_mode": "token_truncate",  # docs/decisions/0027-importance-sampling.md
+        "vllm_importance_sampling_mode": "token_truncate",  # docs/decisions/0026-importance-sampling.md
         "vllm_importance_sampling_clip_max": 3.0,
         "vllm_mode": "colocate",
         "mask_truncated_completions": False,
