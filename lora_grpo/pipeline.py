@@ -19,7 +19,7 @@ from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
 from lora_grpo.preview import dry_run, preview, show_settings
 from lora_grpo.report import add_to_controlled_run, link_back, report_line
-from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics
+from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics, time_table
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -31,7 +31,7 @@ from lora_grpo.tasks import (
     split_validation,
     start_sandbox,
 )
-from lora_grpo.training import filter_by_difficulty, make_trainer, train
+from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, train
 
 
 def run_recipe(
@@ -84,16 +84,20 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     train_rows, validation_rows = split_validation(train_rows, config)
     eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
     sampler = build_sampler(policy, config)
-    trainer = make_trainer(run, policy, train_rows, sampler, validation_rows)
+    budget = TimeBudget(run)
+    trainer = make_trainer(run, policy, train_rows, sampler, validation_rows, budget)
     if distributed.is_main() and not run.is_resumed and (run.folder / "run.json").is_file():
         link_back(run.folder, remove=True)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
+    eval_rows = budget.choose_rows(sampler, eval_rows)
     before = evaluate(run, sampler, eval_rows, "base")
+    budget.base_is_evaluated()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
     train(run, policy, trainer, rows)
     after = evaluate(run, sampler, eval_rows, "trained")
+    budget.end()
     finish_run(run, before, after)
 
 
@@ -119,6 +123,8 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     if best:
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
     longer = f"--train.max-steps {2 * run.config.train.max_steps}"
+    if run.out_of_time:
+        longer = f"--hours {2 * (run.config.hours or 0):g}"
     more = "--monitor.early-stopping 0" if "stopped_early" in run.record else longer
     folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
@@ -144,6 +150,9 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         next_steps["0% right"] = advice
     else:
         next_steps["longer"] = f"the same command with --resume {more}"
+    if times := time_table(run.record):
+        rows = [("time", "planned", "used"), *times]
+        print("", *(f"{phase:22}{planned:>22}{used:>22}" for phase, planned, used in rows), sep="\n")
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
     add_to_controlled_run(run.folder)

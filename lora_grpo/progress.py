@@ -14,8 +14,9 @@ _PLAIN_LINES = 10
 class Progress:
     """Shows how many of the steps of a task are done, with a note."""
 
-    def __init__(self, total: int, title: str = "GRPO") -> None:
+    def __init__(self, total: int | None, title: str = "GRPO") -> None:
         self.total, self.title = total, title
+        """The total may change, and is None as long as it is not known."""
         self._reward = self._validation = ""
         self._started: tuple[float, int] | None = None
         self._next = 0
@@ -45,18 +46,19 @@ class Progress:
     def show(self, done: int, note: str) -> None:
         """Show the number of finished steps, with a note."""
         if self._bar:
-            self._bar.update(self._task, completed=done, note=note)
+            self._bar.update(self._task, completed=done, total=self.total, note=note)
             return
         now = time.monotonic()
         if self._started is None:
             self._started = (now, done)
-        if done >= self._next or done >= self.total:
-            every = max(1, self.total // _PLAIN_LINES)
+        total = self.total or done
+        if done >= self._next or done >= total:
+            every = max(1, total // _PLAIN_LINES)
             self._next = (done // every + 1) * every
             since, first = self._started
-            left = (now - since) / max(1, done - first) * (self.total - done)
-            eta = f", {left:.0f} s left" if done > first and done < self.total else ""
-            print(f"{self.title} {done}/{self.total}  {note}{eta}", file=sys.stderr)
+            left = (now - since) / max(1, done - first) * (total - done)
+            eta = f", {left:.0f} s left" if first < done < total else ""
+            print(f"{self.title} {done}/{self.total or '?'}  {note}{eta}", file=sys.stderr)
 
     def close(self) -> None:
         """Restore the terminal."""

@@ -26,6 +26,7 @@ from lora_grpo.config import (
     check_fields,
     choose_preset,
     control_folder,
+    endless_steps,
     flag,
     replace,
 )
@@ -36,7 +37,7 @@ from lora_grpo.runs import check_resume, flat, refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
 _MAIN_FLAGS = (
-    *("preset", "output_dir", "seed", "rewards", "model.name", "data.task", "data.train", "data.eval"),
+    *("preset", "output_dir", "seed", "hours", "rewards", "model.name", "data.task", "data.train", "data.eval"),
     *("lora.from_", "train.max_steps", "train.learning_rate"),
     *("sampling.num_generations", "sampling.max_completion_tokens"),
 )
@@ -131,7 +132,7 @@ def parse(
     output_dir = control_folder(parsed.run.output_dir or base.output_dir, parsed.run.control)
     settled = {"preset": preset, "method": method, "output_dir": output_dir}
     config = _with_rewards_of_control(replace(parsed.run, settled))
-    config = _settle_task(check_fields(config))
+    config = _settle_steps(_settle_task(check_fields(config)), arguments, [layer for _, layer in layers])
     if layers:
         named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
         refuse_unnamed_code(config, named.run, " and ".join(path for path, _ in layers))
@@ -164,6 +165,8 @@ def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dic
     if config.method == "grpo":
         preset = _with_rewards_of_task(preset, config.data.task)
     values, names = flat(config.to_dict()), {"preset", "output_dir"}
+    if config.step_limit is None:
+        names.add("train.max_steps")
     return {
         name: value
         for name, value in flat(check_fields(preset).to_dict()).items()
@@ -246,6 +249,21 @@ def _settle_task(config: RunConfig) -> RunConfig:
     if not (data.train and data.eval):
         raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
     return replace(config, {"data": {"task": "gsm8k"}})
+
+
+def _settle_steps(config: RunConfig, arguments: Sequence[str], files: Sequence[Mapping[str, Any]]) -> RunConfig:
+    """With `hours`, remove a limit of steps that was not set beside it: that of the preset, or of a run without hours.
+
+    Args:
+        files: the settings in files, as they were written.
+    """
+    if config.hours is None or any(re.match("--train.max[-_]steps(?=$|=)", argument) for argument in arguments):
+        return config
+    for file in files:
+        hours, limit = file.get("hours"), file.get("train", {}).get("max_steps")
+        if hours and limit and limit != endless_steps(float(hours)):
+            return config
+    return replace(config, {"train": {"max_steps": endless_steps(config.hours)}})
 
 
 def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ def check(config: RunConfig) -> None:
     _check_sampling(config)
     _check_lengths(config)
     _check_training(config)
+    _check_hours(config)
     _check_start(config)
     _check_processes(config)
 
@@ -100,6 +101,28 @@ def _check_training(config: RunConfig) -> None:
                 f"{flag(f'train.{name}')} {steps} is not a multiple of num_iterations={iterations}; rollouts are used "
                 f"{iterations} times, and neither a run nor a checkpoint can end in between"
             )
+
+
+def _check_hours(config: RunConfig) -> None:
+    if config.hours is None:
+        return
+    if config.hours * 60 < 1:
+        raise UserError(
+            f"--hours {config.hours:g} is {config.hours * 3600:.0f} s, too little for two evaluations and some steps; "
+            "pass 0.02 or more"
+        )
+    if config.step_limit is not None:
+        return
+    if not config.train.lr_scheduler.startswith("constant"):
+        raise UserError(
+            f"--train.lr-scheduler {config.train.lr_scheduler} depends on the number of steps, and --hours alone does "
+            "not set it; pass --train.max-steps too, or --train.lr-scheduler constant_with_warmup"
+        )
+    if config.data.filter_by_difficulty:
+        raise UserError(
+            "--data.filter-by-difficulty samples enough rows for --train.max-steps, and --hours alone does not set it; "
+            "pass --train.max-steps too"
+        )
 
 
 def _check_start(config: RunConfig) -> None:

@@ -29,6 +29,7 @@ from lora_grpo.config.schema import (
     RunConfig,
     check_fields,
     control_folder,
+    endless_steps,
     flag,
     replace,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "choose_engine",
     "choose_preset",
     "control_folder",
+    "endless_steps",
     "flag",
     "gpu_preset",
     "hardware",

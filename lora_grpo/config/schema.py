@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ STARTER = "starter"
 
 MIN_VALIDATION_ROWS = 16
 """A smaller validation set is too noisy to be useful."""
+
+_STEPS_PER_HOUR, _COMMON_MULTIPLE = 36_000, 840
+"""More steps than any model trains in an hour, and a number that every `num_iterations` up to 8 divides."""
 
 UNUSED_BY_SFT = (
     *("rewards", "control", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
@@ -212,6 +216,9 @@ class RunConfig:
     """Folder of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
+    hours: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    """Hours of the whole run, e.g. 2 or 0.5, without the time between stop and --resume. Training takes what the
+    evaluations leave. Without --train.max-steps beside it, only the time limits the number of steps."""
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)
@@ -235,6 +242,11 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         return Path(self.output_dir)
+
+    @property
+    def step_limit(self) -> int | None:
+        """`train.max_steps`, or None if only `hours` limits the number of steps."""
+        return None if self.hours and self.train.max_steps == endless_steps(self.hours) else self.train.max_steps
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, as in run.json; `--config` accepts them as JSON or YAML."""
@@ -264,6 +276,11 @@ def control_folder(folder: str, control: str | None) -> str:
     """Return the folder of the control of a run, given the folder of the run or of the control itself."""
     ending = f"-control-{control}"
     return folder if control is None or folder.endswith(ending) else folder.rstrip("/") + ending
+
+
+def endless_steps(hours: float) -> int:
+    """Return the `train.max_steps` of a run that only its hours limit: more than fit."""
+    return math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE) * _COMMON_MULTIPLE
 
 
 def flag(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -58,8 +58,26 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     task, params = config.data.evaluation_task, _params(config)
     from_adapter = config.lora.from_ is not None
     title = START if name == BASE and from_adapter else name
-    adapter = title != BASE
-    return sample_and_grade(path, sampler, rows, task, params, config.seed, title, adapter=adapter, greedy=True)
+    seconds, since = run.record.get("evaluation_seconds", {}), run.seconds_worked
+
+    def record_time() -> None:
+        nonlocal since
+        seconds[name] = round(seconds.get(name, 0.0) + run.seconds_worked - since, 3)
+        since = run.seconds_worked
+        run.update(evaluation_seconds=seconds)
+
+    return sample_and_grade(
+        path,
+        sampler,
+        rows,
+        task,
+        params,
+        config.seed,
+        title,
+        adapter=title != BASE,
+        greedy=True,
+        after_batch=record_time,
+    )
 
 
 def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
@@ -98,6 +116,7 @@ def sample_and_grade(
     *,
     adapter: bool,
     greedy: bool = False,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """Sample and grade every row, and append the results to a file. Samples in the file are not repeated.
 
@@ -110,6 +129,7 @@ def sample_and_grade(
         title: name of the evaluated model, for the progress line.
         adapter: if False, sample from the base model.
         greedy: also decode each row greedily, besides the samples with `params`.
+        after_batch: called whenever results have been written.
 
     Returns:
         The results in an order that does not depend on interruptions.
@@ -137,7 +157,8 @@ def sample_and_grade(
     prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
     with sampler.awake(adapter=adapter):
         sampler.fit_batch(list(prompts.values()), params.max_tokens)
-        append(own, kept, _graded(sampler, todo, prompts, task, seed), mine, f"evaluating {title}")
+        new = _followed(_graded(sampler, todo, prompts, task, seed), after_batch)
+        append(own, kept, new, mine, f"evaluating {title}")
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
@@ -162,6 +183,13 @@ def _graded(
                 verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
                 yield [sampled(task, *each, verdict) for each, verdict in zip(part, verdicts, strict=True)]
                 part = []
+
+
+def _followed(batches: Iterable[list[Result]], action: Callable[[], None]) -> Iterator[list[Result]]:
+    """Yield batches, and call `action` after the consumer has handled each."""
+    for batch in batches:
+        yield batch
+        action()
 
 
 def _params(config: RunConfig) -> SamplingParams:

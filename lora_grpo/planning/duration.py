@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -13,8 +14,10 @@ from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.roofline import StepWork, published_limits
-from lora_grpo.runs import read_metrics
+from lora_grpo.runs import read_metrics, read_record
 
+_SHORTEST_STEP = 1.0
+"""Seconds of a step if nothing else is known, for the size of the files that `--hours` may write."""
 _MEASURED_STEPS = 3
 """Minimum number of steps for an estimate. The first is a warm-up and does not count."""
 TRAINING_SHARE = (0.15, 0.5)
@@ -36,6 +39,10 @@ class Work:
     """`completions`, or `gold solutions` in SFT."""
     evaluated: int | None
     """Completions of the evaluations before and after training; None if the number of rows is not known yet."""
+    hours: float | None = None
+    """Hours that are left for a run with `--hours`."""
+    fewest_steps: int | None = None
+    """With `hours`: lowest estimate of the number of steps that fit, and `steps` is the highest. None if unknown."""
 
     @classmethod
     def of(cls, config: RunConfig, done: int = 0) -> Work:
@@ -70,12 +77,14 @@ class Duration:
     training: tuple[float, float] | None = None
     evaluation: tuple[float, float] | None = None
     """The evaluations before and after training."""
+    trained: str = "the steps"
+    """What `training` is the duration of."""
 
     def text(self) -> str:
         """Return the estimate as one line."""
         if self.training is None:
             return self.source
-        line = f"{_range(self.training)} for the steps"
+        line = f"{_range(self.training)} for {self.trained}"
         if self.evaluation:
             line += f" and {_range(self.evaluation)} for the evaluations before and after"
         return f"{line} ({self.source})"
@@ -86,7 +95,7 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
     if measured := _measured_steps(config):
         seconds = statistics.median(measured)
         source = f"measured: the median of {len(measured)} steps in {config.output_dir}, {seconds:.1f} s per step"
-        return Duration(source, (work.steps * seconds,) * 2)
+        return Duration(source, (work.steps * seconds,) * 2, _measured_evaluations(config))
     hint = f"run {_MEASURED_STEPS} steps in {config.output_dir} and repeat --plan, which reads its metrics.jsonl"
     if shape is None or fit is None:
         return Duration(f"no estimate, because the memory is not planned; {hint}")
@@ -124,6 +133,23 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
     return Duration(source, training, sampling(work.evaluated) if work.evaluated else None)
 
 
+def within_hours(config: RunConfig, work: Work, estimated: Duration, *, resumed: bool) -> tuple[Work, Duration]:
+    """Return the work that fits in `--hours`, and the duration of one step and of the evaluations."""
+    hours = config.hours or 0.0
+    if resumed and (config.folder / "run.json").is_file():
+        hours = max(0.0, hours - read_record(config.folder)["seconds_worked"] / 3600)
+    steps = max(1, work.steps)
+    if estimated.training is None:
+        most = min(work.steps, int(3600 * hours / _SHORTEST_STEP))
+        return dataclasses.replace(work, steps=most, hours=hours), estimated
+    fastest, slowest = (seconds / steps for seconds in estimated.training)
+    least, longest = estimated.evaluation or (0.0, 0.0)
+    fewest = max(0, min(work.steps, int((3600 * hours - longest) / slowest)))
+    most = max(0, min(work.steps, int((3600 * hours - least) / fastest)))
+    one_step = dataclasses.replace(estimated, training=(fastest, slowest), trained="each step")
+    return dataclasses.replace(work, steps=most, fewest_steps=fewest, hours=hours), one_step
+
+
 def _range(seconds: tuple[float, float]) -> str:
     """Format a range of seconds with two significant digits: 12 to 40 min."""
     units = ((86400, "days", 2 * 86400), (3600, "h", 3600), (60, "min", 60), (1, "s", 0))
@@ -148,6 +174,14 @@ def _measured_steps(config: RunConfig) -> list[float]:
     lines = read_metrics(config.folder)
     seconds = [line["step_time"] for line in lines if isinstance(line.get("step_time"), (int, float))]
     return seconds[1:] if len(seconds) >= _MEASURED_STEPS else []
+
+
+def _measured_evaluations(config: RunConfig) -> tuple[float, float] | None:
+    """Return twice the time of the base's evaluation in the output folder; None if it was another one or not timed."""
+    record, current = json.loads((config.folder / "run.json").read_text(encoding="utf-8")), config.to_dict()
+    seconds = record.get("evaluation_seconds", {}).get("base")
+    alike = all(record["config"].get(name) == current[name] for name in ("data", "eval"))
+    return (2 * seconds, 2 * seconds) if seconds and alike else None
 
 
 def _speed_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, base_model, check_architecture, memory
 from lora_grpo.planning.disk_space import DiskSpace
-from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate
+from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate, within_hours
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
 from lora_grpo.runs import newest_step
@@ -104,11 +104,14 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
             resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
             config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
     work = Work.of(config, newest_step(config.folder / "checkpoints") if invocation.resume else 0)
+    duration = estimate(config, work, shape, fit)
+    if config.hours:
+        work, duration = within_hours(config, work, duration, resumed=invocation.resume)
     return config, Plan(
         model=config.model.name,
         engine=engine,
         work=work,
-        duration=estimate(config, work, shape, fit),
+        duration=duration,
         derived=tuple(derived),
         assumptions=(
             *([source] if source else []),

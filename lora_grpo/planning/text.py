@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB
+from lora_grpo.planning.duration import Work
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.plan import Plan
 
@@ -46,11 +47,22 @@ def _settings(plan: Plan) -> Iterator[str]:
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
     work = plan.work
-    completions = f"{work.steps:,} steps x {work.completions_per_step} = {work.completions:,} {work.trained_on}"
     evaluated = f"; plus {work.evaluated:,} completions for evaluation" if work.evaluated else ""
-    yield _line("work", f"{completions}, at most {_count(work.tokens)} tokens{evaluated}")
+    yield _line("work", f"{_steps(work)}{evaluated}")
     yield _line("time", plan.duration.text())
     yield _line("disk", plan.disk.text() if plan.disk else "not planned, because the memory is not")
+
+
+def _steps(work: Work) -> str:
+    """Return the number of steps, completions and tokens as text."""
+    each = f"steps x {work.completions_per_step}"
+    if work.hours is None:
+        return f"{work.steps:,} {each} = {work.completions:,} {work.trained_on}, at most {_count(work.tokens)} tokens"
+    hours = f"in {work.hours:.2g} h"
+    if work.fewest_steps is None:
+        return f"as many {each} {work.trained_on} as fit {hours}"
+    steps = " to ".join(f"{number:,}" for number in dict.fromkeys((work.fewest_steps, work.steps)))
+    return f"{steps} {each} {work.trained_on} fit {hours} (validation not included)"
 
 
 def _lines(plan: Plan) -> Iterator[str]:

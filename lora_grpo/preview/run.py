@@ -87,20 +87,21 @@ def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
     print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     task = get_task(config.data.task)
     shape = batch_shape(config)
+    steps = f"{config.step_limit} steps" if config.step_limit else f"as many steps as fit in {config.hours:g} h"
     passes = f"in {shape.accumulation_steps} passes"
     counts = f"{len(rows)} training rows, {len(evaluation)} evaluation rows; nothing was trained"
     if config.method == "sft":
         print(f"--- reference answer\n{task.gold(rows[0])}")
         tokens = len(gold_tokens(tokenizer, rows[:1], config)[0]) + 1
         print(f"--- {tokens} tokens with its end: the loss is on these, not on the prompt")
-        print(f"--- {config.train.max_steps} steps of {shape.completions_per_step} gold solutions, {passes}; {counts}")
+        print(f"--- {steps} of {shape.completions_per_step} gold solutions, {passes}; {counts}")
         return
     if isinstance(task, TaskFile) and not task.has_gold:
         print(f"--- no reference answer: {task.path.name} defines no gold(row)")
     else:
         _show_gold(task.gold(rows[0]), rewards, trl_rows(tokenizer, rows)[0], tokenizer)
     print(
-        f"--- {config.train.max_steps} steps of {config.train.prompts_per_step} prompts x "
+        f"--- {steps} of {config.train.prompts_per_step} prompts x "
         f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, {passes}; {counts}"
     )
 

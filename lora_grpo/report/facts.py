@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lora_grpo.config import RunConfig
+from lora_grpo.config import RunConfig, endless_steps
 from lora_grpo.evaluation import Report
 from lora_grpo.report.controls import CONTROLS
 from lora_grpo.report.plots import is_number, method, reward_names
-from lora_grpo.runs import Line, RunFiles, flat
+from lora_grpo.runs import Line, RunFiles, duration, flat, time_table
 from lora_grpo.tasks import task_title
 
 _SECTIONS = ("policy", "data", "machine", "logprob_check", "plan", "memory", "filter")
@@ -47,12 +47,12 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
         *([("Control", CONTROLS[config["control"]])] if config.get("control") else []),
         ("Model", config["model"]["name"]),
         ("Task", f"{task}, evaluated on {eval_task}" if eval_task not in (None, task) else task),
-        ("Steps", f"{run.steps} of {config['train']['max_steps']}{stopped}"),
+        ("Steps", f"{run.steps}{_limit(config)}{stopped}"),
         ("Started", _time(record.get("started"))),
     ]
     if record.get("ended") and is_number(record.get("seconds_worked")):
         pauses = ", without the time between stop and resume" if record.get("resumed") else ""
-        rows.append(("Duration", _duration(record["seconds_worked"]) + pauses))
+        rows.append(("Duration", duration(record["seconds_worked"]) + pauses))
     if correction := record.get("importance_sampling"):
         rows.append(("Importance sampling", f"{correction['mode']}; {_limited(run.metrics)}"))
     if best := record.get("best"):
@@ -71,6 +71,15 @@ def _limited(lines: Sequence[Line]) -> str:
         if values:
             shares.append(f"{100 * sum(values) / len(values):.2g}% of the {name}")
     return f"masked or truncated {' in '.join(shares)}" if shares else "no step yet"
+
+
+def times(run: RunFiles) -> list[tuple[str, str, str]]:
+    """Return phase, planned and used time of a run with `--hours`, and the evaluated rows if some were left out."""
+    rows = time_table(run.record)
+    evaluated = (run.record.get("time_budget") or {}).get("eval_rows")
+    if rows and evaluated:
+        rows.append(("evaluated rows", str(run.record["data"]["eval"]["rows"]), str(evaluated)))
+    return rows
 
 
 def related_runs(run: RunFiles) -> list[tuple[str, str, str | None]]:
@@ -194,6 +203,9 @@ def _time(stamp: Any) -> str:
     return str(stamp).replace("T", " ").replace("+00:00", " UTC") if stamp else "unknown"
 
 
-def _duration(seconds: float) -> str:
-    hours, minutes = divmod(int(seconds) // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {int(seconds) % 60} s"
+def _limit(config: dict[str, Any]) -> str:
+    """Return what limited the number of steps."""
+    hours, steps = config.get("hours"), config["train"]["max_steps"]
+    if not hours:
+        return f" of {steps}"
+    return f" in {hours:g} h" + (f", at most {steps}" if steps != endless_steps(hours) else "")

@@ -27,6 +27,8 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
         lines += [line for note in controls.notes(run) for line in (escape(note), "")]
     if changes := facts.changes(run):
         lines += [f"## {facts.trained_metrics(run)[0]}", "", *table(["", "first step", "last step"], changes)]
+    if times := facts.times(run):
+        lines += ["## Time", "", *table(["", "planned", "used"], times)]
     if alarms := run.record.get("alarms"):
         rows = [(str(alarm["step"]), alarm["name"], alarm["message"]) for alarm in alarms]
         lines += ["## Alarms", "", *table(["step", "alarm", "message"], rows)]

@@ -101,6 +101,35 @@ class BestRecord:
 
 
 @dataclass(frozen=True)
+class OutOfTimeRecord:
+    """`--hours` ended training."""
+
+    step: int
+    hours: float
+
+
+@dataclass(frozen=True)
+class TimeRecord:
+    """What a run with `--hours` planned and used."""
+
+    eval_rows: int | None = None
+    """Number of rows of both evaluations if some were left out."""
+    every_steps: int | None = None
+    """Steps between validation passes; None before the plan."""
+    training_began: float | None = None
+    """`seconds_worked` at the first step."""
+    training_ended: float | None = None
+    validation: float = 0.0
+    """Seconds of all validation passes."""
+    validation_pass: float = 0.0
+    """Seconds of the last one."""
+    planned: dict[str, float] | None = None
+    """Seconds of the phases `start`, `training`, `validation` and `evaluation`, and the number of `steps`."""
+    used: dict[str, float] | None = None
+    """The same at the end of the run."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """The entries of run.json that are validated. The file has other entries, which are informational."""
 
@@ -117,6 +146,10 @@ class RunRecord:
     alarms: tuple[AlarmRecord, ...] = ()
     best: BestRecord | None = None
     stopped_early: dict[str, int] | None = None
+    out_of_time: OutOfTimeRecord | None = None
+    evaluation_seconds: dict[str, float] = field(default_factory=dict)
+    """Duration of the evaluations, `base` and `trained`, on rank 0."""
+    time_budget: TimeRecord | None = None
     seconds_worked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     resumed: tuple[str, ...] = ()
     command: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ _ENTRIES = (
 )
 _MAY_CHANGE = (
     "output_dir",
+    "hours",
     "train.max_steps",
     "train.micro_batch_size",
     "model.gpu_memory_share",
@@ -56,7 +57,7 @@ class Run:
         """run.json."""
         self.begun = False
         """Whether this process has written run.json."""
-        self._opened, self._worked_before = time.monotonic(), record.get("seconds_worked", 0.0)
+        self._opened, self._worked_before = self.clock(), record.get("seconds_worked", 0.0)
         self.folder = config.folder
         self.adapter = self.folder / "adapter"
         """The trained adapter. Exists only when training is finished."""
@@ -70,6 +71,11 @@ class Run:
         """Samples that measure the difficulty of training rows. Exists only if the run filters rows."""
         self.metrics = self.folder / "metrics.jsonl"
 
+    @staticmethod
+    def clock() -> float:
+        """Return the seconds of a clock that never goes back."""
+        return time.monotonic()
+
     @property
     def is_resumed(self) -> bool:
         """Whether the folder already holds this run."""
@@ -78,14 +84,26 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Whether all steps are done and the adapter is saved; the same on every rank."""
-        ended = bool(self.stopped_early) or self.record.get("trained_steps") == self.config.train.max_steps
-        return distributed.broadcast_from_main(self.adapter.is_dir) and ended
+        ended = self.stopped_early or self.out_of_time
+        ended = ended or self.record.get("trained_steps") == self.config.train.max_steps
+        return distributed.broadcast_from_main(self.adapter.is_dir) and bool(ended)
 
     @property
     def stopped_early(self) -> int | None:
         """Step after which early stopping ended training. None if it did not, or if the patience is now higher or 0."""
         stopped, patience = self.record.get("stopped_early"), self.config.monitor.early_stopping
         return stopped["step"] if stopped and 0 < patience <= stopped["passes"] else None
+
+    @property
+    def out_of_time(self) -> int | None:
+        """Step after which `hours` ended training. None if they did not, or if the run may now take longer."""
+        ended, hours = self.record.get("out_of_time"), self.config.hours
+        return ended["step"] if ended and hours and hours <= ended["hours"] else None
+
+    @property
+    def seconds_worked(self) -> float:
+        """Seconds that the run's processes have worked, without the time between stop and resume."""
+        return self._worked_before + self.clock() - self._opened
 
     @property
     def remaining_bytes(self) -> int | None:
@@ -118,9 +136,8 @@ class Run:
         distributed.barrier()
 
     def update(self, **entries: Any) -> None:
-        """Add entries, and the seconds that the run's processes have worked, to run.json."""
-        worked = round(self._worked_before + time.monotonic() - self._opened, 1)
-        self.record.update(entries, seconds_worked=worked)
+        """Add entries and `seconds_worked` to run.json."""
+        self.record.update(entries, seconds_worked=round(self.seconds_worked, 1))
         if distributed.is_main():
             atomic.write_json(self.folder / "run.json", self.record)
 

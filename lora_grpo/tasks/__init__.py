@@ -55,6 +55,7 @@ from lora_grpo.tasks.registry import (
     task_title,
 )
 from lora_grpo.tasks.sources import read_rows
+from lora_grpo.tasks.sources import sample as sample_rows
 from lora_grpo.tasks.task_file import TaskFile
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "read_rows",
     "runs_programs",
     "same_task",
+    "sample_rows",
     "source_of_rows",
     "split_validation",
     "start_sandbox",

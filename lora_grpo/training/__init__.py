@@ -18,6 +18,7 @@ step_metrics.py      mixin: time per phase, logprob mismatch between sampler and
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
 memory_probe.py      before the first step: checks that the largest micro-batch fits in GPU memory
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
+time_budget.py       --hours: plans the time of a run, and ends training in time for the final evaluation
 alarms.py            detects a run that goes wrong and suggests a fix
 validation.py        the validation set: rows sampled during training but never trained on
 completion_log.py    logs the completions of every n-th step with rewards and verdicts
@@ -28,6 +29,15 @@ from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.memory_probe import synthetic_inputs
 from lora_grpo.training.run import train
 from lora_grpo.training.step_metrics import StepMetrics, is_masked
+from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.trainer import make_trainer
 
-__all__ = ["StepMetrics", "filter_by_difficulty", "is_masked", "make_trainer", "synthetic_inputs", "train"]
+__all__ = [
+    "StepMetrics",
+    "TimeBudget",
+    "filter_by_difficulty",
+    "is_masked",
+    "make_trainer",
+    "synthetic_inputs",
+    "train",
+]

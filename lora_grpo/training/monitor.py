@@ -15,6 +15,7 @@ from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training.alarms import Alarm, Alarms
 from lora_grpo.training.memory_probe import probe
+from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.validation import Validation
 
 
@@ -25,9 +26,15 @@ class Monitor:
     """
 
     def __init__(
-        self, run: Run, trainer: Any, alarms: Alarms, validation: Validation | None, longest_prompt_tokens: int
+        self,
+        run: Run,
+        trainer: Any,
+        alarms: Alarms,
+        validation: Validation | None,
+        longest_prompt_tokens: int,
+        budget: TimeBudget,
     ) -> None:
-        self.run, self.trainer, self.alarms, self.validation = run, trainer, alarms, validation
+        self.run, self.trainer, self.alarms, self.validation, self.budget = run, trainer, alarms, validation, budget
         self.longest_prompt_tokens, self.settings = longest_prompt_tokens, run.config.monitor
         self._best: dict[str, Any] = {}
         """`step`, `reward` and, for graded tasks, `accuracy` of the best validation pass."""
@@ -44,13 +51,17 @@ class Monitor:
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
             self._update(0, passes[0])
-        for metrics in distributed.broadcast_from_main(lambda: read_metrics(self.run.folder)):
+        earlier = distributed.broadcast_from_main(lambda: read_metrics(self.run.folder))
+        self.budget.begin_training(earlier)
+        for metrics in earlier:
             number = metrics["step"]
             self.alarms.step(number, metrics)
             if number in passes:
                 self._update(number, passes[number])
         if not step and self.validation and self.run.config.train.max_steps >= self.settings.every_steps:
-            self._raise(self._update(0, self.validation.sample(0, state)))
+            with self.budget.validating():
+                lines = self.validation.sample(0, state)
+            self._raise(self._update(0, lines))
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._unsaved = step > 0 and self._best.get("step") == step
         self.on_save(args, state, control)
@@ -65,17 +76,30 @@ class Monitor:
             logs["time/training"] = logs["step_time"] - logs.get("time/rollouts", 0.0) - logs.get("time/rewards", 0.0)
         self.run.append_metrics({"step": state.global_step, **logs})
         self.trainer.progress.step(state.global_step, logs)
-        self._raise(self.alarms.step(state.global_step, distributed.broadcast_from_main(lambda: logs)))
+        of_main = distributed.broadcast_from_main(lambda: logs)
+        self.budget.add_metrics(of_main)
+        self._raise(self.alarms.step(state.global_step, of_main))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Run a validation pass if one is due. A new best step is saved as a checkpoint and then as `best/`."""
         step, uses = state.global_step, self.trainer.num_iterations
         if step % uses:
             return  # a run cannot be resumed between two uses of the same rollouts
-        if self.validation and step // self.settings.every_steps > (step - uses) // self.settings.every_steps:
+        every = self.budget.every_steps
+        is_due = self.validation is not None and step // every > (step - uses) // every
+        is_last = self.budget.is_last(step, uses, validates=is_due)
+        if not self.budget.is_endless:
+            self.trainer.progress.total = self.budget.expected_steps
+        if self.validation and (is_due or is_last):
             self._validate(self.validation, state, control)
+        if is_last:
+            control.should_save = control.should_training_stop = True
         if self.trainer.stop.signal_number():
             control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the clock of training."""
+        self.budget.training_ended()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete."""
@@ -89,7 +113,8 @@ class Monitor:
     def _validate(self, validation: Validation, state: Any, control: Any) -> None:
         step = state.global_step
         started = time.perf_counter()
-        lines = validation.sample(step, state)
+        with self.budget.validating():
+            lines = validation.sample(step, state)
         self._raise(self._update(step, lines))
         metrics = self.trainer._metrics["train"]  # TRL logs their means with the step's other metrics
         for name, value in _means(lines).items():

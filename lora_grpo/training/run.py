@@ -44,11 +44,11 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
     _discard_after(run, done)
     if checkpoint:
         print(f"resuming from {checkpoint}", file=sys.stderr)
-    if checkpoint and (done == max_steps or run.stopped_early == done):
+    if checkpoint and done in (max_steps, run.stopped_early, run.out_of_time):
         load_adapter(policy.model, checkpoint)  # killed after the last checkpoint, before the adapter was saved
     else:
         _run_trainer(run, trainer, checkpoint)
-    steps = run.stopped_early or max_steps
+    steps = run.stopped_early or run.out_of_time or max_steps
     if run.stopped_early and "best" in run.record:
         load_adapter(policy.model, run.best)
         steps = run.record["best"]["step"]
@@ -111,14 +111,16 @@ def _run_trainer(run: Run, trainer: Any, checkpoint: Path | None) -> None:
     )
     if signal_number := trainer.stop.signal_number():
         steps = trainer.state.global_step
-        raise Interrupted(f"stopped after step {steps} of {run.config.train.max_steps}, saved", signal_number)
+        of_all = f" of {run.config.step_limit}" if run.config.step_limit else ""
+        raise Interrupted(f"stopped after step {steps}{of_all}, saved", signal_number)
 
 
 def _discard_after(run: Run, step: int) -> None:
     """Delete what was recorded after the checkpoint that the run resumes from. Those steps run again."""
-    for entry in ("best", "stopped_early"):
+    for entry in ("best", "stopped_early", "out_of_time"):
         if run.record.get(entry, {}).get("step", 0) > step:
             del run.record[entry]
+    run.record.get("evaluation_seconds", {}).pop("trained", None)
     run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
     if distributed.is_main():
         if "best" not in run.record:

@@ -23,12 +23,18 @@ from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
 from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.trl_config import grpo_arguments
 from lora_grpo.training.validation import Validation
 
 
 def make_trainer(
-    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, validation_rows: Sequence[Row] = ()
+    run: Run,
+    policy: Policy,
+    rows: Sequence[Row],
+    sampler: Sampler,
+    validation_rows: Sequence[Row] = (),
+    budget: TimeBudget | None = None,
 ) -> Any:
     """Build the trainer without training or writing anything, so that TRL rejects bad settings before a run begins.
 
@@ -70,7 +76,7 @@ def make_trainer(
             "clip_min": settings.vllm_importance_sampling_clip_min,
             "clip_max": settings.vllm_importance_sampling_clip_max,
         }
-    trainer.progress = Progress(config.train.max_steps, config.method.upper())
+    trainer.progress = Progress(config.step_limit, config.method.upper())
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
         found = check_logprobs(trainer, sampler, prompts)
@@ -81,7 +87,8 @@ def make_trainer(
         validation = Validation(run.validation, config, validation_rows, columns, rewards, sampler)
     longest_prompt = max(map(len, sampler.encode(prompts)))
     callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
-    trainer.monitor = callback(run, trainer, _alarms(config, model, rewards), validation, longest_prompt)
+    alarms = _alarms(config, model, rewards)
+    trainer.monitor = callback(run, trainer, alarms, validation, longest_prompt, budget or TimeBudget(run))
     trainer.add_callback(trainer.monitor)
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
     return trainer

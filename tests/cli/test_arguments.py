@@ -11,7 +11,7 @@ from helpers.flags import flag_names
 
 from lora_grpo.cli.arguments import changed_settings, parse
 from lora_grpo.cli.main import run_command
-from lora_grpo.config import check_fields, replace
+from lora_grpo.config import check_fields, endless_steps, replace
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 
@@ -248,6 +248,10 @@ def test_a_list_flag_given_twice_would_lose_the_first(arguments):
         (["--train.max-steps", "1.5"], "--train.max-steps is '1.5'; expected a whole number"),
         (["--train.learning-rate", "fast"], "--train.learning-rate is 'fast'; expected a number"),
         (["--data.train-limit", "few"], "--data.train-limit is 'few'; expected {None}|INT"),
+        (["--hours", "0.01"], "--hours 0.01 is 36 s, too little for two evaluations and some steps; pass 0.02 or more"),
+        (["--hours", "0"], "--hours is 0.0; expected a value greater than 0"),
+        (["--hours", "1", "--train.lr-scheduler", "cosine"], "--hours alone does not set it; pass --train.max-steps"),
+        (["--hours", "1", "--data.filter-by-difficulty"], "--hours alone does not set it; pass --train.max-steps too"),
         (["--seed"], "Missing value for argument '--seed'"),
         (["--preset"], "Missing value for argument '--preset'"),
         (["--config"], "Missing value for argument '--config'"),
@@ -449,6 +453,28 @@ def test_flags_go_over_the_run_that_is_resumed():
     run_folder("old", seed=5)
     made = config("--resume", "--output-dir", "old", "--train.max-steps", "120")
     assert (made.seed, made.train.max_steps) == (5, 120)
+
+
+def test_with_hours_only_a_limit_of_steps_set_beside_them_counts():
+    def limits(*flags):
+        made = config(*flags)
+        return made.hours, made.step_limit
+
+    assert limits() == (None, 60)
+    assert limits("--hours", "0.5") == (0.5, None)
+    assert limits("--hours=2", "--train.max_steps=60") == (2, 60)
+    assert limits("--hours", "2", *settings("train: {max_steps: 50}")) == (2, None)
+    assert limits("--hours", "2", *settings("{hours: 1, train: {max_steps: 50}}")) == (2, 50)
+    assert config("--hours", "1").train.max_steps % 8 == config("--hours", "1").train.max_steps % 7 == 0
+
+    run_folder("steps", train={"max_steps": 60})
+    assert limits("--resume", "--output-dir", "steps") == (None, 60)
+    assert limits("--resume", "--output-dir", "steps", "--hours", "1") == (1, None)
+    run_folder("hours", hours=1.0, train={"max_steps": endless_steps(1)})
+    assert limits("--resume", "--output-dir", "hours") == (1, None)
+    assert limits("--resume", "--output-dir", "hours", "--hours", "3") == (3, None)
+    assert limits("--resume", "--output-dir", "hours", "--train.max-steps", "70") == (1, 70)
+    assert "train.max_steps" not in changed_settings(config("--hours", "1"), PRESETS)
 
 
 def test_a_run_folder_that_was_moved_is_resumed_where_it_is():

@@ -467,8 +467,7 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert json.loads(json.dumps(record)) == record
     assert record["work"] == {
         "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 4000,
-        "trained_on": "completions",
-    }  # fmt: skip
+        "trained_on": "completions", "hours": None, "fewest_steps": None}  # fmt: skip
     assert (plan.work.completions, plan.work.tokens) == (7680, 7680 * 1024)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
@@ -507,6 +506,36 @@ def test_measured_steps_of_a_like_run_are_the_estimate(machine, tmp_path):
     assert plan.work.steps == 40
     assert plan.duration.training == (40 * 5.0, 40 * 5.0)
     assert recipe(*flags, "--sampling.num-generations", "8")[1].duration.training is None
+
+
+def test_hours_are_planned_as_the_steps_that_fit(machine, tmp_path):
+    flags = ["--output-dir", str(tmp_path / "run"), "--hours", "0.5"]
+    config, plan = recipe(*flags)
+    shown = "\n".join(summary(plan))
+    assert "as many steps x 128 completions as fit in 0.5 h" in shown and plan.work.steps == 1800
+    with_steps(tmp_path / "run", config, [90.0, 4.0, 6.0, 5.0])
+    _, plan = recipe(*flags)
+    assert (plan.work.fewest_steps, plan.work.steps) == (360, 360) and "5 s for each step" in plan.duration.text()
+    record = {"config": config.to_dict(), "evaluation_seconds": {"base": 150.0}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert (
+        recipe(*flags)[1].work.steps == (1800 - 300) / 5
+        and recipe(*flags, "--eval.num-samples", "5")[1].work.steps == 360
+    )
+    assert recipe(*flags, "--train.max-steps", "40")[1].work.steps == 40
+
+
+def test_hours_on_a_known_gpu_are_a_range_of_steps(machine, tmp_path):
+    machine(script="echo '0, GPU-1, NVIDIA GeForce RTX 4090, 24564, 24000'")
+    flags = ["--preset", "24gb", "--model.name", folder_of(tmp_path, QWEN25_HALF), "--sampling.backend", "vllm"]
+    _, hour = recipe(*flags, "--model.engine", "peft", "--hours", "1")
+    _, day = recipe(*flags, "--model.engine", "peft", "--hours", "24")
+    assert 0 <= hour.work.fewest_steps < hour.work.steps < day.work.fewest_steps < day.work.steps
+    evaluation, (fastest, slowest) = day.duration.evaluation, day.duration.training
+    assert day.work.fewest_steps == int((86400 - evaluation[1]) / slowest)
+    assert day.work.steps == int((86400 - evaluation[0]) / fastest)
+    assert "steps x 64 completions fit in 24 h" in "\n".join(summary(day))
+    assert hour.disk.num_bytes < day.disk.num_bytes
 
 
 def test_measured_steps_need_the_same_micro_batch_but_not_the_same_share(machine, tmp_path):

@@ -1,0 +1,346 @@
+"""`--hours`: a run that ends in time, with a fake clock: simulated phases, real tiny runs, and two processes."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+from helpers.tiny_runs import TINY
+from helpers.warm_process import finish
+
+from lora_grpo.config import endless_steps, replace
+from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import RunError
+from lora_grpo.evaluation import run as evaluation_run
+from lora_grpo.files import lock
+from lora_grpo.pipeline import train_and_evaluate
+from lora_grpo.runs import Run, open_run, read_run, time_table
+from lora_grpo.tasks import load_data
+from lora_grpo.training import time_budget
+from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.validation import Validation
+
+FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
+RECIPE = Path(__file__).parents[2] / "recipes" / "gsm8k_lora.py"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Simulated:
+    """A run whose phases only move a clock."""
+
+    def __init__(self, folder, hours, record=None, clock=None, **changes):
+        limit = {"max_steps": endless_steps(hours)} | changes.pop("train", {})
+        config = replace(RunConfig(output_dir=str(folder)), {"hours": hours, "train": limit, **changes})
+        self.clock = clock or Clock()
+        self.run = Run.__new__(Run)
+        self.run.clock, self.run.update = self.clock, lambda **entries: self.run.record.update(entries)
+        self.run.__init__(config, record or {"evaluation_seconds": {}})
+        self.lines = []
+
+    def start(self, seconds, evaluation):
+        """Take the seconds that a process needs to start, and evaluate the base if that has not been done."""
+        self.budget = TimeBudget(self.run)
+        self.clock.now += seconds
+        if "base" not in self.run.record["evaluation_seconds"]:
+            self.clock.now += evaluation
+            self.run.record["evaluation_seconds"]["base"] = evaluation
+        self.budget.base_is_evaluated()
+
+    def train(self, step_seconds, one_pass=0.0, uses=1, first=1, kill_after=None):
+        """Train with steps of `step_seconds(step)` until the budget ends the run, and return the last step."""
+        self.budget.begin_training(self.lines)
+        max_steps, step = self.run.config.train.max_steps, first - 1
+        if one_pass and not step:
+            self.validate(one_pass)
+        last = False
+        while step < max_steps and step != kill_after and not last:
+            step += 1
+            self.clock.now += step_seconds(step)
+            if step % uses == 0:
+                every = self.budget.every_steps
+                due = one_pass > 0 and step // every > (step - uses) // every
+                last = self.budget.is_last(step, uses, validates=due)
+                if one_pass and (due or last):
+                    self.validate(one_pass)
+            self.lines.append({"step": step, "time/rollouts": 0.4 * step_seconds(step)})
+            self.budget.add_metrics(self.lines[-1])
+        self.budget.training_ended()
+        return step
+
+    def validate(self, seconds):
+        with self.budget.validating():
+            self.clock.now += seconds
+
+    def end(self, evaluation):
+        self.clock.now += evaluation
+        self.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        self.budget.end()
+        return self.clock.now
+
+
+@pytest.mark.parametrize("hours", [0.05, 0.1, 0.2, 8])
+@pytest.mark.parametrize("slower", [1.0, 0.6, 1.5], ids=["even", "faster", "slower"])
+def test_a_run_uses_its_hours_and_no_more(tmp_path, hours, slower):
+    """Steps get slower or faster from the first to the last, and the final evaluation with them."""
+    budget = 3600 * hours
+    run = Simulated(tmp_path, hours)
+    run.start(0.06 * budget, 0.1 * budget)
+    began, pace = run.clock.now, max(1.5, budget / 300)
+
+    def seconds(step):
+        return pace * slower ** ((run.clock.now - began) / (0.7 * budget))
+
+    steps = run.train(seconds, one_pass=0.8 * pace)
+    ended = run.end(0.1 * budget * slower)
+    assert 0.93 * budget < ended <= budget
+    assert run.run.out_of_time == steps
+    used = run.run.record["time_budget"]["used"]
+    assert sum(used[phase] for phase in used if phase != "steps") == pytest.approx(ended, abs=1)
+
+
+@pytest.mark.parametrize("killed", [1, 25, 55])
+def test_the_clock_goes_on_where_it_was_killed_and_the_pause_does_not_count(tmp_path, killed):
+    first = Simulated(tmp_path, 0.1)
+    first.start(20, 40)
+    first.train(lambda step: 3.0, one_pass=2.0, kill_after=killed)
+    record, pause = json.loads(json.dumps(first.run.record)), 50_000.0
+    record["seconds_worked"] = first.run.seconds_worked
+    second = Simulated(tmp_path, 0.1, record, Clock())
+    second.clock.now = pause
+    second.run._opened = pause
+    second.lines = first.lines[: killed // 20 * 20]  # the checkpoints
+    second.start(15, 40)
+    second.train(lambda step: 3.0, one_pass=2.0, first=killed // 20 * 20 + 1)
+    ended = second.end(40) - pause + record["seconds_worked"]
+    assert 0.93 * 360 < ended <= 360
+    assert second.run.record["time_budget"].get("planned"), "the plan of the first process, or one of the second"
+
+
+def test_the_plan_is_made_after_three_steps_and_makes_room_for_validation(tmp_path, capsys):
+    run = Simulated(tmp_path, 0.1)
+    run.start(20, 40)
+    run.train(lambda step: 9.0 if step == 1 else 6.0, one_pass=3.0)
+    said = capsys.readouterr().err
+    assert said.startswith("plan for 6 min 0 s: 1 min 0 s until the first step, ") and said.count("\n") == 1
+    planned, budget = run.run.record["time_budget"]["planned"], run.run.record["time_budget"]
+    assert "steps of 6.0 s" in said and f"after every {budget['every_steps']} steps" in said
+    assert budget["every_steps"] == planned["steps"] // 4 < 20
+    run.end(40)
+    used = budget["used"]
+    assert used["steps"] == pytest.approx(planned["steps"], abs=3)
+    assert all(used[phase] == pytest.approx(planned[phase], abs=15) for phase in ("start", "training", "evaluation"))
+    table = time_table(run.run.record | {"config": run.run.config.to_dict()})
+    assert [row[0] for row in table] == ["until the first step", "training", "validation", "final evaluation", "in all"]
+    assert table[-1][1] == "6 min 0 s"
+
+
+def test_reused_rollouts_are_used_up(tmp_path):
+    run = Simulated(tmp_path, 0.05)
+    run.start(10, 10)
+    assert run.train(lambda step: 4.0 if step % 3 == 1 else 1.0, uses=3) % 3 == 0
+    assert 0.9 * 180 < run.end(10) <= 180
+
+
+def test_whichever_comes_first_ends_the_run(tmp_path):
+    run = Simulated(tmp_path, 1, train={"max_steps": 30})
+    run.start(10, 10)
+    assert run.train(lambda step: 2.0) == 30
+    assert run.run.out_of_time is None and "out_of_time" not in run.run.record
+    run.end(10)
+    assert run.run.record["time_budget"]["used"]["steps"] == 30
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "step", "expected"),
+    [
+        (100, 1, "--hours 0.05 is too little: evaluating the base took 1 min 40 s"),
+        (30, 40, "--hours 0.05 leaves time for 2 steps of 40.0 s; pass --resume --hours 0.25 for 20 steps"),
+    ],
+)
+def test_too_few_hours_are_one_line_that_says_how_many_would_do(tmp_path, evaluation, step, expected):
+    run = Simulated(tmp_path, 0.05)
+    with pytest.raises(RunError) as error:
+        run.start(10, evaluation)
+        run.train(lambda _: step)
+    assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+
+
+def test_more_hours_go_on_and_fewer_do_not(tmp_path):
+    run = Simulated(tmp_path, 0.05)
+    run.start(10, 10)
+    steps = run.train(lambda step: 2.0)
+    run.end(10)
+    for hours, expected in ((0.05, steps), (0.04, steps), (0.1, None)):
+        assert Simulated(tmp_path, hours, run.run.record).run.out_of_time == expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.01, 400), (0.5, 114), (3.0, None)])
+def test_rows_are_left_out_only_if_both_evaluations_would_take_too_long(
+    tmp_path, monkeypatch, capsys, seconds, expected
+):
+    run = Simulated(tmp_path, 0.1)
+    asked = []
+
+    def evaluate(of_run, sampler, rows, name):
+        asked.append((len(rows), name))
+        run.clock.now += seconds * len(rows)
+        of_run.record["evaluation_seconds"][name] = seconds * len(rows)
+
+    monkeypatch.setattr(time_budget, "evaluate", evaluate)
+    rows = [{"id": str(number)} for number in range(400)]
+    budget = TimeBudget(run.run)
+    if expected is None:
+        with pytest.raises(RunError, match="is too little: evaluating 50 rows twice takes 5 min 0 s; pass --resume"):
+            budget.choose_rows(None, rows)
+        return
+    run.clock.now += 50
+    chosen = budget.choose_rows(None, rows)
+    assert len(chosen) == expected and asked == [(50, "speed")]
+    said = capsys.readouterr().err
+    assert (f"evaluating a sample of {len(chosen)} of 400 rows" in said) == (len(chosen) < 400)
+    again = TimeBudget(run.run)
+    if len(chosen) < 400:  # decided once
+        assert again.choose_rows(None, rows) == chosen and len(asked) == 1
+    assert TimeBudget(run.run).choose_rows(None, rows[:50]) == rows[:50]
+
+
+# Real runs
+
+MONITORED = {
+    "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
+    "monitor": {"rows": 16},
+    "eval": {"num_samples": 1, "k": (1,)},
+}
+HOURS = 0.07  # 252 s, of which each evaluation takes 40
+IN_TIME = {"hours": HOURS, "train": {"max_steps": endless_steps(HOURS)}}
+
+
+@pytest.fixture(scope="module")
+def clock():
+    """A clock that only rollouts (10 s), validation passes (3 s) and batches of an evaluation (20 s) move."""
+    clock = Clock()
+
+    def moves(patched, owner, name, seconds):
+        original = getattr(owner, name)
+
+        def moved(*args, **kwargs):
+            clock.now += seconds
+            return original(*args, **kwargs)
+
+        patched.setattr(owner, name, moved)
+
+    with pytest.MonkeyPatch.context() as patched:
+        moves(patched, StepMetrics, "_generate", 10.0)
+        moves(patched, Validation, "sample", 3.0)
+        moves(patched, evaluation_run, "grade_all", 20.0)
+        patched.setattr(Run, "clock", staticmethod(clock))
+        patched.setattr(time_budget, "_WINDOW", 2)  # too few to compare rollouts, whose real seconds vary
+        yield clock
+
+
+def run_whole(folder, how=None, **changes):
+    config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), MONITORED), changes)
+    data = load_data(config)
+    run = open_run(config, how or Invocation(), "test", data.record)
+    try:
+        train_and_evaluate(run, data)
+    finally:
+        lock.held.pop().release()
+    return run
+
+
+def rewards(run):
+    return [json.loads(line)["reward"] for line in run.metrics.read_text().splitlines()]
+
+
+def weights(run):
+    return (run.adapter / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(clock, tmp_path_factory):
+    """A run, its seconds, and what it printed."""
+    began, said = clock.now, io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        run = run_whole(tmp_path_factory.mktemp("hours") / "whole", **IN_TIME)
+    return run, clock.now - began, said.getvalue()
+
+
+def test_a_run_ends_in_time_with_its_table(whole):
+    run, seconds, said = whole
+    steps = run.out_of_time
+    assert 0.85 * 3600 * HOURS < seconds <= 3600 * HOURS
+    assert len(rewards(run)) == steps == run.record["trained_steps"] and run.record["status"] == "complete"
+    assert "pass@1" in said and "in all " in said and f"GRPO {steps}/{steps}" in said
+    assert "plan for 4 min 12 s: 40 s until the first step" in said
+    report = (run.folder / "report" / "report.md").read_text()
+    assert "## Time" in report and f"{steps} in 0.07 h" in report
+    assert '<h2 id="time">' in (run.folder / "report" / "report.html").read_text()
+    assert (run.validation / f"step-{steps:05d}.jsonl").exists(), "the last step competes for the best adapter"
+    assert read_run(run.folder).status == "complete"  # run.json has the right types
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_its_budget_and_its_steps(whole, clock, tmp_path):
+    run, _, _ = whole
+    began = clock.now
+
+    def kill(budget, metrics):
+        if len(rewards(budget.run)) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(TimeBudget, "add_metrics", kill)
+        run_whole(tmp_path / "killed", **IN_TIME)
+    clock.now += 10_000
+    resumed = run_whole(tmp_path / "killed", Invocation(resume=True), **IN_TIME)
+    assert 0.85 * 3600 * HOURS < clock.now - began - 10_000 <= 3600 * HOURS
+    assert resumed.out_of_time == run.out_of_time - 1, "the step after the checkpoint was lost, and its time is used"
+    assert rewards(resumed) == rewards(run)[:-1] and resumed.record["status"] == "complete"
+    limited = run_whole(tmp_path / "limited", train={"max_steps": run.out_of_time})
+    assert rewards(limited) == rewards(run) and weights(limited) == weights(run)
+
+
+TWO = """
+import runpy, sys
+from lora_grpo import distributed
+from lora_grpo.runs import Run
+from lora_grpo.training.step_metrics import StepMetrics
+
+class Clock:
+    now = 0.0
+
+generate = StepMetrics._generate
+
+def slow(self, prompts):
+    Clock.now += 10.0 * (1 + distributed.rank())  # the clock of rank 1 would end the run earlier
+    return generate(self, prompts)
+
+StepMetrics._generate = slow
+Run.clock = staticmethod(lambda: Clock.now)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_two_processes_end_after_the_same_step(warm, tmp_path):
+    (tmp_path / "two.py").write_text(TWO)
+    for split, size in (("train", 8), ("eval", 4)):
+        rows = [json.dumps({"question": f"What is {n} + {size}?", "answer": str(n + size)}) for n in range(size)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
+    flags = "--model.engine peft --lora.rank 4 --sampling.num-generations 4 --sampling.max-completion-tokens 16"
+    flags += " --train.prompts-per-step 2 --train.micro-batch-size 2 --eval.num-samples 0 --hours 0.025"
+    files = [word for split in ("train", "eval") for word in (f"--data.{split}", tmp_path / f"{split}.jsonl")]
+    command = (FORKS, 2, tmp_path / "two.py", RECIPE, *flags.split(), *files, "--output-dir", tmp_path / "run")
+    done = finish(warm.start(*command))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["status"] == "complete" and record["out_of_time"] == {"step": 8, "hours": 0.025}
+    assert "greedy" in done.stdout and done.stderr.count("plan for 1 min 30 s") == 1
