@@ -146,7 +146,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         first = f"python recipes/sft_lora.py --task {shlex.quote(trained)}{same}"
         sft = f"{first}, then this command with --lora.from outputs/sft_lora and another --output-dir"
         has_gold = getattr(get_task(trained), "has_gold", True)
-        advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows, or a larger model"
+        advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows"
         next_steps["0% right"] = advice
     else:
         next_steps["longer"] = f"the same command with --resume {more}"

@@ -3,6 +3,8 @@
     python tools/measure_settings.py outputs/settings    # every run, one or two minutes each
     python tools/measure_settings.py outputs/settings --runs default high-rate --seeds 0 1
 
+The runs `trained-temperature-...` start from the adapter of `trained`, which has to come first.
+
 Finished runs are kept in FOLDER/results.jsonl, so a command that is repeated continues. Runs with the same seed and
 recipe have the same adapter before training, prompts, and held-out problems.
 
@@ -56,7 +58,7 @@ def check(completion, row):
 """A task whose base pass rates are near 0 and 1."""
 
 STEPS, STEP = ("--train.max-steps", "20"), ("--train.max-steps", "1")
-TRAINED = ("--lora.from", "{folder}/trained-0", "--train.prompts-per-step", "32", *STEP)
+TRAINED = ("--lora.from", "{folder}/trained-{seed}", "--train.prompts-per-step", "32", *STEP)
 HIGH_RATE = (*STEPS, "--train.learning-rate", "1e-2")
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "default": ("gsm8k_lora", STEPS),
@@ -109,7 +111,7 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, float]:
         (folder / "uneven.py").write_text(UNEVEN, encoding="utf-8")
         recipe, task = "your_task", ("--task", str((folder / "uneven.py").resolve()))
     run = folder / f"{name}-{seed}"
-    flags = tuple(flag.format(folder=folder.resolve()) for flag in flags)
+    flags = tuple(flag.format(folder=folder.resolve(), seed=seed) for flag in flags)
     command = [sys.executable, f"recipes/{recipe}.py", *COMMON, *task, *flags, "--seed", str(seed)]
     command += ["--output-dir", str(run.resolve())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

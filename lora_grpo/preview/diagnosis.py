@@ -142,7 +142,7 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
         ways += [f"a prompt in {task.path.name} that shows the format"]
     elif config.data.task not in CODE_TASKS and not any(map(is_format_reward, config.rewards)):
         ways += [f"a reward for the format, e.g. {_format_reward(config)}"]
-    return "; ".join([*ways, "a model that follows instructions"])
+    return "; ".join(ways)
 
 
 def _gold_solutions(config: RunConfig) -> list[str]:

@@ -70,7 +70,7 @@ def _limited(lines: Sequence[Line]) -> str:
         values = [line[f"sampling/masked_{name}"] for line in lines if is_number(line.get(f"sampling/masked_{name}"))]
         if values:
             shares.append(f"{100 * sum(values) / len(values):.2g}% of the {name}")
-    return f"masked or truncated {' in '.join(shares)}" if shares else "no step yet"
+    return f"masked or truncated {', in '.join(shares)}" if shares else "no step yet"
 
 
 def times(run: RunFiles) -> list[tuple[str, str, str]]:

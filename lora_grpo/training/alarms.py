@@ -67,6 +67,8 @@ class Alarms:
     """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
     rewards: Sequence[Reward] = ()
     """The rewards of the run."""
+    importance_sampling: str | None = None
+    """The mode of TRL's importance sampling correction (vLLM only)."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
@@ -94,7 +96,7 @@ class Alarms:
                 "zero_variance": self._zero_variance(window),
                 "entropy": self._entropy(_mean(rewarded[:WINDOW], "entropy"), window),
                 "truncated": _truncated(window),
-                "masked": _masked(window),
+                "masked": self._masked(window),
             }
             if len(rewarded) == WINDOW:
                 messages["constant_reward"] = self._constant_reward(window)
@@ -213,6 +215,18 @@ class Alarms:
             "--train.learning-rate or a higher --sampling.temperature"
         )
 
+    def _masked(self, window: Sequence[Metrics]) -> str | None:
+        tokens, completions = _mean(window, MASKED_TOKENS), _mean(window, MASKED_COMPLETIONS)
+        if not tokens > _MAX_MASKED:
+            return None
+        fix = "--sampling.backend transformers"
+        if self.importance_sampling in ("sequence_mask", "sequence_truncate"):  # not the default
+            fix = "--grpo vllm_importance_sampling_mode=token_truncate"
+        return (
+            f"importance sampling masked or truncated {tokens:.0%} of the tokens of the last {WINDOW} steps, in "
+            f"{completions:.0%} of the completions, so they teach less; start over with {fix}"
+        )
+
     def _is_near_maximum(self, reward: float) -> bool:
         return reward >= _NEAR_MAXIMUM * self.max_reward
 
@@ -237,17 +251,6 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
     return (
         f"{share:.0%} of the completions of the last {WINDOW} steps were truncated before their answers; raise "
         "--sampling.max-completion-tokens"
-    )
-
-
-def _masked(window: Sequence[Metrics]) -> str | None:
-    tokens, completions = _mean(window, MASKED_TOKENS), _mean(window, MASKED_COMPLETIONS)
-    if not tokens > _MAX_MASKED:
-        return None
-    return (
-        f"importance sampling masked or truncated {tokens:.0%} of the tokens of the last {WINDOW} steps, in "
-        f"{completions:.0%} of the completions; start over with --grpo vllm_importance_sampling_mode=token_truncate, "
-        "or, if that is the mode, with --sampling.backend transformers"
     )
 
 

@@ -87,7 +87,7 @@ def make_trainer(
         validation = Validation(run.validation, config, validation_rows, columns, rewards, sampler)
     longest_prompt = max(map(len, sampler.encode(prompts)))
     callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
-    alarms = _alarms(config, model, rewards)
+    alarms = _alarms(run, model, rewards)
     trainer.monitor = callback(run, trainer, alarms, validation, longest_prompt, budget or TimeBudget(run))
     trainer.add_callback(trainer.monitor)
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
@@ -175,16 +175,17 @@ def _correct_importance(trainer: Any) -> None:
     trainer._last_loaded_step = -1
 
 
-def _alarms(config: RunConfig, model: Any, rewards: Sequence[Reward]) -> Alarms:
+def _alarms(run: Run, model: Any, rewards: Sequence[Reward]) -> Alarms:
     import torch
 
     max_reward = sum(max(0.0, reward.weight) for reward in rewards)
     dropout = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
     dropout += [part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)]
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
-    comparable = config.sampling.top_p == 1 and not any(dropout)
+    comparable = run.config.sampling.top_p == 1 and not any(dropout)
     uses_float16 = base_model.compute_dtype() == torch.float16
-    return Alarms(max_reward, tolerance() if comparable else None, rewards, float16=uses_float16)
+    mode = run.record.get("importance_sampling", {}).get("mode")
+    return Alarms(max_reward, tolerance() if comparable else None, rewards, mode, uses_float16)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_grpo.config.trl_fields import CHOICES
 from lora_grpo.rewards import Reward
 from lora_grpo.training.alarms import LONG_WINDOW, WINDOW, Alarms
 from lora_grpo.training.step_metrics import LOGPROB_MISMATCH as DRIFT
@@ -180,13 +181,21 @@ def test_truncated_completions_raise_an_alarm():
     assert (alarm.name, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
 
 
+@pytest.mark.parametrize("mode", CHOICES["vllm_importance_sampling_mode"])
 @pytest.mark.parametrize(("tokens", "expected"), [(0.15, [("masked", WINDOW)]), (0.05, [])])
-def test_masked_tokens_raise_an_alarm_with_a_fix(tokens, expected):
-    """Many completions with a few truncated tokens do not, as with a mode that weights tokens."""
+def test_masked_tokens_raise_an_alarm_with_a_fix(tokens, expected, mode):
+    """Many completions with a few truncated tokens do not, as with a mode that weights tokens.
+
+    The mode that is advised weights tokens, so it is no advice for a run that does so already.
+    """
     shares = {"sampling/masked_tokens": tokens, "sampling/masked_completions": 0.9}
     steps = [fine(number, **shares) for number in range(1, 30)]
-    assert raised(*steps) == expected
-    assert all("15% of the tokens" in alarm.message for alarm in alarms(*steps))
+    found = alarms(*steps, health=Alarms(FULL, importance_sampling=mode))
+    assert [(alarm.name, alarm.step) for alarm in found] == expected
+    for alarm in found:
+        assert "15% of the tokens" in alarm.message
+        assert ("=token_truncate" in alarm.message) == mode.startswith("sequence")
+        assert ("--sampling.backend transformers" in alarm.message) == mode.startswith("token")
 
 
 def validate(health, number, reward, right):

@@ -4,6 +4,7 @@ import json
 import random
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +132,44 @@ def test_masked_shares_are_logged_and_reported_with_their_mode(corrected):
     assert "not written" not in report_line(run.folder)
     page = (run.folder / "report" / "report.md").read_text()
     assert f"token_truncate; masked or truncated {100 * step['sampling/masked_tokens']:.2g}% of the tokens" in page
+
+
+def test_the_alarms_know_the_mode(corrected):
+    _, seen = corrected
+    assert seen["trainer"].monitor.alarms.importance_sampling == "token_truncate"
+
+
+TWO_RANKS = """
+import os, sys
+from collections import defaultdict
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+from lora_grpo.training import StepMetrics
+
+rank = int(os.environ["RANK"])
+trainer = StepMetrics()
+trainer.accelerator, trainer._metrics = Accelerator(cpu=True), {"train": defaultdict(list)}
+trainer.vllm_importance_sampling_mode = "token_truncate"
+trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = None, 3.0
+# Rank 0 has 2 of 4 tokens above the limit, in 1 of 2 completions; rank 1, with other padding, 1 of 6, in 1 of 3.
+differences = [[[2.0, 2.0], [0.0, 0.0]], [[2.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 9.0, 9.0]]][rank]
+mask = [[[1, 1], [1, 1]], [[1, 1, 1], [1, 1, 0], [1, 0, 0]]][rank]
+scored = {"completion_mask": torch.tensor(mask), "old_per_token_logps": torch.tensor(differences)}
+scored["sampling_per_token_logps"] = torch.zeros_like(scored["old_per_token_logps"])
+trainer._log_masked(scored)
+Path(sys.argv[1], f"metrics.{rank}").write_text(repr(dict(trainer._metrics["train"])))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_masked_shares_count_the_rollouts_of_all_processes(warm, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TWO_RANKS)
+    done = warm.start(Path(__file__).parents[1] / "helpers" / "rank_forks.py", 2, script, tmp_path).end()
+    assert done.returncode == 0, done.stderr
+    expected = {"sampling/masked_tokens": [0.3], "sampling/masked_completions": [0.4]}
+    assert [(tmp_path / f"metrics.{rank}").read_text() for rank in (0, 1)] == [repr(expected)] * 2
 
 
 def test_a_sampler_that_is_not_corrected_masks_nothing(tmp_path):
