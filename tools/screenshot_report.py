@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from playwright import sync_api
 
 from lora_grpo.cli import read_flags, run_command
 from lora_grpo.errors import UserError
-from lora_grpo.optional import require
 from lora_grpo.report import write_diff, write_report
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -33,7 +33,6 @@ class Options:
 
 def main() -> None:
     options = read_flags(Options, sys.argv[1:], prog="screenshot_report.py", description=str(__doc__))
-    sync_api = require("playwright.sync_api", extra="dev", feature="pictures of a report")
     browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser_path is None:
         raise UserError("no chromium, chromium-browser or google-chrome on the PATH; install one")
