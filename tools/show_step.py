@@ -28,6 +28,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--group", type=int, default=0, help="number of the group in the step (default: %(default)s)")
     arguments = parser.parse_args()
+    steps = (arguments.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    if len(steps) != 1:
+        parser.error(f"{arguments.run} has {len(steps)} steps; expected 1; train with --train.max-steps 1")
     record = json.loads((arguments.run / "run.json").read_text(encoding="utf-8"))
     config = replace(RunConfig(), record["config"])
     size = config.sampling.num_generations
@@ -38,8 +41,8 @@ def main() -> None:
     lengths = [[line["num_tokens"] for line in group] for group in groups]
     weighted = sum(a * n for group in zip(advantages, lengths, strict=True) for a, n in zip(*group, strict=True))
     print(f"loss by hand: -sum(advantage * tokens) / sum(tokens) = {-weighted / sum(map(sum, lengths)):.3f}")
-    metrics = json.loads((arguments.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    print(f"loss logged by TRL: {metrics['loss']:.3f}\n\nquestion: {groups[arguments.group][0]['question']}")
+    loss = json.loads(steps[0])["loss"]
+    print(f"loss logged by TRL: {loss:.3f}\n\nquestion: {groups[arguments.group][0]['question']}")
     lines = zip(groups[arguments.group], advantages[arguments.group], strict=True)
     distinct = {line["completion"]: (line, advantage) for line, advantage in lines}
     tokens_of = moved(config, arguments.run / "adapter", [line for line, _ in distinct.values()])
