@@ -257,7 +257,8 @@ def _settle_steps(config: RunConfig, arguments: Sequence[str], files: Sequence[M
     Args:
         files: the settings in files, as they were written.
     """
-    if config.hours is None or any(re.match("--train.max[-_]steps(?=$|=)", argument) for argument in arguments):
+    named = (argument.partition("=")[0].replace("_", "-") for argument in arguments)
+    if config.hours is None or "--train.max-steps" in named:
         return config
     for file in files:
         hours, limit = file.get("hours"), file.get("train", {}).get("max_steps")

@@ -157,8 +157,10 @@ def _drawn(results: Sequence[Result]) -> Drawn:
 
 
 def _read_from(results: Sequence[Result]) -> dict[str, int]:
-    passed = Counter(result.get("read_from") for result in results if result["passed"])
-    return {place: passed[place] for place in READ_FROM} if any("read_from" in result for result in results) else {}
+    if not any("read_from" in result for result in results):
+        return {}
+    places = [result.get("read_from") for result in results if result["passed"]]
+    return {place: places.count(place) for place in READ_FROM}
 
 
 def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:
