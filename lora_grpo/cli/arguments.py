@@ -105,7 +105,8 @@ def parse(
     in_file = layers[0][1].get("output_dir") if layers else None
     if isinstance(in_file, str):
         layers[0][1]["output_dir"] = in_file = str(Path(in_file).expanduser())
-    folder = control_folder(early.output_dir or in_file or base.output_dir, early.control)
+    control = early.control or (layers[0][1].get("control") if layers else None)
+    folder = control_folder(early.output_dir or in_file or base.output_dir, control)
     record = Path(folder) / "run.json"
     if early.resume and record.is_file():
         layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))

@@ -273,9 +273,10 @@ class Invocation:
 
 
 def control_folder(folder: str, control: str | None) -> str:
-    """Return the folder of the control of a run, given the folder of the run or of the control itself."""
-    ending = f"-control-{control}"
-    return folder if control is None or folder.endswith(ending) else folder.rstrip("/") + ending
+    """Return the folder of the control of a run, given the folder of the run or of one of its controls."""
+    if control is None:
+        return folder
+    return re.sub(r"(-control-(format|random))?/*$", f"-control-{control}", folder, count=1)
 
 
 def endless_steps(hours: float) -> int:

@@ -64,8 +64,7 @@ def _stored_report(options: EvaluateOptions) -> Report | None:
     report, samples = read_report(run / "evaluation"), read_run(run).samples
     if report is None or not {BASE, "trained"} <= samples.keys():
         raise UserError(f"the run in {run} is not evaluated yet; finish it with its recipe and --resume")
-    before, after = ({line["task_id"] for line in samples[name]} for name in (BASE, "trained"))
-    if not before or before != after:
+    if any(len(samples[model.label]) != model.samples for model in report.models):
         raise UserError(f"{run / 'evaluation'} lacks samples of some problems; pass --num-samples 4 for new samples")
     gain = explain(samples[BASE], samples["trained"], report.protocol.seed)
     return report.model_copy(update={"gain": gain})

@@ -77,7 +77,7 @@ class Gain(Schema):
     rest_by_k: list[CurvePoint]
     """The rest for smaller numbers of base samples, up to k = `others`."""
     others: int
-    """k: one less than the number of base samples of a problem."""
+    """k: one less than the number of base samples of a problem, or than the fewest if problems differ."""
     has_format: bool
     """Whether right answers in another format can be told from wrong ones."""
     reasons: list[Reason]
@@ -111,11 +111,13 @@ class Gain(Schema):
         else:
             notes.append("Format is not separated: an answer of this task that cannot be read cannot be graded.")
         if self.others:
+            others = "1 other sample" if self.others == 1 else f"{self.others} other samples"
             notes.append(
-                f"Sharpening: the gain on answers that the model already gave before training, in {self.others} other "
-                "samples of the problem. The rest is an upper bound of what is new; by number of such samples, it is "
-                + ", ".join(f"{100 * point.value:+.1f} with {point.k}" for point in self.rest_by_k)
-                + ". evaluate.py --explain --num-samples 16 draws more."
+                f"Sharpening: the gain on answers that the model already gave before training, in {others} of the "
+                "problem. Rest: the gain where none of these is right. It is an upper bound of what is new. By number "
+                "of other samples, the rest is "
+                + ", ".join(f"{100 * point.value:+.1f} points with {point.k}" for point in self.rest_by_k)
+                + ". To draw more samples: python scripts/evaluate.py RUN --explain --num-samples 16"
             )
         else:
             notes.append("Sharpening is not separated: that needs at least 2 samples of each problem.")
@@ -130,7 +132,7 @@ def explain(before: Sequence[Result], after: Sequence[Result], seed: int) -> Gai
     first, second = _by_problem(before), _by_problem(after)
     has_format = any("flexible" in result for result in before)
     others = min(map(len, first.values())) - 1
-    problems = [_Problem(first[name][: others + 1], second[name]) for name in first]
+    problems = [_Problem(first[name], second[name]) for name in first]
 
     def part(name: str, values: Sequence[float]) -> Part:
         changes = np.array(values)
@@ -143,7 +145,7 @@ def explain(before: Sequence[Result], after: Sequence[Result], seed: int) -> Gai
     parts.append(part("rest", [each.rest(others) for each in problems]))
     majority = None
     if others and has_format:
-        majority = part(f"of it by majority vote of {others}", [each.by_majority() for each in problems])
+        majority = part(f"of which majority vote of {others}", [each.by_majority(others) for each in problems])
     rest_by_k = []
     for k in sorted({*(2**power for power in range(20)), others} - {0}):
         if k <= others:
@@ -167,7 +169,8 @@ class _Problem:
     """The parts of the gain on one problem; see the module for the symbols."""
 
     def __init__(self, before: Sequence[Result], after: Sequence[Result]) -> None:
-        self.votes = Counter(map(_vote, before))
+        self.answers = [_vote(result) for result in before]
+        self.votes = Counter(self.answers)
         self.samples = len(before)
         self.right_after = _mean([_is_right(result) for result in after])
         passed, passed_after = (_mean([result["passed"] for result in results]) for results in (before, after))
@@ -186,13 +189,13 @@ class _Problem:
         of_right = self.votes[_RIGHT] * none_right(wrong) * (self.right_after - 1)
         return (of_wrong + of_right) / self.samples
 
-    def by_majority(self) -> float:
-        """Return the gain in right answers that a majority vote of the other base samples has."""
-        gained = 0.0
-        for vote, count in self.votes.items():
-            won = _won(self.votes - Counter([vote]))
+    def by_majority(self, k: int) -> float:
+        """Return the gain in right answers that a majority vote of k other base samples has."""
+        gained, votes = 0.0, Counter(self.answers[: k + 1])
+        for vote, count in votes.items():
+            won = _won(votes - Counter([vote]))
             gained += count * won * (self.right_after - (vote == _RIGHT))
-        return gained / self.samples
+        return gained / (k + 1)
 
 
 def _won(votes: Mapping[str | None, int]) -> float:

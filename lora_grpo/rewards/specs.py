@@ -67,7 +67,7 @@ class Reward:
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Rewards in `trl.rewards` that need no arguments. A user's file can define the others."""
 
-_FORMAT_WORDS = ("format", "pattern", "tag_count", "integer_answer")
+_FORMAT_WORDS = re.compile(r"(?<![a-z])(?:format|pattern|tag_count|integer_answer)")
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
 _KINDS = (*LENGTH_REWARDS, "pattern", "trl")
 _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern", *(f"trl:{name}" for name in TRL_REWARDS)]
@@ -78,7 +78,7 @@ def is_format_reward(name: str) -> bool:
 
     `name` is a spec or the short name of a reward. A user's function is one if its name has the word `format`.
     """
-    return any(word in name.rpartition(".py:")[2] for word in _FORMAT_WORDS)
+    return _FORMAT_WORDS.search(name.rpartition(".py:")[2]) is not None
 
 
 def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:

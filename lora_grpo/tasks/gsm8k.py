@@ -32,7 +32,8 @@ Final statements. They must be unmistakable, because the last number in a text i
   18" at the end of a truncated text could have become 180. This is stricter than `#### 18`, which the end of the text
   closes. One gap remains: a text that is cut off within 18.5, right after the point.
 - Hedges ("about", "I think", "at least", "or"), negations, questions, conditions, comparisons, list items, steps
-  ("First, ..."), calculations, and multiples ("18 thousand", "18 times") are not statements.
+  ("First, ..."), calculations, and multiples ("18 thousand", "18 times") are not statements. Neither are answers of
+  somebody else or to a part of the question.
 - Earlier sentences do not count, except "The answer is 17." and those that begin like the last: they make two answers.
 
 Source: the `#### N` format is from https://github.com/openai/grade-school-math (`dataset.py`). `flexible` follows
@@ -92,24 +93,32 @@ _CONCLUDES = re.compile(
     r"(?:so|overall|altogether|consequently|in total|in all|in conclusion|as a result|this means|that means)\b"
     r"|.*\b(?:therefore|thus|hence)\b.*#"
 )
-# Signs of ranges, operators, and quotations; negations; and a number that is part of a word, as in 18th or B12.
+# Signs of ranges, operators, and quotations; negations; a number that is part of a word, as in 18th or B12, or that is
+# in thousands or more, as in 18 M; and words after a number that is not the result: a calculation or a comparison.
 _NO_STATEMENT = re.compile(
     r"[?<>≤≥≠≈~|\"“”«»;…→÷×*+@&—]|\.\.|\s-\s(?!#)|#-|(?<![a-z])/|/(?![a-z])|/.*#|!.*#|#.*[=:!].*\S"
-    r"|n't\b|[a-z]-*#|#(?:[a-z]|bn|mn|st|nd|rd|th)\b|#[^\W\d_a-z]|#.*\band\b|^(?:so that|for|at|with|by|after|before"
-    r"|set|use|using|test|try|choose|pick|put|take|plug|consider|define|imagine|let)\b"
+    r"|n't\b|[a-z]-*#|#(?:[a-z]|bn|mn|st|nd|rd|th)\b|# (?:[bkmnxyz]|bn|mn)\b|#[^\W\d_a-z]|i\.e\."
+    r"|(?<![a-z])-[a-z]+ =|#.*\b(?:and|so|leaving|divided|multiplied|added|subtracted|minimum|maximum|less|fewer|off"
+    r"|past|(?:high|low|old|young|tall|short|long|heavi|light|larg|great|small|bigg|cheap)er)\b|^(?:so that|for|at|with"
+    r"|by|after|set|use|using|test|try|choose|pick|put|take|plug|consider|define|imagine|let)\b"
 )
 _NO_STATEMENT_WORDS = re.compile(
     r"\b(?:"
     # hedges and ranges
-    r"about|approx|approximately|around|roughly|nearly|almost|near|close|circa|some|somewhere|estimated?|guess|think|"
-    r"thinking|believe|maybe|perhaps|probably|possible|possibly|likely|unlikely|might|may|could|should|seems?|appears?|"
-    r"hopefully|unsure|uncertain|unknown|unclear|doubt|between|either|or|nor|least|most|best|worst|than|under|over|above|"
-    r"below|beyond|exceeds|range|bound|limit|ish|"
+    r"about|approx|approximately|around|roughly|nearly|almost|near|close|circa|some|somewhere|something|estimated?|"
+    r"guess|think|thinking|believe|maybe|perhaps|probably|possible|possibly|likely|unlikely|might|may|could|should|"
+    r"seems?|appears?|hope|hopefully|presumably|supposedly|opinion|pending|unsure|uncertain|unknown|unclear|doubt|"
+    r"between|either|or|nor|least|most|best|worst|than|under|over|above|below|beyond|before|exceeds|range|bound|limit|"
+    r"ish|"
     # negation and contrast
-    r"not|cannot|no|never|none|neither|without|except|unless|instead|rather|but|however|wrong|incorrect|false|mistake|"
+    r"not|cannot|no|never|none|neither|without|except|excluding|unless|instead|rather|but|however|wrong|incorrect|"
+    r"false|mistake|"
+    # an answer to another question, or of somebody else
+    r"(?:expected|naive|common|another|other|temporary|tentative|preliminary|his|her|their|\w+'s?) "
+    r"(?:answer|result|solution)|previous|part|sub-?question|"
     # questions, conditions, and what is given or said
     r"what|how|who|why|which|where|when|whether|if|would|suppose|supposing|assume|assuming|given|since|because|once|"
-    r"until|while|says?|said|told|tells|claims?|according|states|stated|know|known|recall|remember|note|check|verify|"
+    r"until|while|says?|said|told|tells|claims?|according|states|stated|know|known|recall|remember|note|check|checked|verify|"
     r"show|find|example|option|choice|answers|"
     # steps
     r"first|second|third|fourth|fifth|last|next|then|step|now|initial|initially|original|originally|start|starts|"
@@ -117,13 +126,14 @@ _NO_STATEMENT_WORDS = re.compile(
     # other numbers
     r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty|"
     r"seventy|eighty|ninety|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|halves|quarters?|thirds|"
-    r"twice|double|triple|times|plus|minus|squared|cubed|factorial)\b"
+    r"twice|double|triple|times|plus|minus|negative|squared|cubed|(?:square|cube|root|power)s? of|factorial|lakhs?|"
+    r"crores?|repeating|recurring)\b"
 )
 # In a conclusion with a verb of its own: calculations, and words before a number that is not their result.
 _CALCULATES = re.compile(
-    r"\b(?:multipl\w+|divided?|add(?:ed|s)?|subtract(?:ed|s)?|use|to)\b|(?:(?<!\btotal )\bof|'s|\b(?:a|the|by|from|"
-    r"with|at|in|on|for|as|after|before|within|per|every|all|both|another|other|remaining|these|those|his|her|its|their|"
-    r"my|our|your|number|day|week|month|year|page|question|problem))[-({\[ ]*#"
+    r"\b(?:multipl\w+|divided?|add(?:ed|s)?|subtract(?:ed|s)?|use|to)\b|(?:(?<!\btotal )(?<!\bprofit )\bof|'s|\b(?:a|"
+    r"the|by|from|with|at|in|on|for|as|after|before|within|per|every|all|both|another|other|remaining|these|those|his|her|"
+    r"its|their|my|our|your|number|day|week|month|year|page|chapter|room|row|place|question|problem))[-({\[ ]*#"
 )
 
 

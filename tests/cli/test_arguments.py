@@ -133,6 +133,17 @@ def test_a_control_is_resumed_with_and_without_its_flag():
         assert config("--resume", *flags).to_dict() == asked
 
 
+def test_a_control_in_a_settings_file_resumes_the_folder_of_the_control():
+    run_folder("mine", seed=3)
+    file = settings("control: format\noutput_dir: mine\n")
+    assert "there is no run in mine-control-format" in refusal(*file, "--resume")
+
+
+def test_the_folder_of_another_control_stands_for_its_run():
+    for folder in ("mine", "mine/", "mine-control-format", "mine-control-random/"):
+        assert config("--output-dir", folder, "--control", "random").output_dir == "mine-control-random"
+
+
 def test_a_control_without_format_rewards_is_refused():
     message = refusal("--control", "format", "--rewards", "correct_answer=1.0", "near_length:20")
     assert "--rewards has none: correct_answer=1.0 near_length:20; pass --control random" in message

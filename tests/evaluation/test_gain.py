@@ -109,6 +109,13 @@ def test_without_rules_or_other_samples_less_is_separated_and_the_notes_say_so()
     assert any("Sharpening is not separated" in note for note in gain.notes)
 
 
+def test_problems_with_more_samples_than_others_count_with_all_of_them():
+    base, trained = graded([[RIGHT, WRONG], [WRONG, WRONG, WRONG, RIGHT]]), graded([[RIGHT], [RIGHT]])
+    found = parts_of(explain(base, trained, seed=0))
+    # With 1 other sample: the wrong one of the first problem sees the right one; those of the second do in 1 of 3.
+    assert found == {"gain in pass@1": 0.625, "format": 0, "sharpening": 0.375, "rest": 0.25, "majority": 0.25}
+
+
 # Mixtures of answers: (accuracy, share in the format) of each kind of problem in the base, and of the trained model.
 # A careless answer is right in one of 6, else one of 5 slips. Format and accuracy are independent.
 MIXTURES = {
@@ -177,7 +184,7 @@ def test_explain_reads_the_samples_of_a_run_and_loads_no_model(tmp_path, capsys)
     for text in ("gain in pass@1", "+25.0", "sharpening", "truncated", "upper bound"):
         assert text in printed, text
     path = run / "evaluation/trained.samples.jsonl"
-    path.write_text(path.read_text().replace('"t3"', '"t4"'))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="lacks samples of some problems; pass --num-samples 4"):
         evaluate_and_report(EvaluateOptions(str(run), explain=True))
     (run / "evaluation/report.json").unlink()

@@ -185,7 +185,13 @@ def test_a_format_reward_pays_for_the_form(name):
     assert is_format_reward(name)
 
 
-@pytest.mark.parametrize("name", ["correct_answer=2.0", "passes_tests", "near_length:200", "formats/my.py:right=1.0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("correct_answer=2.0", "passes_tests", "near_length:200", "formats/my.py:right=1.0"),
+        "my.py:information_gain",
+    ],
+)
 def test_any_other_reward_is_not_a_format_reward(name):
     assert not is_format_reward(name)
 
