@@ -78,7 +78,7 @@ def test_scalings_are_compared_with_group_over_rows_and_seeds(tmp_path):
 
 def test_a_finished_run_of_a_scaling_is_kept(tmp_path, monkeypatch):
     write_scaling_run(tmp_path / "gsm8k-group-0", [[True]])
-    monkeypatch.setattr(compare_scaling.subprocess, "run", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(compare_scaling, "execute", lambda *_: pytest.fail("trained again"))
     compare_scaling.train(tmp_path, "gsm8k", "group", 0, 8)
 
 

@@ -13,13 +13,14 @@ model. The goal is a share between 0.9 and 1.1. Further arguments are passed to 
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmark_step import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ("budget", "stopped by", "wall", "share", "worked", "share", "steps planned", "trained", "rows", "pass@1")
@@ -59,9 +60,8 @@ def measure(minutes: float, stop: signal.Signals, recipe: str, run: Path, flags:
 def execute(command: list[str], stop: signal.Signals | None = None, after: float = 0.0) -> float:
     """Run a command of this tree, or stop it after some seconds, and return its wall time. Exit with its errors."""
     began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(ROOT), stdout=output, stderr=output)
         if stop:
             try:
                 process.wait(after)

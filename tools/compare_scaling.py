@@ -20,13 +20,11 @@ training: see the differences by seed.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from benchmark_result import execute
 
 from lora_grpo.evaluation.pass_at_k import paired_permutation
 
@@ -83,17 +81,13 @@ def train(folder: Path, task: str, scaling: str, seed: int, steps: int) -> None:
     if record.exists() and json.loads(record.read_text(encoding="utf-8"))["status"] == "complete":
         return
     recipe, _ = TASKS[task]
-    command = [sys.executable, f"recipes/{recipe}.py", "--preset", "starter", "--output-dir", str(run.resolve())]
+    command = [f"recipes/{recipe}.py", "--preset", "starter", "--output-dir", str(run.resolve())]
     command += ["--overwrite", "--seed", str(seed), "--grpo", SCALINGS[scaling], "--train.max-steps", str(steps)]
     command += ["--train.checkpoint-steps", str(steps), "--eval.num-samples", "0", "--data.eval-limit", "20"]
     command += ["--monitor.rows", "200", "--monitor.every-steps", str(EVERY), "--monitor.stop-on", "nan"]
     if task == "hard":
         command += ["--task", str((folder / "hard.py").resolve())]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"exit code {done.returncode} from {' '.join(command)}\n{done.stderr}")
+    execute(ROOT, command)
     took = json.loads(record.read_text(encoding="utf-8"))["seconds_worked"]
     steps_and_rates = ", ".join(f"{rate:.1%}" for rate in passed(run).mean(0))
     print(f"{run.name}: {steps_and_rates} ({took:.0f} s)", flush=True)

@@ -16,11 +16,10 @@ distinct completions divided by the group size, and `mixed` the share of groups 
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
+
+from benchmark_result import execute
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST = 5
@@ -112,12 +111,9 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, float]:
         recipe, task = "your_task", ("--task", str((folder / "uneven.py").resolve()))
     run = folder / f"{name}-{seed}"
     flags = tuple(flag.format(folder=folder.resolve(), seed=seed) for flag in flags)
-    command = [sys.executable, f"recipes/{recipe}.py", *COMMON, *task, *flags, "--seed", str(seed)]
+    command = [f"recipes/{recipe}.py", *COMMON, *task, *flags, "--seed", str(seed)]
     command += ["--output-dir", str(run.resolve())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"exit code {done.returncode} from {' '.join(command)}\n{done.stderr}")
+    execute(ROOT, command)
     return columns_of(run)
 
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -172,8 +173,8 @@ class _Problem:
         self.answers = [_vote(result) for result in before]
         self.votes = Counter(self.answers)
         self.samples = len(before)
-        self.right_after = _mean([_is_right(result) for result in after])
-        passed, passed_after = (_mean([result["passed"] for result in results]) for results in (before, after))
+        self.right_after = statistics.fmean(map(_is_right, after))
+        passed, passed_after = (statistics.fmean(result["passed"] for result in each) for each in (before, after))
         self.gain = passed_after - passed
         self.in_any_format = self.right_after - self.votes[_RIGHT] / self.samples
         self.format = self.gain - self.in_any_format
@@ -254,7 +255,3 @@ def _by_problem(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in sorted(_sampled(results), key=lambda result: str(result["task_id"])):
         problems.setdefault(str(result["task_id"]), []).append(result)
     return problems
-
-
-def _mean(values: Sequence[bool]) -> float:
-    return sum(values) / len(values)

@@ -67,9 +67,10 @@ _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 # Minus signs and full-width characters, and their ASCII equivalents.
 _ASCII = str.maketrans("−–－＋．，０１２３４５６７８９", "---+.,0123456789")
-# LaTeX that does not change a number's value. Any other backslash, or a symbol in _FORMULA, makes it a formula.
+# Thin spaces between groups of three digits.
 _THIN_SPACES = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:\\,|[\u00a0\u2009\u202f])[0-9]{3})+(?![0-9])")
 _THIN_SPACE = re.compile(r"\\,|[\u00a0\u2009\u202f]")
+# LaTeX that does not change a number's value. Any other backslash, or a symbol in _FORMULA, makes it a formula.
 _LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$%,!;]|\{,\}")
 _FORMULA = re.compile(r"[\\^√±π∞]")
 

@@ -33,6 +33,11 @@ class StepMetrics:
     _surprisals: Sequence[float] = ()
     """-logprob of each token sampled in this step, in nats."""
 
+    @property
+    def is_corrected_by_trl(self) -> bool:
+        """Whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
+        return bool(self.use_vllm and self.vllm_importance_sampling_correction)  # type: ignore[attr-defined]
+
     def _generate(self, prompts: list[Any]) -> Any:
         with self._timed("rollouts") as seconds:
             generated = super()._generate(prompts)  # type: ignore[misc]
@@ -43,8 +48,7 @@ class StepMetrics:
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        is_corrected = self.use_vllm and self.vllm_importance_sampling_correction  # type: ignore[attr-defined]
-        if is_corrected and scored.get("sampling_per_token_logps") is not None:
+        if self.is_corrected_by_trl and scored.get("sampling_per_token_logps") is not None:
             self._log_masked(scored)
         return scored
 
@@ -68,8 +72,7 @@ class StepMetrics:
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         reused = self._step // self.args.steps_per_generation % self.num_iterations  # type: ignore[attr-defined]
-        done_by_trl = self.use_vllm and self.vllm_importance_sampling_correction  # type: ignore[attr-defined]
-        measure = not reused and not done_by_trl and "sampling_per_token_logps" in inputs
+        measure = not reused and not self.is_corrected_by_trl and "sampling_per_token_logps" in inputs
         self._inputs = inputs if measure else None
         return super()._compute_loss(model, inputs)  # type: ignore[misc]
 

@@ -69,7 +69,7 @@ def make_trainer(
     _use_float32_adapter(policy)
     if isinstance(sampler, VllmSampler) and not is_sft:
         _correct_importance(trainer)
-    if not is_sft and trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+    if not is_sft and trainer.is_corrected_by_trl:
         settings = trainer.args
         run.record["importance_sampling"] = {
             "mode": settings.vllm_importance_sampling_mode,
