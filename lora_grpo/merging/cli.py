@@ -17,8 +17,9 @@ from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import Onto, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
-from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.mapping import make_plan, read_adapter
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, check_sizes, read_report, show
+from lora_grpo.merging.vocabulary import check_vocabulary
 from lora_grpo.models import (
     ADAPTER_CONFIG,
     ModelSpec,
@@ -110,6 +111,10 @@ def default_output(source: str, adapter: Path) -> Path:
 def _resolve(options: MergeOptions) -> _Merge:
     if Path(options.source).is_file():
         raise UserError(f"{options.source} is a file; pass the folder of a run or of an adapter")
+    local = Path(options.source).expanduser()
+    local = local / "adapter" if (local / "run.json").is_file() else local
+    if (local / ADAPTER_CONFIG).is_file():
+        read_adapter(local)  # before its base is downloaded
     overrides = Overrides(
         base=options.base,
         revision=options.revision,
@@ -157,6 +162,7 @@ def _merge(job: _Merge) -> MergeReport:
     model = empty_model(folder, trust_remote_code=job.target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
     plan = make_plan(base, job.adapter, model)
+    check_vocabulary(job.target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
     choice = choose(options.dtype, plan)
     shards = writer.lay_out(plan, choice.dtype)
     staging = writer.staging_folder(job.output)
@@ -183,6 +189,7 @@ def _merge(job: _Merge) -> MergeReport:
             kl=measure_divergences(job.target, model, base, plan, staging, options.onto),
             untied=plan.tie_word_embeddings is False,
             vocab_size=plan.vocab_size,
+            tokenizer="adapter" if job.target.tokenizer == job.adapter else "base",
             shards=files,
         )
         atomic.write_json(staging / REPORT, report.model_dump())

@@ -8,6 +8,7 @@ training would be silently lost. PEFT (0.21) saves these keys:
     X.lora_magnitude_vector                                     DoRA: W_X is rescaled to these norms
     X.token_adapter.trainable_tokens_delta                      rows of W_X are replaced
     X.weight, X.bias, X.base_layer.weight, X.base_layer.bias    the tensor is replaced
+    X.token_adapter.base_layer.weight                           the same, below trained rows: a resized vocabulary
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _PARTS = (
     "lora_magnitude_vector",
     "token_adapter.trainable_tokens_delta",
 )
+_WRAPPERS = re.compile(r"\.(token_adapter\.base_layer|base_layer|modules_to_save)\.")
+"""Parts of a key that PEFT's wrappers add to the name of a tensor."""
 _SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -44,6 +47,11 @@ _SUPPORTED = {
     "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 """Settings that do not change the arithmetic or that are implemented here. All other settings must be unset."""
+SAVE_EMBEDDINGS = (
+    "a vocabulary that is resized for training must be saved with the adapter: save it from the live model with PEFT's "
+    "save_embedding_layers=True"
+)
+"""What to do about an adapter that was saved without the embeddings of its new tokens."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     """
     from transformers.pytorch_utils import Conv1D
 
-    adapter = _read_adapter(folder)
+    adapter = read_adapter(folder)
     tensors = adapter_tensors(folder / "adapter_model.safetensors")
     # PEFT saves the original of a replaced module along with its replacement.
     weights = {key: tensor for key, tensor in tensors.items() if ".original_module." not in key}
@@ -167,8 +175,8 @@ def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any
     return default
 
 
-def _read_adapter(folder: Path) -> _Adapter:
-    """Read adapter_config.json, and check that this type of adapter can be merged."""
+def read_adapter(folder: Path) -> _Adapter:
+    """Read adapter_config.json, and raise a UserError if this type of adapter cannot be merged."""
     path, settings = folder / "adapter_config.json", read_lora_config(folder, "merged here")
     unsupported = sorted(name for name, value in settings.items() if value and name not in _SUPPORTED)
     if unsupported:
@@ -191,7 +199,7 @@ def _group(weights: Mapping[str, StoredTensor]) -> tuple[dict[str, Any], dict[st
             parts.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
         else:
             # PEFT (0.21) saves a module that is both resized and trained under both names.
-            whole.setdefault(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."), []).append(tensor)
+            whole.setdefault(_WRAPPERS.sub(".", name), []).append(tensor)
     return parts, whole
 
 
@@ -227,8 +235,12 @@ def _add_tokens(
     if rows is None:
         return set()
     indices, output = adapter.token_indices(module), outputs[f"{module}.weight"]
-    is_inside = all(0 <= index < output.shape[0] for index in indices)
-    if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:] or not is_inside:
+    if not all(0 <= index < output.shape[0] for index in indices):
+        raise UserError(
+            f"the adapter in {adapter.folder} trains token {max(indices)}, and {output.name} has embeddings of "
+            f"{output.shape[0]} tokens; {SAVE_EMBEDDINGS}"
+        )
+    if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:]:
         raise adapter.misfit(rows.name, (len(indices), *output.shape[1:]), rows.shape)
     outputs[output.name] = replace(output, tokens=(rows, tuple(indices)))
     return {rows.name}

@@ -84,6 +84,8 @@ class MergeReport(_Record):
     """Whether the merged model unties the base's head and embedding."""
     vocab_size: int | None
     """The new size; None if unchanged."""
+    tokenizer: Literal["adapter", "base"] = "adapter"
+    """The folder that the merged model's tokenizer comes from."""
     shards: list[ShardFile]
 
 
@@ -134,6 +136,8 @@ def show(output: Path, report: MergeReport) -> None:
         print("merge.py --onto dequantized keeps that base")
     if not report.base.checked:
         print("base      not checked: the adapter does not record which weights it was trained on")
+    if report.tokenizer == "base" and report.vocab_size is None:
+        print("tokens    not checked: the adapter has no tokenizer, so tokens that training added would be missing")
     if report.untied:
         print("head      no longer tied to the embedding: the adapter changed only one of the two")
 

@@ -11,6 +11,7 @@ import torch
 from helpers.adapters import live, load, logits_of, make_adapter, make_base
 from helpers.made_runs import make_run
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
@@ -126,15 +127,46 @@ def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unch
     assert config["dtype"] == "float32" and config["tie_word_embeddings"] is True
 
 
+def save_tokenizer(folder, *added):
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    tokenizer.add_tokens(list(added))
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
 def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
-    base = make_base(tmp_path / "base")
-    adapter = make_adapter(base, tmp_path / "adapter", resize=70)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(starter.model_path() / name, adapter / name)
+    size = save_tokenizer(tmp_path / "base")
+    base = make_base(tmp_path / "base", vocabulary=size)
+    adapter = make_adapter(base, tmp_path / "adapter", resize=size + 2)
+    save_tokenizer(adapter, "<one>", "<two>")
     output = merge(MergeOptions(str(adapter), base=str(base), output=tmp_path / "merged"))
     report = json.loads((output / "merge_report.json").read_text())
-    assert report["vocab_size"] == 70 and "the vocabulary was resized" in report["kl"]["not_measured"]
-    assert load(output).get_input_embeddings().weight.shape[0] == 70
+    assert report["vocab_size"] == size + 2 and "the vocabulary was resized" in report["kl"]["not_measured"]
+    assert load(output).get_input_embeddings().weight.shape[0] == size + 2
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(no_divergence, tmp_path, capsys):
+    size = save_tokenizer(tmp_path / "base")
+    base = make_base(tmp_path / "base", vocabulary=size)
+    adapter = make_adapter(base, tmp_path / "adapter")  # saved without the embeddings of a resized vocabulary
+    options = MergeOptions(str(adapter), base=str(base))
+    save_tokenizer(adapter, "<one>", "<two>")
+    refused(f"has {size + 2} tokens, and the merged model has embeddings of {size}; ", options)
+    assert not (tmp_path / "adapter-merged").exists() and not staging_folder(tmp_path / "adapter-merged").exists()
+    save_tokenizer(base, "<one>", "<two>")  # as in Gemma 3, whose tokenizer has one token more
+    shutil.rmtree(merge(options))
+    assert "tokens    not checked" not in capsys.readouterr().out
+    for path in adapter.glob("tokenizer*"):
+        path.unlink()
+    merge(options)
+    assert "tokens    not checked: the adapter has no tokenizer" in capsys.readouterr().out
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused_before_its_base_is_sought(run, tmp_path):
+    path = run / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "lora_bias": True}))
+    refused("sets lora_bias, which cannot be merged", MergeOptions(str(run), base="owner/away"))
+    refused("sets lora_bias, which cannot be merged", MergeOptions(str(run / "adapter"), base="owner/away"))
 
 
 def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):

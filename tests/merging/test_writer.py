@@ -51,6 +51,8 @@ UNTIED = {
     "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}},
     "resized": {"resize": 70},
     "resized_and_saved": {"resize": 70, "modules_to_save": ["embed_tokens", "lm_head"]},
+    "new_tokens": {"resize": 70, "trainable_token_indices": [3, 64, 69]},
+    "new_tokens_of_both": {"resize": 70, "trainable_token_indices": {"embed_tokens": [3, 64], "lm_head": [64, 69]}},
 }
 TIED = {
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
@@ -61,8 +63,10 @@ TIED = {
     "both_saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
     "both_saved_as_one": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "resized": {"resize": 70},
+    "new_tokens": {"resize": 70, "trainable_token_indices": [3, 64, 69]},
+    "new_tokens_of_both": {"resize": 70, "trainable_token_indices": {"embed_tokens": [3, 64], "lm_head": [64, 69]}},
 }
-STAY_TIED = {"embedding_and_head", "both_saved_as_one", "resized"}
+STAY_TIED = {"embedding_and_head", "both_saved_as_one", "resized", "new_tokens"}
 
 
 @pytest.fixture(scope="module")
@@ -354,6 +358,16 @@ def test_an_embedding_or_head_that_is_resized_alone_is_refused(tied, left_out, b
     adapter = make_adapter(base, tmp_path / "adapter", resize=70)
     change(adapter, lambda weights: weights.pop(f"base_model.model.{left_out}.weight"))
     with pytest.raises(UserError, match="expected the same number; save both with PEFT's save_embedding_layers=True"):
+        merged(base, adapter, tmp_path / "merged")
+
+
+def test_new_tokens_without_their_embeddings_are_refused(bases, tmp_path):
+    base = bases[True, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", resize=70, trainable_token_indices=[3, 64, 69])
+    change(adapter, lambda weights: [weights.pop(name) for name in list(weights) if "base_layer.weight" in name])
+    with pytest.raises(
+        UserError, match=r"trains token 69, and .* embeddings of 64 tokens; .*save_embedding_layers=True"
+    ):
         merged(base, adapter, tmp_path / "merged")
 
 
