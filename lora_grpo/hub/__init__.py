@@ -10,6 +10,7 @@ only results that were measured on these weights. Tokens and local paths are nev
 
 push.py           the command and the commit
 files.py          selects the files to upload and rejects unsafe ones
+intact.py         checks that the files are complete
 token.py          finds the Hub token and keeps it secret
 facts.py          the base model, its license, the run, the merge, and the evaluations of these weights
 card.py           renders README.md: front matter, and text from card.md.jinja

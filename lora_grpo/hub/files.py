@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import atomic, json_files, model_tensors
+from lora_grpo.errors import UserError
+from lora_grpo.files import atomic, json_files
 from lora_grpo.hub import token
-from lora_grpo.merging import read_report
+from lora_grpo.hub.intact import check_intact
 
 CARD = "README.md"
 CARD_MARK = "<!-- This card was written by lora_grpo. -->"
@@ -114,7 +114,7 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
             files.append(UploadFile(name, _without_own_paths(path, base_name)))
         elif name not in (atomic.MANIFEST, CARD) and not name.startswith("."):
             skipped.append(name)
-    _check_intact(folder, kind)
+    check_intact(folder, kind, [file.name for file in files])
     return files, skipped
 
 
@@ -167,31 +167,3 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
     if path.name == "adapter_config.json" and base_name:
         public["base_model_name_or_path"] = base_name
     return path if public == settings else (json.dumps(public, indent=2) + "\n").encode()
-
-
-def _check_intact(folder: Path, kind: str) -> None:
-    """Check that the weights are complete, and unchanged since training or merging wrote them."""
-    if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
-        raise UserError(
-            f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"
-        )
-    if kind == "gguf":
-        for path in folder.glob("*.gguf"):
-            _check_gguf(path)
-        return
-    model_tensors(folder)
-    report = read_report(folder)
-    for shard in report.shards if report else ():
-        path = folder / shard.file
-        if not path.is_file() or atomic.sha256(path) != shard.sha256:
-            raise UserError(f"{path} is missing or not as merging wrote it; delete {folder} and merge again")
-
-
-def _check_gguf(path: Path) -> None:
-    """Raise a UserError if a header or a tensor of a GGUF file is missing or cut off."""
-    from gguf import GGUFReader
-
-    try:
-        GGUFReader(path)
-    except (ValueError, LookupError, OSError, OverflowError) as error:
-        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None

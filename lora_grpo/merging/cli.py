@@ -191,6 +191,7 @@ def _merge(job: _Merge) -> MergeReport:
             vocab_size=plan.vocab_size,
             tokenizer="adapter" if job.target.tokenizer == job.adapter else "base",
             shards=files,
+            files=writer.other_files(staging, files),
         )
         atomic.write_json(staging / REPORT, report.model_dump())
         writer.publish(staging, job.output)

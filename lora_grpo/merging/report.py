@@ -54,8 +54,8 @@ class Divergences(_Record):
     """The reason, if the divergences were not measured."""
 
 
-class ShardFile(_Record):
-    """One file of the merged weights."""
+class WrittenFile(_Record):
+    """One file of the merged model."""
 
     file: str
     bytes: int
@@ -86,7 +86,9 @@ class MergeReport(_Record):
     """The new size; None if unchanged."""
     tokenizer: Literal["adapter", "base"] = "adapter"
     """The folder that the merged model's tokenizer comes from."""
-    shards: list[ShardFile]
+    shards: list[WrittenFile]
+    files: list[WrittenFile] = []
+    """All other files: the tokenizer, configurations and licenses."""
 
 
 def check_sizes(folder: Path, report: MergeReport) -> None:

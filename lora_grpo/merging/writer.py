@@ -19,7 +19,7 @@ from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorWriter, atomic, dis
 from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
-from lora_grpo.merging.report import Dtype, ShardFile
+from lora_grpo.merging.report import Dtype, WrittenFile
 from lora_grpo.progress import Progress
 
 _LEDGER = "finished.json"
@@ -68,7 +68,7 @@ def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
     disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
 
 
-def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> list[ShardFile]:
+def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> list[WrittenFile]:
     """Write the shards that are not finished yet. Files of merges with another `identity` are deleted.
 
     Raises:
@@ -88,7 +88,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
         progress.show(len(shards), "written")
     finally:
         progress.close()
-    return [ShardFile(file=shard.name, **finished[shard.name]) for shard in shards]
+    return [WrittenFile(file=shard.name, **finished[shard.name]) for shard in shards]
 
 
 def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
@@ -146,6 +146,16 @@ def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
         part.pop("torch_dtype", None)  # the former name of `dtype`
     text |= {key: value for key, value in changes.items() if key in text}
     atomic.write_json(staging / "config.json", config | changes)
+
+
+def other_files(staging: Path, shards: Sequence[WrittenFile]) -> list[WrittenFile]:
+    """Return all files of the staging folder but the shards."""
+    skipped = {*(shard.file for shard in shards), _LEDGER, ".lock"}
+    return [
+        WrittenFile(file=path.name, bytes=path.stat().st_size, sha256=atomic.sha256(path))
+        for path in sorted(staging.iterdir())
+        if path.name not in skipped
+    ]
 
 
 def publish(staging: Path, output: Path) -> None:
