@@ -30,10 +30,14 @@ class Comparison(Schema):
     """The smallest change that this number of tasks detects with 80% power, or None if no change can be detected."""
 
     @property
+    def is_significant(self) -> bool:
+        return self.p_value < SIGNIFICANT
+
+    @property
     def verdict(self) -> str:
         """One sentence that says whether the metric changed."""
         change = f"{100 * self.difference:+.1f} points (p {_p_value(self.p_value)}, {self.test})"
-        if self.p_value < SIGNIFICANT:
+        if self.is_significant:
             return f"{self.metric}: {'better' if self.difference > 0 else 'worse'}, {change}"
         power = "too few tasks to detect any change"
         if self.detectable is not None:

@@ -1,7 +1,10 @@
 """Render the model card: front matter for the Hub, and the text of card.md.jinja.
 
+The first screen of the page says what the model is, how good it is, and how to use it. The rest is folded.
+
 The card includes only measured values. The Jinja environment escapes every value and reduces paths to their last part,
-so a name from a file cannot end the front matter, break a table, or start a heading.
+so a name from a file cannot end the front matter, break a table, or start a heading. Texts of a model or a data set are
+only in fenced blocks and string literals, where neither Markdown nor HTML is rendered.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +22,11 @@ from markupsafe import Markup
 
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
+from lora_grpo.hub.example import own_dataset
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.runs import flat, system_prompt
-from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, get_task
+from lora_grpo.tasks import CODE_TASKS, chat
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -34,6 +40,20 @@ _SETTINGS = (
     *("train.beta", "train.max_grad_norm", "grpo"),
 )
 """Settings of adapter_config.json, and flags of run.json, that a card lists."""
+_TAUGHT = {
+    "gsm8k": "grade-school math word problems",
+    "humaneval": "Python functions with unit tests",
+    "mbpp": "short Python programs with unit tests",
+    "starter": "bundled math word problems",
+    "starter-code": "bundled Python functions",
+}
+"""What a model of a built-in task was trained on."""
+_LONGEST = 1200
+"""Characters of a question or an answer that a card shows."""
+_LONGEST_QUESTION = 400
+"""Characters of a question that the example code asks."""
+_LINE = 100
+"""Characters of a line of text in a fenced block, which the Hub does not wrap."""
 
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
@@ -51,6 +71,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     environment.filters |= {
         "code": _code,
         "fenced": _fenced,
+        "shown": _shown,
+        "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
         "quoted": lambda value: Markup(json.dumps(value, ensure_ascii=False)),  # a string literal in Python
         "shell": lambda value: Markup(shlex.quote(value)),
     }
@@ -63,6 +85,11 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     named = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     text = environment.get_template("card.md.jinja").render(
         table=_table,
+        legend=_legend,
+        kit=_kit(),
+        taught=_TAUGHT.get(data.get("task") or ""),
+        evaluation=facts.evaluations[0] if facts.evaluations else None,
+        question=_question(facts),
         repo_id=repo_id,
         name=repo_id.split("/")[-1],
         facts=facts,
@@ -70,13 +97,13 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         record=record,
         max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
         settings=[(name, values[name]) for name in named if values.get(name) not in (None, False, [])],
-        data=_data(data),
+        data=[*_data(data)],
         system_prompt=system_prompt(record),
-        is_code=data.get("task") in CODE_TASKS,
         is_sft=is_sft,
         has_chat=template and "tokenizer.json" in names,
         template_arguments=Markup("".join(f", {name}={value!r}" for name, value in chat_variables.items())),
         chat_variables=json.dumps(chat_variables) if chat_variables else "",
+        modelfiles=[name for name in names if name.endswith("Modelfile")],
         ggufs=[name for name in names if name.endswith(".gguf")],
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
@@ -88,8 +115,10 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
 
     base, data = facts.base, facts.record.get("data", {})
     method = "sft" if _is_sft(facts) else "grpo"
-    tags = [method, "lora", "trl", data.get("task")] if facts.record else ["lora"] if facts.kind == "adapter" else []
-    dataset = _dataset(data.get("task"), data.get("train", {}).get("source"))
+    tags = ["lora"] if facts.kind == "adapter" else []
+    if facts.record:
+        tags = [method, "lora", "trl", "lora_grpo", data.get("task")]
+    dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
     results = _results(each.report for each in facts.evaluations if each.of_upload)
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
@@ -98,6 +127,7 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             base_model=base.hub_id,
             base_model_relation=relation if base.hub_id else None,
             library_name=_LIBRARIES[facts.kind],
+            language="en" if dataset is not None else None,  # the rows of all built-in tasks are English
             **base.license,
             pipeline_tag="text-generation",
             tags=[_plain(tag) for tag in tags],
@@ -133,7 +163,7 @@ def _results(reports: Iterable[Report]) -> list[EvalResult] | None:
                 key,
                 EvalResult(
                     task_type="text-generation",
-                    dataset_type=_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+                    dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
                     dataset_name=_plain(protocol.task),
                     metric_type=metric,
                     metric_name=f"{metric}, {how}, {protocol.rows} rows",
@@ -143,10 +173,39 @@ def _results(reports: Iterable[Report]) -> list[EvalResult] | None:
     return [*results.values()] or None
 
 
-def _dataset(task: str | None, source: str | None) -> str | None:
-    """Return the Hub dataset of a task's rows, or None if the rows come from another source."""
-    own = getattr(get_task(task), "HUB_DATASET", None) if task and task in TASK_NAMES else None
-    return own if source in (None, own) else None
+def _legend(report: Report) -> str:
+    """Return what the figures of a table of scores are."""
+    protocol, sampling = report.protocol, report.protocol.sampling
+    assert sampling is not None
+    drawn = f"mean of {sampling.num_samples} samples" if sampling.num_samples > 1 else "one sample"
+    how = f"at temperature {sampling.temperature:g}" if sampling.temperature else "without randomness"
+    meanings = {"pass@1": f"{drawn} {how}", "greedy": "one answer without randomness"}
+    held_out = "" if protocol.contaminated else "held-out "
+    parts = [f"Percent of {protocol.rows} {held_out}problems solved, with 95% intervals"]
+    for name in report.evaluated.scores:
+        most = f"at least one of {name[5:]} samples is right" if name.startswith("pass@") else ""
+        if meaning := meanings.get(name, most):
+            parts.append(f"{name}: {meaning}")
+    return ". ".join([*parts, *(["p: paired test"] if report.table else [])]) + "."
+
+
+def _question(facts: Facts) -> str:
+    """Return the question that the example code asks: that of the example, if it is short."""
+    if facts.example and len(facts.example.question) <= _LONGEST_QUESTION:
+        return facts.example.question
+    if facts.record.get("data", {}).get("task") in CODE_TASKS:
+        return "Write a function is_even(n) that tells whether n is even."
+    return "What is 12 times 7?"
+
+
+def _kit() -> Markup:
+    """Return the name of this package, as a link if its metadata have an address."""
+    try:
+        urls = metadata.metadata("lora-grpo").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    found = [url for entry in urls if re.fullmatch(r"https://[^\s()<>]+", url := entry.partition(",")[2].strip())]
+    return Markup(f"[lora_grpo]({found[0]})" if found else "lora_grpo")
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -154,7 +213,7 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
         if rows := data.get(split):
             source = rows.get("source")
-            shown = _dataset(task, source) or (Path(source).name if source else task)
+            shown = own_dataset(task, source) or (Path(source).name if source else task)
             yield split, shown, rows.get("rows"), _code(rows.get("sha256"))
 
 
@@ -186,8 +245,19 @@ def _printed(value: Any) -> Markup:
 
 
 def _fenced(text: str) -> Markup:
+    lines = ("".join(c if c.isprintable() or c == "\t" else " " for c in line) for line in text.split("\n"))
+    text = "\n".join(lines)
     fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", text)), 0)
     return Markup(f"{fence}\n{text}\n{fence}")
+
+
+def _shown(text: str) -> Markup:
+    """Return a question or an answer in a fenced block, with long lines wrapped, and cut off if it is long."""
+    text = text.strip()
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} [...]"
+    lines = (textwrap.wrap(line, _LINE, drop_whitespace=False) or [""] for line in text.split("\n"))
+    return _fenced("\n".join(part.rstrip() for wrapped in lines for part in wrapped))
 
 
 def _code(value: object) -> Markup:

@@ -15,8 +15,9 @@ from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, read_report
 from lora_grpo.files import json_files
-from lora_grpo.hub.files import without_paths
-from lora_grpo.merging import MergeReport
+from lora_grpo.hub import base_license
+from lora_grpo.hub.example import Example, find
+from lora_grpo.merging import REPORT, MergeReport
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import BEST, adapter_sha256, base_model, source_adapter
 from lora_grpo.runs import read_record
@@ -36,7 +37,7 @@ class Base:
     fingerprint: str | None = None
     """SHA-256 of its weight files, if it was loaded from a folder."""
     license: Mapping[str, Any] = field(default_factory=dict)
-    """`license`, `license_name` and `license_link` of its model card, if found on this machine."""
+    """`license`, `license_name` and `license_link` of its model card, if known."""
     trust_remote_code: bool = False
 
 
@@ -46,6 +47,24 @@ class Evaluation:
 
     report: Report
     of_upload: bool
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Best:
+    """The validation pass that chose a run's `best` adapter."""
+
+    step: int
+    reward: float
+    accuracy: float | None
+    """Fraction of the rows; None if the task is not graded."""
+    rows: int
+    """Number of validation rows, with one sample each."""
+    passes: int
+    """Number of validation passes, of which this one had the highest reward."""
+    base_reward: float | None
+    """Before training; None if it was not measured."""
+    base_accuracy: float | None
 
 
 @dataclass(frozen=True)
@@ -62,10 +81,14 @@ class Facts:
     """The LoRA rank to pass to vLLM; None if vLLM cannot serve the adapter."""
     merge: MergeReport | None
     evaluations: tuple[Evaluation, ...]
-    best: Mapping[str, Any] | None = None
-    """The step, reward and accuracy of the run's `best` adapter, if the model is made from it."""
-    measured_by: str = ""
-    """The command that evaluates the adapter, for a model of a run without evaluations."""
+    best: Best | None = None
+    """If the model is made from the run's `best` adapter."""
+    example: Example | None = None
+    """A problem that the first evaluation shows as fixed."""
+    plot: Path | None = None
+    """The image of the training reward, or of the loss of SFT, in the run's report."""
+    other_merge: MergeReport | None = None
+    """The run's merge of the same adapter into the other kind of base: full precision or dequantized."""
 
 
 def gather(folder: Path, kind: str) -> Facts:
@@ -79,7 +102,7 @@ def gather(folder: Path, kind: str) -> Facts:
     path = source / "adapter_config.json"
     adapter = json_files.read_object(path) if path.is_file() else {}
     is_best = source.name == BEST and run is not None
-    evaluations = tuple(_evaluations(run, folder, kind, merge)) if run else ()
+    evaluations = sorted(_evaluations(run, folder, kind, merge), key=lambda each: not each.of_upload) if run else []
     if run and not evaluations:
         command = _measuring_command(record, str(run), is_best=is_best)
         print(f"the card has no evaluation of {source}; to measure it: {command}", file=sys.stderr)
@@ -90,10 +113,55 @@ def gather(folder: Path, kind: str) -> Facts:
         adapter=adapter,
         vllm_rank=_vllm_rank(folder) if kind == "adapter" else None,
         merge=merge,
-        evaluations=evaluations,
-        best=record.get("best") if is_best else None,
-        measured_by=_measuring_command(without_paths(record), run.name, is_best=is_best) if run else "",
+        evaluations=tuple(evaluations),
+        best=_best(run, record) if run and is_best else None,
+        example=find(run, evaluations[0].folder, evaluations[0].report) if run and evaluations else None,
+        plot=_plot(run, record) if run else None,
+        other_merge=_other_merge(run, folder, adapter_sha256(source), merge) if run and kind != "gguf" else None,
     )
+
+
+def _best(run: Path, record: Mapping[str, Any]) -> Best | None:
+    best = record.get("best")
+    if not best:
+        return None
+
+    def mean(step: int, name: str) -> float | None:
+        values = [line.get(name) for line in _validation(run, step)]
+        numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
+        return sum(numbers) / len(numbers) if numbers else None
+
+    return Best(
+        step=best["step"],
+        reward=best["reward"],
+        accuracy=best.get("accuracy"),
+        rows=len(_validation(run, best["step"])),
+        passes=len([*(run / "validation").glob("step-*.jsonl")]),
+        base_reward=mean(0, "reward"),
+        base_accuracy=mean(0, "passed"),
+    )
+
+
+def _validation(run: Path, step: int) -> list[dict[str, Any]]:
+    lines = json_files.read_finished_lines(run / "validation" / f"step-{step:05d}.jsonl")
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
+    name = "sft-loss.png" if record.get("config", {}).get("method") == "sft" else "reward.png"
+    path = run / "report" / name
+    return path if path.is_file() and path.resolve().is_relative_to(run) else None
+
+
+def _other_merge(run: Path, folder: Path, adapter: str, merge: MergeReport | None) -> MergeReport | None:
+    """Return a merge of the same adapter in the run that is onto the other kind of base.
+
+    For an adapter, it is the merge into the base in full precision.
+    """
+    wanted = "full" if merge is None or merge.onto == "dequantized" else "dequantized"
+    others = (read_merge_report(path.parent) for path in sorted(run.glob(f"*/{REPORT}")) if path.parent != folder)
+    same = (other for other in others if other and other.identity.get("adapter_sha256") == adapter)
+    return next((other for other in same if other.onto == wanted), None)
 
 
 def _measuring_command(record: Mapping[str, Any], run: str, *, is_best: bool) -> str:
@@ -119,13 +187,13 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
     if not isinstance(name, str) or not name:
         return Base(None)
     if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
-        return Base(STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
+        return Base(STARTER, fingerprint=fingerprint, license=base_license.of_folder(starter.model_path()))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
     if base_model.is_folder_name(name) or (fingerprint and not revision) or not _is_hub_id(name):
         path = Path(name).expanduser()
         shown = Path(name.replace("\\", "/")).name  # the name may be a Windows path
-        return Base(shown, fingerprint=fingerprint, license=_license(path), trust_remote_code=trusted)
-    return Base(name, name, revision, license=_cached_license(name, revision), trust_remote_code=trusted)
+        return Base(shown, fingerprint=fingerprint, license=base_license.of_folder(path), trust_remote_code=trusted)
+    return Base(name, name, revision, license=base_license.of_hub_model(name, revision), trust_remote_code=trusted)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -137,31 +205,6 @@ def _is_hub_id(name: str) -> bool:
     except HFValidationError:
         return False
     return name.isascii() and name.isprintable()
-
-
-def _cached_license(hub_id: str, revision: str | None) -> dict[str, Any]:
-    """Return the license of a model from its card in the local Hub cache. Does not download anything."""
-    from huggingface_hub import try_to_load_from_cache
-
-    card = try_to_load_from_cache(hub_id, "README.md", revision=revision)
-    found = _license(Path(card).parent) if isinstance(card, str) else {}
-    link = found.get("license_link", "")
-    if link and "://" not in link:  # a file in the base's repository
-        found["license_link"] = f"https://huggingface.co/{hub_id}/blob/main/{link}"
-    return found
-
-
-def _license(folder: Path) -> dict[str, Any]:
-    from huggingface_hub import ModelCard
-
-    try:
-        data = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data
-    except (OSError, ValueError):
-        return {}
-    keys = ("license", "license_name", "license_link")
-    found = {key: value for key in keys if isinstance(value := data.get(key), str)}
-    # The Hub rejects other license ids, such as "Apache 2.0".
-    return found if re.fullmatch(r"[a-z0-9.+-]+", found.get("license", "")) else {}
 
 
 def _vllm_rank(adapter: Path) -> int | None:
@@ -200,6 +243,6 @@ def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) 
             is_model = kind == "merged" and not measured.get("adapter_sha256")
             of_upload = is_model and measured.get("weights_sha256") == base_model.weights_fingerprint(folder)
         if of_upload or (of_adapter and is_from_adapter):
-            yield Evaluation(report, of_upload)
+            yield Evaluation(report, of_upload, path)
         else:
             print(f"{path}/report.json measured other weights; the card leaves it out", file=sys.stderr)

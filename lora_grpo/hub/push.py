@@ -69,6 +69,8 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     """Return the files to upload, the card last, and the names of skipped files."""
     known = facts.gather(folder, kind)
     files, skipped = collect(folder, kind, known.base.name)
+    if known.plot:
+        files.append(UploadFile(known.plot.name, known.plot))
     files.append(UploadFile(CARD, card.write(repo_id, known, files).encode()))
     refuse_private_text(files, folder)
     return files, skipped

@@ -51,8 +51,8 @@ def is_in(content: bytes) -> bool:
 
 
 def scrub(text: str, token: str) -> str:
-    """Return text on one line, with tokens and URL signatures masked."""
-    text = _IN_MESSAGES.sub("***", text.replace(token, "***"))
+    """Return text on one line, with tokens and URL signatures masked. `token` is empty if there is none."""
+    text = _IN_MESSAGES.sub("***", text.replace(token, "***") if token else text)
     return " ".join(_SIGNED_URL.sub(r"\1", text).split())
 
 

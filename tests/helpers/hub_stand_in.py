@@ -39,6 +39,8 @@ class Repository:
     files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b"*.safetensors filter=lfs\n"})
     commits: list[str] = field(default_factory=list)
     """Messages of all commits."""
+    card_data: Any = None
+    """Front matter of the model card."""
 
 
 class HubStandIn:
@@ -141,7 +143,10 @@ def _route(hub: HubStandIn, method: str, path: str, body: bytes, headers: Any) -
             hub.objects[oid] = body
             hub.uploads[oid] += 1
         return 200, {}, {}
-    if headers.get("Authorization") != f"Bearer {TOKEN}":
+    match = re.match(r"/api/models/([^/]+/[^/]+)(?:/(\w+)/(\w+))?$", path)
+    repository = hub.repositories.get(match[1]) if match else None
+    is_public = method == "GET" and repository is not None and not repository.private
+    if not is_public and headers.get("Authorization") != f"Bearer {TOKEN}":
         return refuse(401, "Invalid credentials in Authorization header")
     if path == "/api/validate-yaml":
         return 200, {"errors": [], "warnings": []}, {}
@@ -155,13 +160,12 @@ def _route(hub: HubStandIn, method: str, path: str, body: bytes, headers: Any) -
         return 200, {"url": f"{hub.url}/{name}", "id": name}, {}
     if path.endswith(".git/info/lfs/objects/batch"):
         return 200, {"transfer": "basic", "objects": [_upload(hub, entry) for entry in json.loads(body)["objects"]]}, {}
-    if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path):
-        content = hub.repositories[match[1]].files[match[2]]
+    if file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path):
+        content = hub.repositories[file[1]].files[file[2]]
         return 200, content, {"ETag": f'"{git_hash(content)}"', "X-Repo-Commit": "0" * 40}
-    match = re.match(r"/api/models/([^/]+/[^/]+)(?:/(\w+)/main)?$", path)
-    if not match or match[1] not in hub.repositories:
+    if match is None or repository is None:
         return refuse(404, "Repository not found", "RepoNotFound")
-    name, repository = match[1], hub.repositories[match[1]]
+    name = match[1]
     if match[2] == "preupload":
         return 200, {"files": [_mode(repository, file) for file in json.loads(body)["files"]]}, {}
     if match[2] == "commit":
@@ -169,7 +173,8 @@ def _route(hub: HubStandIn, method: str, path: str, body: bytes, headers: Any) -
         oid = f"{len(repository.commits):040x}"
         return 200, {"success": True, "commitOid": oid, "commitUrl": f"{hub.url}/{name}/commit/{oid}"}, {}
     siblings = [{"rfilename": path} for path in repository.files]
-    return 200, {"id": name, "private": repository.private, "sha": "0" * 40, "siblings": siblings}, {}
+    info = {"id": name, "private": repository.private, "sha": "0" * 40, "siblings": siblings}
+    return 200, info | {"cardData": repository.card_data}, {}
 
 
 def _upload(hub: HubStandIn, entry: dict[str, Any]) -> dict[str, Any]:

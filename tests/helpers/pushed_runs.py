@@ -155,7 +155,7 @@ def make_merged(run):
     return merged
 
 
-def write_evaluation(run, folder, **changes):
+def write_evaluation(run, folder, baseline=None, table=(), **changes):
     """Write what scripts/evaluate.py leaves in a run's folder after evaluating an adapter or a merged model."""
     if (folder / "adapter_config.json").is_file():
         source = {"model": BASE, "revision": COMMIT, "adapter_sha256": adapter_sha256(folder)}
@@ -163,6 +163,7 @@ def write_evaluation(run, folder, **changes):
         source = {"weights_sha256": base_model.weights_fingerprint(folder)}
     protocol = {"rows": 1319, "data_sha256": "e" * 64, "num_samples": 1, "temperature": 0.0} | changes
     protocol = {"max_completion_tokens": 512} | protocol
-    report = report_of(measured("trained", source, **{"pass@1": 0.543}), **protocol)
+    base = measured("base", source, **baseline) if baseline else None
+    report = report_of(measured("trained", source, **{"pass@1": 0.543}), base, table=table, **protocol)
     (run / "evaluation" / "gsm8k").mkdir()
     atomic.write_json(run / "evaluation" / "gsm8k" / "report.json", report)

@@ -1,7 +1,10 @@
 """The card is accurate: it includes all measured results, nothing that was not measured, and no local paths."""
 
 import json
+import re
+import shlex
 import shutil
+from importlib import metadata
 
 import gguf
 import numpy as np
@@ -15,12 +18,13 @@ from huggingface_hub.repocard import RepoCard
 from lora_grpo import starter
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, json_files
 from lora_grpo.hub.card import escape
 from lora_grpo.hub.files import CARD, CARD_MARK
 from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
 from lora_grpo.merging import check_current
 from lora_grpo.models import adapter_sha256
+from lora_grpo.tasks.chat import SYSTEM_PROMPTS
 
 LEFT_OUT = "measured other weights; the card leaves it out"
 
@@ -63,7 +67,8 @@ def test_the_front_matter_is_what_the_hub_reads(run):
     data, _, _ = card_of(run / "adapter", "adapter")
     assert (data["base_model"], data["base_model_relation"]) == (BASE, "adapter")
     assert (data["library_name"], data["pipeline_tag"]) == ("peft", "text-generation")
-    assert data["tags"] == ["grpo", "lora", "trl", "gsm8k"] and data["datasets"] == ["openai/gsm8k"]
+    assert data["tags"] == ["grpo", "lora", "trl", "lora_grpo", "gsm8k"] and data["language"] == "en"
+    assert data["datasets"] == ["openai/gsm8k"]
     (index,) = data["model-index"]
     assert index["name"] == "trained"
     assert {(m["name"], m["value"]) for m in index["results"][0]["metrics"]} == {
@@ -78,16 +83,19 @@ def test_the_card_has_the_scores_with_intervals_and_protocol_the_settings_and_th
         "| pass@1 | 31.7 \\[21.7, 41.7\\] | 45.5 \\[35.5, 55.5\\] | +13.8 \\[+8.8, +18.8\\] | 0.021 |",
         "| greedy | 50.0 \\[40.0, 60.0\\] | 60.0 \\[50.0, 70.0\\] | +10.0 \\[+5.0, +15.0\\] | 0.250 |",
         "- greedy: no significant difference",
-        f"30 problems, SHA-256 `{'c' * 64}`",
-        "4 samples of each, at most 64 tokens, seed 0",
+        "Percent of 30 held-out problems solved, with 95% intervals. pass@1: mean of 4 samples at temperature 1. ",
+        "at most 64 tokens, seed 0",
         "| rewards | correct_answer=2.0, mine.py:brief=0.25 |",
         "| train.learning_rate | 2e-05 |",
         "| r | 16 |",
         f"| train | openai/gsm8k | 7473 | `{'b' * 64}` |",
         f"| eval | held out.jsonl | 30 | `{'c' * 64}` |",
-        "for 250 steps by lora_grpo 0.1.0, recipe `gsm8k_lora`.",
+        "trained with GRPO on grade-school math word problems (`gsm8k`) for 250 steps by lora_grpo.",
+        "- recipe: `gsm8k_lora`",
     ):
         assert part in text, part
+    for once in (COMMIT, "b" * 64, "c" * 64, "trl 1.14.2", "gsm8k_lora", "learning_rate"):
+        assert text.count(once) == 1 + (once == COMMIT), once  # the commit is in both commands that load the base
     assert text.endswith(f"\n{CARD_MARK}\n")
     assert card_of(run / "adapter", "adapter")[1] == text
 
@@ -96,7 +104,7 @@ def test_the_examples_load_this_model(run):
     _, text, _ = card_of(run / "adapter", "adapter")
     assert f'from_pretrained("{BASE}", revision="{COMMIT}", dtype="auto", device_map="auto")' in text
     longest = RunConfig(output_dir="x").sampling.max_completion_tokens
-    assert f"max_new_tokens={longest})" in text and "What is 12 times 7?" in text
+    assert f"max_new_tokens={longest}, do_sample=False)" in text and "What is 12 times 7?" in text
     assert 'PeftModel.from_pretrained(base, "me/trained")' in text
     assert '{"role": "system", "content": "Respond in the following format:\\n<reasoning>' in text
     vllm = f"vllm serve {BASE} --revision {COMMIT} --enable-lora --max-lora-rank 16 --lora-modules trained=me/trained"
@@ -139,7 +147,7 @@ def test_remote_code_is_mentioned(tmp_path):
 def test_a_model_trained_on_programs_is_asked_for_one(tmp_path):
     run = make_run(tmp_path / "run", record__data__task="mbpp", record__config__sampling__max_completion_tokens=333)
     _, text, _ = card_of(run / "adapter", "adapter")
-    assert "Write a function" in text and "12 times 7" not in text and "max_new_tokens=333)" in text
+    assert "Write a function" in text and "12 times 7" not in text and "max_new_tokens=333," in text
 
 
 @pytest.mark.parametrize(
@@ -169,7 +177,7 @@ def test_the_license_is_that_of_the_bases_card(run, tmp_path, monkeypatch, front
 def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path):
     folder = shutil.copytree(starter.model_path(), tmp_path / "my base")
     for base, name, shown in (
-        ("starter", "starter", "the starter model that comes with lora_grpo"),
+        ("starter", "starter", "the starter model (2 million parameters)"),
         (str(folder), "my base", "a model from a local folder named my base"),
         ("models/mine", "mine", "a model from a local folder named mine"),
     ):
@@ -178,7 +186,9 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path):
         data, text, files = card_of(run / "adapter", "adapter")
         assert "base_model" not in data and (name == "mine") == ("license" not in data)
         assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == name
-        assert shown in text and f"`{'f' * 64}`" in text and "vllm serve" not in text and str(tmp_path) not in text
+        loaded = {"starter": "from_pretrained(model_path(), "}.get(name, f'from_pretrained("path/to/{name}", ')
+        assert loaded in text and 'PeftModel.from_pretrained(base, "me/trained")' in text
+        assert shown in text and text.count("f" * 64) == 1 and "vllm serve" not in text and str(tmp_path) not in text
 
 
 @pytest.mark.parametrize(
@@ -201,7 +211,193 @@ def test_a_base_name_that_the_hub_does_not_allow(tmp_path, name, shown):
 
 def test_a_branch_is_not_called_a_commit(tmp_path):
     run = make_run(tmp_path / "run", record__policy__revision="main")
-    assert "at commit" not in card_of(run / "adapter", "adapter")[1]
+    for folder, kind in ((run / "adapter", "adapter"), (make_gguf(run), "gguf")):
+        assert not {"revision", "commit"} & set(re.findall(r"\w+", card_of(folder, kind)[1]))
+
+
+# The first screen
+
+
+def test_the_first_screen_says_what_it_is_how_good_it_is_and_how_to_use_it(run):
+    make_plot(run)
+    write_samples(run)
+    _, text, files = card_of(run / "adapter", "adapter")
+    order = ["A LoRA adapter for [", "| pass@1 |", '<img src="reward.png"', "```python", "## Before and after"]
+    order += ["## Limits", "<details>"]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    assert files["reward.png"].read() == PLOT
+    assert "<details>" not in text[: text.index("## Limits")] and text.count("<details>") == text.count("</details>")
+
+
+def test_a_run_without_a_plot_has_none_and_sft_has_that_of_its_loss(run, tmp_path):
+    assert "<img" not in card_of(run / "adapter", "adapter")[1]
+    sft = make_run(tmp_path / "sft", record__config__method="sft")
+    make_plot(sft)
+    assert "<img" not in card_of(sft / "adapter", "adapter")[1]
+    make_plot(sft, "sft-loss.png")
+    _, text, files = card_of(sft / "adapter", "adapter")
+    assert '<img src="sft-loss.png"' in text and "sft-loss.png" in files and "supervised fine-tuning" in text
+
+
+def test_a_plot_elsewhere_is_not_uploaded(run, tmp_path):
+    (tmp_path / "private.png").write_bytes(PLOT)
+    (run / "report").mkdir()
+    (run / "report" / "reward.png").symlink_to(tmp_path / "private.png")
+    assert "reward.png" not in card_of(run / "adapter", "adapter")[2]
+
+
+PLOT = b"\x89PNG plot"
+
+
+def make_plot(run, name="reward.png"):
+    (run / "report").mkdir(exist_ok=True)
+    (run / "report" / name).write_bytes(PLOT)
+
+
+def write_samples(run, question="How many?", answers=("<b>I guess 3</b>", "2 + 2 = 4"), folder="", draw="greedy"):
+    """Write the samples of four problems in the order c, a, b, d: a stays right, b and c are fixed, d regresses."""
+    evaluation = run / "evaluation"
+    rows = [{"task_id": name, "question": f"{name}: {question}"} for name in "cabd"]
+    atomic.write_text(evaluation / "rows.jsonl", json_files.dump_lines(rows))
+    names = ("base.samples.jsonl", "trained.samples.jsonl")
+    if folder:
+        names = (f"{folder}/compared-0123abcd.results.jsonl", f"{folder}/results.jsonl")
+    for name, solved, answer in zip(names, ("ad", "abc"), answers, strict=True):
+        lines = [
+            {"task_id": each, "draw": of, "completion": f"{answer} {of}", "passed": each in solved}
+            for of in (0, draw)  # the other sample does not count
+            for each in "abcd"
+        ]
+        atomic.write_text(evaluation / name, json_files.dump_lines(lines))
+
+
+def test_the_example_is_the_first_fixed_problem_in_the_order_of_the_rows(run):
+    write_samples(run)
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert '{"role": "user", "content": "c: How many?"}' in text and "12 times 7" not in text
+    before, after = text[text.index("## Before and after") :].split("After, right:")
+    assert "```\nc: How many?\n```" in before and "```\n<b>I guess 3</b> greedy\n```" in before
+    assert after.lstrip().startswith("```\n2 + 2 = 4 greedy\n```")
+    assert "of 4 evaluation problems, the first in the order of the rows whose greedy answer" in before
+    assert "2 went from wrong to right, 1 from right to wrong" in before
+
+
+def test_an_evaluation_by_the_script_has_its_own_example(run):
+    best = make_best(run)
+    write_samples(run)
+    assert "Before and after" not in card_of(best, "adapter")[1]
+    row = {"metric": "pass@1", "before": 0.3, "before_interval": [0.2, 0.4], "after": 0.5, "after_interval": [0.4, 0.6]}
+    row |= {"difference": 0.2, "difference_interval": [0.1, 0.3], "p_value": 0.01, "test": "exact McNemar"}
+    write_evaluation(run, best, baseline={"pass@1": 0.3}, table=[row])
+    write_samples(run, folder="gsm8k", answers=("first", "second"), draw=1)
+    _, text, _ = card_of(best, "adapter")
+    assert "whose greedy answer" in text and "```\nsecond 0\n```" in text and "+20.0 \\[+10.0, +30.0\\]" in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"report__protocol__data_source": f"{PRIVATE}/held out.jsonl"},
+        {"report__protocol__task": "my_task"},
+        {"report__baseline": None, "report__table": []},
+    ],
+)
+def test_a_row_of_a_users_file_is_not_shown(tmp_path, changes):
+    run = make_run(tmp_path / "run", **changes)
+    write_samples(run)
+    text = card_of(run / "adapter", "adapter")[1]
+    assert "Before and after" not in text and "I guess" not in text and "c: How" not in text
+
+
+def test_without_a_fixed_problem_there_is_no_example(run):
+    write_samples(run)
+    shutil.copyfile(run / "evaluation" / "base.samples.jsonl", run / "evaluation" / "trained.samples.jsonl")
+    assert "Before and after" not in card_of(run / "adapter", "adapter")[1]
+
+
+INJECTED = "````\n# Owned\r# Owned\n</details><script>alert(1)</script> [l](http://evil)\n---\n\ud800\u202e\x1b[31m\x00"
+
+
+def test_answers_and_questions_stay_text(run):
+    """They are rendered only inside fences that are longer than any in them."""
+    write_samples(run, INJECTED, (INJECTED, INJECTED + "x" * 5000))
+    files, _ = prepare(run / "adapter", "adapter", "me/trained")
+    text = files[-1].content.decode()
+    outside, fence = [], None
+    for line in text.split("\n"):
+        mark = re.match("(`{3,})", line)
+        if fence is None and mark:
+            fence = mark[1]
+        elif fence is None:
+            outside.append(line)
+        elif mark and len(mark[1]) >= len(fence) and set(line.strip()) == {"`"}:
+            fence = None
+    assert fence is None
+    rendered = "\n".join(outside)
+    assert "Owned" not in rendered and "script" not in rendered and "evil" not in rendered
+    assert rendered.count("</details>") == rendered.count("<details>")
+    assert "# Owned" in text and len(text) < 12_000 and not {"\u202e", "\x1b", "\x00", "\r"} & {*text}
+    code = text.split("```python\n")[1].split("\n```")[0]
+    compile(code, "example", "exec")
+
+
+def test_the_parts_of_the_gain_are_shown(tmp_path):
+    part = {"value": 0.1, "interval": [0.0, 0.2]}
+    gain = {
+        "total": {"name": "gain in pass@1", **part}, "parts": [{"name": "format", **part}, {"name": "rest", **part}],
+        "majority": None, "rest_by_k": [], "others": 3, "has_format": True, "reasons": [], "samples": [4, 4],
+    }  # fmt: skip
+    run = make_run(tmp_path / "run", report__gain=gain)
+    assert "| format | +10.0 \\[+0.0, +20.0\\] |" in card_of(run / "adapter", "adapter")[1]
+
+
+def test_an_evaluation_on_trained_problems_is_called_contaminated(tmp_path):
+    run = make_run(tmp_path / "run", report__protocol__contaminated=["trained"])
+    text = card_of(run / "adapter", "adapter")[1]
+    assert text.index("**Contaminated:** trained was trained") < text.index("| pass@1 |") and "held-out" not in text
+
+
+def test_the_language_is_that_of_the_tasks_own_rows(tmp_path):
+    for name, source, language in (("own", None, "en"), ("file", f"{PRIVATE}/mine.jsonl", None)):
+        run = make_run(tmp_path / name, record__data__train__source=source)
+        assert card_of(run / "adapter", "adapter")[0].get("language") == language
+    run = make_run(tmp_path / "task", record__data__task="my_task.py")
+    assert "language" not in card_of(run / "adapter", "adapter")[0]
+
+
+@pytest.mark.parametrize("url", ["https://example.org/kit", "javascript:alert(1)"])
+def test_the_kit_is_a_link_if_its_metadata_have_an_address(run, monkeypatch, url):
+    entries = metadata.metadata("lora-grpo")
+    entries["Project-URL"] = f"Repository, {url}"
+    monkeypatch.setattr(metadata, "metadata", lambda name: entries)
+    assert (f"by [lora_grpo]({url})" in card_of(run / "adapter", "adapter")[1]) == url.startswith("https")
+
+
+# Which merge
+
+
+def test_of_two_merges_the_one_nearer_to_the_trained_model_is_recommended(run):
+    merged = make_merged(run)
+    assert "ecommended" not in card_of(merged, "merged")[1]
+    report = json.loads((merged / "merge_report.json").read_text())
+    shutil.copytree(merged, run / "merged-dequantized")
+    other = report | {"onto": "dequantized", "kl": {"adapter_merged": 0.00002, "adapter_base": 0.03}}
+    (run / "merged-dequantized" / "merge_report.json").write_text(json.dumps(other))
+    assert "ecommended" not in card_of(merged, "merged")[1]  # not measured
+
+    report["kl"]["trained_merged"] = 0.0032
+    (merged / "merge_report.json").write_text(json.dumps(report))
+    text = card_of(merged, "merged")[1]
+    assert "the other merge of this run, into the dequantized 4-bit base" in text
+    assert "is 2e-05 nats per token, that of this one 0.0032" in text
+    text = card_of(run / "merged-dequantized", "merged")[1]
+    assert "this merge," in text and "is 2e-05 nats per token, that of the other one 0.0032" in text
+    text = card_of(run / "adapter", "adapter")[1]
+    assert "KL divergence of 0.0032 nats per token" in text and "ecommended" not in text
+
+    other["identity"] = {"adapter_sha256": "0" * 64}  # of another adapter
+    (run / "merged-dequantized" / "merge_report.json").write_text(json.dumps(other))
+    assert "ecommended" not in card_of(merged, "merged")[1]
 
 
 # Unknown facts are omitted
@@ -211,8 +407,9 @@ def test_an_adapter_alone_has_no_scores_and_no_placeholders(tmp_path, run):
     for folder in (tmp_path / "alone" / "adapter", run / "older"):  # the second is not its run's adapter
         shutil.copytree(run / "adapter", folder)
         data, text, _ = card_of(folder, "adapter")
-        assert not {"model-index", "datasets", "license", "base_model"} & data.keys() and data["tags"] == ["lora"]
-        for absent in ("Evaluation", "rewards", "| data |", "Versions", "None", "nan", "GRPO", "250"):
+        assert not {"model-index", "datasets", "license", "base_model", "language"} & data.keys()
+        assert data["tags"] == ["lora"]
+        for absent in ("valuation", "rewards", "| data |", "versions", "None", "nan", "GRPO", "250"):
             assert absent not in text, absent
         assert "license of the base model is not known" in text and "| r | 16 |" in text
 
@@ -277,16 +474,20 @@ def test_scores_of_other_weights_are_left_out(run, tmp_path, capsys):
     (merged / "model.safetensors").write_bytes(safetensors(byte=b"\x09"))
     (merged / "merge_report.json").unlink()  # the source adapter is unknown
     data, text, _ = card_of(merged, "merged")
-    assert "## Evaluation" not in text and "model-index" not in data
+    assert "| pass@1 |" not in text and "model-index" not in data
     assert capsys.readouterr().err.count(LEFT_OUT) == 2
 
     write_adapter(run, "adapter_model.safetensors", safetensors(byte=b"\x03"))
     _, text, _ = card_of(run / "adapter", "adapter")
-    assert "## Evaluation" not in text
+    assert "| pass@1 |" not in text
 
 
 def make_best(run):
     """Add the adapter of an earlier step, with the highest validation reward."""
+    (run / "validation").mkdir()
+    for step, passed in ((0, 1), (40, 2), (250, 1)):
+        lines = [{"step": step, "reward": 2.75 if row < passed else 0.5, "passed": row < passed} for row in range(4)]
+        atomic.write_text(run / "validation" / f"step-{step:05d}.jsonl", json_files.dump_lines(lines))
     with atomic.new_folder(run / "best") as staging:
         shutil.copytree(run / "adapter", staging, dirs_exist_ok=True)
         (staging / "adapter_model.safetensors").write_bytes(safetensors(byte=b"\x05"))
@@ -299,9 +500,10 @@ def make_best(run):
 def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(run, capsys):
     best = make_best(run)
     data, text, _ = card_of(best, "adapter")
-    assert "model-index" not in data and "45.5" not in text and "## Evaluation" not in text
-    assert "for 40 steps by lora_grpo" in text and "highest validation reward, 2.75 (50.0% correct)" in text
-    assert "**Not evaluated:**" in text and "python scripts/evaluate.py run --what best --compare base\n" in text
+    assert "model-index" not in data and "45.5" not in text and "| pass@1 |" not in text
+    assert "for 40 steps by lora_grpo" in text and "**Not evaluated:**" in text
+    assert "| % correct | 25.0 | 50.0 |" in text and "| reward | 1.062 | 2.75 |" in text
+    assert "On 4 rows that were not trained on" in text and "highest validation reward of 3 passes" in text
     assert "| rewards | correct_answer=2.0" in text and str(run.parent) not in text
     notes = capsys.readouterr().err
     assert LEFT_OUT in notes and f"to measure it: python scripts/evaluate.py {run} --what best --compare base" in notes
@@ -312,7 +514,7 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
     assert [(m["name"], m["value"]) for m in metrics] == [("pass@1, greedy, 1319 rows", 54.3)]
     assert "31.7" not in text and "Not evaluated" not in text
     data, text, _ = card_of(run / "adapter", "adapter")
-    assert "54.3" not in text and "for 250 steps" in text and "validation reward" not in text
+    assert "54.3" not in text and "for 250 steps" in text and "validation" not in text
 
     shutil.copytree(make_merged(run), run / "best-merged")
     report = json.loads((run / "merged" / "merge_report.json").read_text())
@@ -326,23 +528,27 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
         check_current(run / "best-merged")
 
 
-def test_the_command_that_measures_names_the_code_of_the_base(tmp_path):
+def test_the_command_that_measures_names_the_code_of_the_base(tmp_path, capsys):
     run = make_run(tmp_path / "run", record__config__model__trust_remote_code=True)
-    text = card_of(make_best(run), "adapter")[1]
-    assert "python scripts/evaluate.py run --what best --compare base --trust-remote-code\n" in text
+    card_of(make_best(run), "adapter")
+    command = f"python scripts/evaluate.py {run} --what best --compare base --trust-remote-code\n"
+    assert command in capsys.readouterr().err
 
 
 def test_what_best_pushes_the_best_adapter(run, capsys):
     make_best(run)
     push_to_hub(PushOptions(str(run), "me/trained", what="best", dry_run=True))
-    assert f"{run / 'best'} (adapter) -> me/trained (private)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{run / 'best'} (adapter) -> me/trained (private)" in said
+    push_to_hub(PushOptions(str(run / "best"), "me/trained", dry_run=True))
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"protocol": 1}', "\xff"])
 def test_a_broken_report_is_left_out(run, capsys, content):
     (run / "evaluation" / "report.json").write_bytes(content.encode("latin1"))
     _, text, _ = card_of(run / "adapter", "adapter")
-    assert "## Evaluation" not in text and capsys.readouterr().err.count("the card leaves it out\n") == 1
+    assert "| pass@1 |" not in text and capsys.readouterr().err.count("the card leaves it out\n") == 1
 
 
 def test_an_unfinished_run_is_called_so(tmp_path):
@@ -354,10 +560,16 @@ def test_gguf_files_are_named(run):
     folder = make_gguf(run)
     data, text, _ = card_of(folder, "gguf")
     assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
-    assert "llama-cli --hf-repo me/trained --hf-file trained-Q4_K_M.gguf" in text
-    assert "ollama run hf.co/me/trained" in text
+    command = next(line for line in text.splitlines() if line.startswith("llama-cli "))
+    command += text.split(command)[1].split("```")[0]  # the system prompt has several lines
+    assert shlex.split(command) == [
+        *("llama-cli", "--hf-repo", "me/trained", "--hf-file", "trained-Q4_K_M.gguf", "-sys", SYSTEM_PROMPTS["xml"])
+    ]
+    assert "ollama run hf.co/me/trained" in text and COMMIT in text
     (folder / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
-    assert "trained.Modelfile" in card_of(folder, "gguf")[2]
+    _, text, files = card_of(folder, "gguf")
+    assert "trained.Modelfile" in files and "ollama create trained -f trained.Modelfile" in text
+    assert "ollama run hf.co" not in text
 
 
 # Damaged files are not uploaded

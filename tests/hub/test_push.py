@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import huggingface_hub.utils._http
 import pytest
 from helpers.hub_stand_in import SIGNATURE, TOKEN, USER, HubStandIn, Repository
-from helpers.pushed_runs import make_run
+from helpers.pushed_runs import BASE, COMMIT, make_run
 from huggingface_hub import constants
+from huggingface_hub.repocard import RepoCard
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.hub import files as hub_files
@@ -219,6 +220,46 @@ def test_tokens_and_signatures_are_masked_in_texts():
     assert token.scrub("my secret is odd", "secret") == "my *** is odd"
 
 
+# The license of the base
+
+
+def license_of(run):
+    files, _ = push.prepare(run / "adapter", "adapter", NAME)
+    data = RepoCard(files[-1].content.decode()).data.to_dict()
+    return {key: value for key, value in data.items() if key.startswith("license")}
+
+
+@pytest.mark.parametrize("card", [{}, {"license_name": "terms", "license_link": "LICENSE"}])
+def test_the_license_is_asked_of_the_hub_once(server, client, run, card, capsys):
+    server.repositories[BASE] = Repository(private=False, card_data={"license": "other", "language": ["zh"], **card})
+    expected = {"license": "other", **card}
+    if card:
+        expected["license_link"] = f"https://huggingface.co/{BASE}/blob/main/LICENSE"
+    assert license_of(run) == expected and capsys.readouterr().err == ""
+    assert server.requests == [("GET", f"/api/models/{BASE}/revision/{COMMIT}")]
+
+
+@pytest.mark.parametrize("card", [None, {}, {"license": ["mit"]}, {"license": "Apache 2.0"}, {"license": "a\nb: c"}])
+def test_a_base_without_a_valid_license_gives_none(server, client, run, card):
+    server.repositories[BASE] = Repository(private=False, card_data=card)
+    assert license_of(run) == {}
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, None, 200])
+def test_a_hub_that_does_not_tell_the_license_is_a_note(server, client, run, capsys, status):
+    server.fail("GET", "/api/models/", status=status, message=f"Bearer {TOKEN}\nbad", times=99)  # 200: not a model
+    assert license_of(run) == {}
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"note: the card has no license, because {BASE} was not read: ")
+    assert_nothing_leaked(note)
+
+
+def test_offline_there_is_no_request_for_the_license(server, client, run, capsys, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert license_of(run) == {} and server.requests == []
+    assert "no license" in (err := capsys.readouterr().err) and "HF_HUB_OFFLINE" in err
+
+
 # The command
 
 
@@ -247,14 +288,19 @@ def test_the_command_uploads_a_run_and_prints_no_token(server, push_script, run)
     assert_nothing_leaked(done.stdout, done.stderr, *(str(content) for content in repository.files.values()))
 
 
-def test_a_dry_run_sends_no_request_and_needs_no_token(server, push_script, run):
+def test_a_dry_run_asks_only_for_the_bases_license_and_needs_no_token(server, push_script, run):
+    server.repositories[BASE] = Repository(private=False, card_data={"license": "apache-2.0"})
     done = push_script(run, NAME, "--dry-run", token=None)
     assert done.returncode == 0 and done.stderr == ""
     assert "3.0 MB  adapter_model.safetensors" in done.stdout and "6 files" in done.stdout
-    assert "\n\n---\n" in done.stdout and done.stdout.endswith(f"{CARD_MARK}\n")
+    assert (
+        "\n\n---\n" in done.stdout
+        and "\nlicense: apache-2.0\n" in done.stdout
+        and done.stdout.endswith(f"{CARD_MARK}\n")
+    )
     real = push_script(run, NAME, token=None)
     assert real.returncode == 2 and re.fullmatch("error: no Hub token found.*\n", real.stderr)
-    assert server.requests == []
+    assert server.requests == [("GET", f"/api/models/{BASE}/revision/{COMMIT}")] * 2
 
 
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "huggingface_hub")
