@@ -218,7 +218,14 @@ def test_a_branch_is_not_called_a_commit(tmp_path):
 # The first screen
 
 
-def test_the_first_screen_says_what_it_is_how_good_it_is_and_how_to_use_it(run):
+@pytest.fixture
+def public_run(tmp_path):
+    """A run that was evaluated on the rows of its task, which everybody can read."""
+    return make_run(tmp_path / "public", report__protocol__data_source=None)
+
+
+def test_the_first_screen_says_what_it_is_how_good_it_is_and_how_to_use_it(public_run):
+    run = public_run
     make_plot(run)
     write_samples(run)
     _, text, files = card_of(run / "adapter", "adapter")
@@ -271,7 +278,8 @@ def write_samples(run, question="How many?", answers=("<b>I guess 3</b>", "2 + 2
         atomic.write_text(evaluation / name, json_files.dump_lines(lines))
 
 
-def test_the_example_is_the_first_fixed_problem_in_the_order_of_the_rows(run):
+def test_the_example_is_the_first_fixed_problem_in_the_order_of_the_rows(public_run):
+    run = public_run
     write_samples(run)
     _, text, _ = card_of(run / "adapter", "adapter")
     assert '{"role": "user", "content": "c: How many?"}' in text and "12 times 7" not in text
@@ -302,14 +310,15 @@ def test_an_evaluation_by_the_script_has_its_own_example(run):
         {"report__baseline": None, "report__table": []},
     ],
 )
-def test_a_row_of_a_users_file_is_not_shown(tmp_path, changes):
-    run = make_run(tmp_path / "run", **changes)
+def test_a_row_of_a_users_file_or_without_a_base_is_not_shown(tmp_path, changes):
+    run = make_run(tmp_path / "run", **{"report__protocol__data_source": None} | changes)
     write_samples(run)
     text = card_of(run / "adapter", "adapter")[1]
     assert "Before and after" not in text and "I guess" not in text and "c: How" not in text
 
 
-def test_without_a_fixed_problem_there_is_no_example(run):
+def test_without_a_fixed_problem_there_is_no_example(public_run):
+    run = public_run
     write_samples(run)
     shutil.copyfile(run / "evaluation" / "base.samples.jsonl", run / "evaluation" / "trained.samples.jsonl")
     assert "Before and after" not in card_of(run / "adapter", "adapter")[1]
@@ -318,8 +327,9 @@ def test_without_a_fixed_problem_there_is_no_example(run):
 INJECTED = "````\n# Owned\r# Owned\n</details><script>alert(1)</script> [l](http://evil)\n---\n\ud800\u202e\x1b[31m\x00"
 
 
-def test_answers_and_questions_stay_text(run):
+def test_answers_and_questions_stay_text(public_run):
     """They are rendered only inside fences that are longer than any in them."""
+    run = public_run
     write_samples(run, INJECTED, (INJECTED, INJECTED + "x" * 5000))
     files, _ = prepare(run / "adapter", "adapter", "me/trained")
     text = files[-1].content.decode()
