@@ -73,7 +73,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         "fenced": _fenced,
         "shown": _shown,
         "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
-        "quoted": lambda value: Markup(json.dumps(value, ensure_ascii=False)),  # a string literal in Python
+        "quoted": _quoted,
         "shell": lambda value: Markup(shlex.quote(value)),
     }
     record = facts.record
@@ -242,6 +242,12 @@ def _printed(value: Any) -> Markup:
     if isinstance(value, list):
         return Markup(", ".join(map(escape, value)))
     return Markup(f"{value:.4g}" if isinstance(value, float) else escape(value))
+
+
+def _quoted(text: str) -> Markup:
+    """Return a string literal in Python, on one line and without invisible characters."""
+    literal = json.dumps(text, ensure_ascii=False)
+    return Markup("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in literal))
 
 
 def _fenced(text: str) -> Markup:

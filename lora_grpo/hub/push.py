@@ -71,7 +71,7 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     files, skipped = collect(folder, kind, known.base.name)
     if known.plot:
         files.append(UploadFile(known.plot.name, known.plot))
-    files.append(UploadFile(CARD, card.write(repo_id, known, files).encode()))
+    files.append(UploadFile(CARD, card.write(repo_id, known, files).encode(errors="replace")))
     refuse_private_text(files, folder)
     return files, skipped
 

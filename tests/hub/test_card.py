@@ -1,5 +1,6 @@
 """The card is accurate: it includes all measured results, nothing that was not measured, and no local paths."""
 
+import ast
 import json
 import re
 import shlex
@@ -349,6 +350,8 @@ def test_answers_and_questions_stay_text(public_run):
     assert "# Owned" in text and len(text) < 12_000 and not {"\u202e", "\x1b", "\x00", "\r"} & {*text}
     code = text.split("```python\n")[1].split("\n```")[0]
     compile(code, "example", "exec")
+    (asked,) = re.findall(r'"user", "content": (".*")}', code)
+    assert ast.literal_eval(asked) == f"c: {INJECTED}"
 
 
 def test_the_parts_of_the_gain_are_shown(tmp_path):
