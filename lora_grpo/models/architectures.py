@@ -5,7 +5,7 @@ docs/models.md lists the results for each architecture, and tests/models/test_ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.config import ModelConfig
@@ -25,6 +25,9 @@ COUNTS_POSITIONS = ("gpt2",)
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
 for `all-linear`), so only attention is adapted."""
+
+EXPERTS = ("experts", "gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3")
+"""Names of experts, their parts and their routers."""
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -46,8 +49,10 @@ def check_sampling(config: Mapping[str, Any], name: str) -> None:
         )
 
 
-def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None:
+def check_architecture(config: Mapping[str, Any], settings: ModelConfig, targets: Sequence[str] = ()) -> None:
     """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
+
+    `targets` are the modules to adapt. PEFT (0.21) adapts stacked experts for the name of a part of them.
 
     A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
     """
@@ -56,6 +61,11 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None
     if reason:
         kind = f"is a model of type {family}, which " if family else ""
         raise UserError(f"{settings.name} {kind}cannot be trained: {reason}")
+    if family in HAVE_EXPERTS and (experts := [name for name in targets if name.split(".")[-1] in EXPERTS]):
+        raise UserError(
+            f"--lora.targets {' '.join(experts)}: experts cannot be adapted, and {settings.name} is a model of type "
+            f"{family}; pass {' '.join(ATTENTION)}"
+        )
 
 
 def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:

@@ -27,6 +27,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
 """Initializations of an adapter that leave the base unchanged."""
+_NOT_LOADED = ["consolidated*.safetensors", "*/*.safetensors"]
+"""Second copies of the weights in other formats."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *base_model.LICENSE_FILES]
 
 
@@ -259,7 +261,7 @@ def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
             pass
         except base_model.HubUnavailable as error:  # snapshot_download (1.33) would retry for a minute
             away = error
-        wanted: dict[str, Any] = {"revision": revision, "allow_patterns": _HUB_FILES}
+        wanted: dict[str, Any] = {"revision": revision, "allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
         folder = Path(snapshot_download(where, **wanted, local_files_only=away is not None))
     except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
         reason = first_line(away or error)

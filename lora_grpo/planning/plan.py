@@ -141,7 +141,7 @@ def _read_model(config: RunConfig, *, planning: bool) -> tuple[Mapping[str, Any]
             raise
         model = KNOWN_MODELS[name].config
         source = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
-    check_architecture(model, config.model)
+    check_architecture(model, config.model, config.lora.targets)
     return model, source
 
 

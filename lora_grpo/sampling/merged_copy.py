@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
+
+_BASE_LAYERS = re.compile(r"\.base_layer(?=\.|$)")
+"""What PEFT's wrappers add to names. Those of experts are nested."""
 
 
 class MergedCopySampler(Sampler):
@@ -22,7 +26,11 @@ class MergedCopySampler(Sampler):
         self._layers = []
         for name, layer in policy_model.get_base_model().named_modules():
             if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None):
-                weight = _as_linear(self.model.get_submodule(name), transpose=not layer.fan_in_fan_out)
+                module = self.model.get_submodule(_BASE_LAYERS.sub("", name))
+                if parameter := getattr(layer, "parameter_name", None):  # stacked experts
+                    weight = getattr(module, parameter).detach()
+                else:
+                    weight = _as_linear(module, transpose=not layer.fan_in_fan_out)
                 self._layers.append((weight, weight.clone(), layer))
 
     def wake_up(self, *, adapter: bool) -> None:
@@ -37,11 +45,11 @@ class MergedCopySampler(Sampler):
 
 
 def can_merge(policy_model: Any) -> bool:
-    """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers."""
+    """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers and experts."""
     config = policy_model.peft_config["default"]
     more = (config.use_dora, config.lora_bias, config.modules_to_save, config.trainable_token_indices)
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
-    return not any(more) and not config.target_parameters and config.bias == "none" and not embeds
+    return not any(more) and config.bias == "none" and not embeds
 
 
 def plain_copy(model: Any) -> Any:
@@ -60,7 +68,7 @@ def plain_copy(model: Any) -> Any:
         for name, tensor in (*base.named_parameters(remove_duplicate=False), *base.named_buffers()):
             if ".lora_" in name:
                 continue
-            name = name.replace(".base_layer.", ".")
+            name = _BASE_LAYERS.sub("", name)
             if getattr(tensor, "quant_state", None) is None:
                 targets[name].copy_(tensor)
             else:

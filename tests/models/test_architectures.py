@@ -151,6 +151,16 @@ def test_a_plan_needs_the_configuration_alone_and_refuses_what_cannot_be_trained
     assert not out.exists()
 
 
+def test_experts_as_targets_are_refused_before_anything_is_loaded(folders):
+    kinds = {"qwen3 moe": ["q_proj", "up_proj"], "mixtral": ["w1", "w2", "w3"]}
+    lines = [["--model.name", str(folders / name), "--lora.targets", *given, "--plan"] for name, given in kinds.items()]
+    result = run_recipe(GSM8K, *lines)
+    assert [line for line in result.stdout.splitlines() if line.startswith("loaded")] == ["loaded [] code 2"] * 2
+    [first, second] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert first.startswith("error: --lora.targets up_proj: experts cannot be adapted") and "qwen3_moe" in first
+    assert second.startswith("error: --lora.targets w1 w2 w3: experts cannot be adapted") and "k_proj" in second
+
+
 def test_trusted_code_and_4_bit_weights_are_accepted():
     custom, _ = REFUSED["custom"]
     check_architecture(custom, ModelConfig(trust_remote_code=True))
@@ -172,6 +182,7 @@ def policy_of(folder, *targets):
 
 def test_targets_that_cannot_be_adapted_are_refused_and_a_missing_chat_template_is_noted(tmp_path, monkeypatch, capsys):
     folder = make_model(tmp_path / "model", CONFIGS["qwen3 moe"])
+    capsys.readouterr()  # progress bars
     with pytest.raises(UserError, match=r"^--lora\.targets absent: Target modules .* not found"):
         policy_of(folder, "absent")
     with pytest.raises(UserError, match=r"^--lora\.targets .*: experts cannot be adapted; pass q_proj k_proj"):

@@ -155,9 +155,13 @@ def test_a_hub_id_resolves_to_one_commit_or_is_refused_in_one_line(tmp_path, mon
     snapshot = shutil.copytree(starter.model_path(), tmp_path / "0a1b2c")
     requested = []
 
-    def download(name, revision, allow_patterns, local_files_only):
+    def download(name, revision, allow_patterns, ignore_patterns, local_files_only):
         requested.append((name, revision))
-        assert not any("bin" in pattern for pattern in allow_patterns)
+        loaded = ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "config.json"]
+        others = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors"]
+        names = [*loaded, *others, "pytorch_model.bin"]
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        assert list(huggingface_hub.utils.filter_repo_objects(names, **patterns)) == loaded
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
