@@ -34,6 +34,8 @@ Final statements. They must be unmistakable, because the last number in a text i
 - Hedges ("about", "I think", "at least", "or"), negations, questions, conditions, comparisons, list items, steps
   ("First, ..."), calculations, and multiples ("18 thousand", "18 times") are not statements. Neither are answers of
   somebody else or to a part of the question.
+- A rate ("$18 per box", but not per time, "$18 per day"), a share ("18% of the price"), or a comparison ("18 more", but
+  not "needs 18 more") counts only if the question asks for one.
 - Earlier sentences do not count, except "The answer is 17." and those that begin like the last: they make two answers.
 
 Source: the `#### N` format is from https://github.com/openai/grade-school-math (`dataset.py`). `flexible` follows
@@ -130,6 +132,22 @@ _NO_STATEMENT_WORDS = re.compile(
     r"twice|double|triple|times|plus|minus|negative|squared|cubed|(?:square|cube|root|power)s? of|factorial|lakhs?|"
     r"crores?|repeating|recurring)\b"
 )
+# Equations of several variables, which only lead to an answer.
+_VARIABLES = re.compile(r"(?<![a-z])(?:[a-z]?[xyz]{2}|[abcmn][xyz]) ?=|\b[m-z] and [m-z]\b")
+# Numbers relative to something else, and the words of a question that asks for one.
+_PER_THING = r"(?!(?:second|minute|hour|day|night|week|month|year)\b)[a-z]"
+_RELATIVE = (
+    (
+        re.compile(rf"#.*\b(?:per {_PER_THING}|apiece\b)|#(?: [a-z]+)? an? {_PER_THING}"),
+        re.compile(r"\b(?:per|each|every|apiece|an?|one|average|unit|rate|speed|fast)\b"),
+    ),
+    (re.compile(r"#% of\b"), re.compile(r"%|\b(?:percent|share|fraction|portion|part|probability|chance|odds)")),
+    (
+        re.compile(r"^(?!.*\b(?:needs?|must|requires?)\b).*#.*\bmore\b"),
+        re.compile(r"\b(?:more|additional|extra|another|still|needs?|left|remaining|difference)\b"),
+    ),
+)
+_QUESTION_END = re.compile(r"(?<=[.!?])\s+")
 # In a conclusion with a verb of its own: calculations, and words before a number that is not their result.
 _CALCULATES = re.compile(
     r"\b(?:multipl\w+|divided?|add(?:ed|s)?|subtract(?:ed|s)?|use|to)\b|(?:(?<!\btotal )(?<!\bprofit )\bof|'s|\b(?:a|"
@@ -163,7 +181,9 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     }
     contents = find_answers(completion)
     read_from = "statement" if contents == [] else "marker"
-    reason, extracted = _read_answer(completion, _find_statements(completion) if contents == [] else contents)
+    if contents == []:
+        contents = _find_statements(completion, row.get("question", ""))
+    reason, extracted = _read_answer(completion, contents)
     if extracted is not None:
         rules["robust"] = _value(extracted) == gold
         reason = "correct" if rules["robust"] else "wrong_answer"
@@ -234,7 +254,7 @@ def _closing(text: str, marker: re.Match[str]) -> int | None:
     return None
 
 
-def _find_statements(completion: str) -> list[str]:
+def _find_statements(completion: str, question: str) -> list[str]:
     """Return the final statement of a text without markers, after other answers that it states; [] if there is none.
 
     Each has exactly one number.
@@ -244,19 +264,22 @@ def _find_statements(completion: str) -> list[str]:
     if "<think>" in text or "<reasoning>" in text or _LIST_ITEM.match(lines, lines.rfind("\n") + 1):
         return []
     *earlier, last = (each if len(each) <= _LONGEST_STATEMENT else "" for each in _SENTENCE_END.split(lines))
-    statement = _statement(last) if ends_line or _CLOSED.search(last) else None
+    asked = " ".join(each for each in _QUESTION_END.split(question) if each.endswith("?")) or question
+    statement = _statement(last, asked) if ends_line or _CLOSED.search(last) else None
     if statement is None:
         return []
     subject = re.split(r"[0-9]", last, maxsplit=1)[0]
-    others = (_statement(each) for each in earlier if "answer" in each.lower() or each.startswith(subject))
+    others = (_statement(each, asked) for each in earlier if "answer" in each.lower() or each.startswith(subject))
     return [*filter(None, others), statement]
 
 
-def _statement(sentence: str) -> str | None:
-    """Return a sentence without markup if it states the only number that it has."""
+def _statement(sentence: str, asked: str) -> str | None:
+    """Return a sentence without markup if it states the only number that it has, and of a kind that is asked for."""
     text = " ".join(_MARKUP.sub(" ", _EMPHASIS.sub(r" \2 ", sentence)).replace("’", "'").split())
     wording, count = _STATED_NUMBER.subn("#", text.lower())
-    if count != 1 or _NO_STATEMENT.search(wording) or _NO_STATEMENT_WORDS.search(wording):
+    if count != 1 or any(each.search(wording) for each in (_NO_STATEMENT, _NO_STATEMENT_WORDS, _VARIABLES)):
+        return None
+    if any(relative.search(wording) and not asks.search(asked.lower()) for relative, asks in _RELATIVE):
         return None
     concludes = _CONCLUDES.match(wording) is not None
     if _STATES.search(wording):

@@ -7,8 +7,8 @@ import pytest
 from lora_grpo.tasks import gsm8k
 
 
-def graded(completion, answer="18"):
-    return gsm8k.check(completion, {"id": "t/0", "question": "How many?", "answer": answer})
+def graded(completion, answer="18", question="How many?"):
+    return gsm8k.check(completion, {"id": "t/0", "question": question, "answer": answer})
 
 
 COUNT = [
@@ -105,7 +105,6 @@ COUNT = [
     ("Therefore, the temperature change is -12 degrees.", "-12"),
     ("Therefore, the loss is -$18.", "-18"),
     ("So the account balance is ($18).", "18"),
-    ("Therefore, 18% of the students like math.", "18"),
     ("The answer is 18 °C.", "18"),
     ("The answer is 18¢.", "18"),
     ("Therefore, Tom needs 18 more.", "18"),
@@ -113,6 +112,13 @@ COUNT = [
     ("\\[ \\text{Total earnings} = \\$460 \\]\n\nThus, Eliza's earnings for this week are **$460**.", "460"),
     ("The answer is: 18\n\nThe answer is: 18\n", "18"),
     ("Total non-fiction = 18.", "18"),
+    ("The answer is 18 miles per hour.", "18"),
+    ("So the rate is 18 apples a day.", "18"),
+    ("So there are 18 seats in a bus.", "18"),
+    ("The sum of the ages is 18.", "18"),
+    ("Tax = 18.", "18"),
+    ("Pay = 18.", "18"),
+    ("AB = 18.", "18"),
 ]
 """(completion, its answer)."""
 NEAR_MISSES = [
@@ -376,8 +382,38 @@ NEAR_MISSES = [
     "So we now know the total is $18.",
     "Thus, the cost of the first item is $18.",
     "So in 2 weeks he makes $18.",
+    "xy = 18.",
+    "Therefore xyz = 18.",
+    "ax = 18.",
+    "The sum of x and y is 18.",
+    "Total of x and y: 18.",
+    "So the product of m and n is 18.",
 ]
 """Completions that do not state 18 as their answer, though most contain it."""
+
+
+RELATIVE = [
+    ("So the cost is $18 per box.", "How much does he spend?", "How much does a box cost?"),
+    ("The price is $18 per red box.", "What is the total price?", "What is the price per box?"),
+    ("The cost is $18 a box.", "How much does he spend?", "What does each box cost?"),
+    ("So the boxes cost $18 apiece.", "How much do the boxes cost together?", "How much is one box?"),
+    ("So they paid $18 in tax per box.", "How much did they pay?", "How much tax did they pay on every box?"),
+    ("The answer is 18 more.", "How many does Tom have?", "How many more does Tom have than Mary?"),
+    ("So Tom has 18 more apples.", "Tom has more than Mary. How many?", "What is the difference?"),
+    ("So Tom has 18 more.", "Ann has 7 more. How many has Tom?", "How many more has Tom if Ann has $1.50?"),
+    ("Therefore, he buys 18 more.", "How many does he buy in total?", "How many does he still have to buy?"),
+    ("The sale price is 18% of the regular price.", "What is the sale price?", "What percentage is it?"),
+    ("Therefore, 18% of the students like math.", "How many like math?", "What percent of them like math?"),
+    ("So 18% of the balls are red.", "How many are red?", "Find the probability of red."),
+]
+"""(completion, a question that it does not answer, a question that it answers)."""
+
+
+@pytest.mark.parametrize(("completion", "other", "asks"), RELATIVE)
+def test_a_rate_a_share_or_a_comparison_counts_if_the_question_asks_for_it(completion, other, asks):
+    assert graded(completion, question=other).reason == "no_answer"
+    assert graded(completion, question=asks).passed
+    assert graded(f"{completion}\n#### 18", question=other).read_from == "marker"
 
 
 @pytest.mark.parametrize(("completion", "answer"), COUNT)
