@@ -516,7 +516,8 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
     assert "model-index" not in data and "45.5" not in text and "| pass@1 |" not in text
     assert "for 40 steps by lora_grpo" in text and "**Not evaluated:**" in text
     assert "| % correct | 25.0 | 50.0 |" in text and "| reward | 1.062 | 2.75 |" in text
-    assert "On 4 rows that were not trained on" in text and "highest validation reward of 3 passes" in text
+    assert "4 validation rows" in text and "highest validation reward of 3 passes" in text
+    assert "- step: 40 of 250, with the highest validation reward, 2.75" in text
     assert "| rewards | correct_answer=2.0" in text and str(run.parent) not in text
     notes = capsys.readouterr().err
     assert LEFT_OUT in notes and f"to measure it: python scripts/evaluate.py {run} --what best --compare base" in notes
@@ -573,11 +574,10 @@ def test_gguf_files_are_named(run):
     folder = make_gguf(run)
     data, text, _ = card_of(folder, "gguf")
     assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
-    command = next(line for line in text.splitlines() if line.startswith("llama-cli "))
-    command += text.split(command)[1].split("```")[0]  # the system prompt has several lines
-    assert shlex.split(command) == [
-        *("llama-cli", "--hf-repo", "me/trained", "--hf-file", "trained-Q4_K_M.gguf", "-sys", SYSTEM_PROMPTS["xml"])
-    ]
+    assert shlex.split(text.split("```bash\n")[1].split("```")[0]) == [
+        f"SYSTEM={SYSTEM_PROMPTS['xml']}", "llama-cli", "--hf-repo", "me/trained", "--hf-file", "trained-Q4_K_M.gguf",
+        "-sys", "$SYSTEM",
+    ]  # fmt: skip
     assert "ollama run hf.co/me/trained" in text and COMMIT in text
     (folder / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
     _, text, files = card_of(folder, "gguf")
