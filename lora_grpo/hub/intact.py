@@ -77,11 +77,13 @@ def _check_modelfile(path: Path) -> None:
     source = re.search(r"^FROM +(\S.*)$", text, re.MULTILINE)
     if source is None or text.count('"""') % 2 or not text.endswith("\n"):
         raise UserError(
-            f"{path} is cut off: it lacks a FROM, a closing quote or the end of its last line; export it again with "
-            "--modelfile, or complete it"
+            f"{path} is cut off: it lacks a FROM, a closing quote or the end of its last line; write it again with "
+            "scripts/export_gguf.py --modelfile, or complete it"
         )
     if source[1].startswith("./") and not (path.parent / source[1]).is_file():
-        raise UserError(f"{path} needs {source[1]}, which is not in {path.parent}; export it again with --modelfile")
+        raise UserError(
+            f"{path} needs {source[1]}, which is not in {path.parent}; export both with scripts/export_gguf.py --modelfile"
+        )
 
 
 def _check_tokenizer_model(path: Path) -> None:

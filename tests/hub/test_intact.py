@@ -82,7 +82,7 @@ def test_a_modelfile_that_is_cut_off_is_not_uploaded(run):
     prepare(folder, "gguf", "me/trained")
     for kept in (0, 3, 40, 65, -1, -10):
         path.write_text(text[:kept])
-        with pytest.raises(UserError, match=r"is cut off: .* export it again"):
+        with pytest.raises(UserError, match=r"is cut off: .* write it again"):
             prepare(folder, "gguf", "me/trained")
     path.write_text("FROM ./other.gguf\n")
     with pytest.raises(UserError, match=r"needs \./other\.gguf, which is not in"):

@@ -166,7 +166,7 @@ def test_report_and_card_are_of_sft(trained):
     assert "Groups without variance" not in text and "GRPO loss" not in text and "Mean rewards" not in text
     assert "## Loss" in markdown and "token accuracy" in markdown and "## Reward" not in markdown
     written = card.write("me/model", facts.gather(run.adapter, "adapter"), [])
-    assert "SFTTrainer" in written and "- sft\n" in written
+    assert "trained with supervised fine-tuning" in written and "- sft\n" in written
     assert "GRPO" not in written and "- grpo\n" not in written and "num_generations" not in written
 
 
