@@ -29,6 +29,15 @@ PRE_TOKENIZERS = {
 }
 """Map the steps that split text, and whether words in the vocabulary skip merges, to llama.cpp's name."""
 
+ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
+    *("<EOT>", "_<EOT>", "<end_of_utterance>"),
+}
+"""Texts of tokens that llama.cpp always stops at.
+
+Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp (`special_eog_ids`).
+"""
+
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -116,11 +125,26 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         )
     is_sentencepiece = bool(model["byte_fallback"])
     scheme = space_prefix(spec) if is_sentencepiece else "never"
-    if scheme in ("first", "always"):  # transformers adds no space before a space
-        notes.append("llama.cpp may tokenize text after a special token or with a leading space differently")
     # transformers adds `first` only before the first text. llama.cpp also adds a space after every special token.
     starts_special = any(opening.startswith(token["content"]) for token in added.values())
+    add_space_prefix = scheme != "never" and not (scheme == "first" and starts_special)
+    if scheme == "first" and not add_space_prefix:
+        notes.append(
+            "llama.cpp will add no space before plain text, as transformers does, so its first word has other tokens; "
+            "start plain text with a space. Chats have the same tokens"
+        )
+    elif scheme == "first":
+        notes.append(
+            "llama.cpp adds a space after every special token, and transformers only at the start of a text; prompts "
+            "with special tokens have other tokens"
+        )
+    if scheme in ("first", "always") and add_space_prefix:
+        notes.append("llama.cpp adds a space to text that starts with one, and transformers does not")
     unknown = tokenizer.unk_token_id if is_sentencepiece else None
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
+    ends, unheeded = _ends(tokenizer, eos_token_ids, tokens)
+    special = {"bos": bos, "unk": unknown, "pad": tokenizer.pad_token_id, **ends}
+    notes += [f"llama.cpp does not stop at {tokens.get(token_id, token_id)}, as training did" for token_id in unheeded]
     texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
     types = _types(tokens, added, vocab_size, unknown, has_bytes=is_sentencepiece)
     return Vocabulary(
@@ -130,10 +154,10 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         types=types,
         scores=merge_scores(texts, types, merges) if is_sentencepiece else None,
         merges=None if is_sentencepiece else [" ".join(merge) for merge in merges],
-        ids=_special_ids(tokenizer, eos_token_ids, bos_id, unknown),
+        ids={kind: token_id for kind, token_id in special.items() if token_id is not None},
         add_bos=add_bos,
         add_eos=ids[-1] == tokenizer.eos_token_id,
-        add_space_prefix=scheme != "never" and not (scheme == "first" and starts_special),
+        add_space_prefix=add_space_prefix,
         eos_token_ids=list(eos_token_ids),
         chat_template=chat.with_fixed_variables(tokenizer.get_chat_template()) if tokenizer.chat_template else None,
         notes=notes,
@@ -189,13 +213,28 @@ def _types(
     return [int(kind(token_id)) for token_id in range(size)]
 
 
-def _special_ids(
-    tokenizer: Any, eos_token_ids: Sequence[int], bos_id: int | None, unknown: int | None
-) -> dict[str, int]:
-    """Return the special tokens by name. llama.cpp stops at `eos`, `eot`, `eom`, and others that it knows."""
+def _ends(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> tuple[dict[str, int], list[int]]:
+    """Return the ends of a completion by llama.cpp's names, and those that it will not stop at.
+
+    `eos` is the tokenizer's, and `eot` the end of a turn in the chat template. llama.cpp also stops at tokens with the
+    texts in ENDS. `eom` is another one.
+    """
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
-    others = [token_id for token_id in eos_token_ids if token_id != eos]
-    ids = {"bos": bos, "eos": eos, "unk": unknown, "pad": tokenizer.pad_token_id}
-    ids |= dict(zip(("eot", "eom"), others, strict=False))
-    return {name: token_id for name, token_id in ids.items() if token_id is not None}
+    turn = _end_of_turn(tokenizer, eos_token_ids, tokens)
+    others = [each for each in eos_token_ids if each not in (eos, turn) and tokens.get(each) not in ENDS]
+    ends = {"eos": eos, "eot": eos if turn is None else turn}
+    return ends | dict(zip(["eom"], others, strict=False)), others[1:]
+
+
+def _end_of_turn(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> int | None:
+    """Return the first end of a completion after an answer in the chat template, or None if there is none."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        chats = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "#answer#"}]
+        after = chat.render(tokenizer, chats).rpartition("#answer#")[2]
+    except UserError:  # the template rejects these messages
+        return None
+    places = {after.find(tokens[each]): each for each in eos_token_ids if each in tokens}
+    found = [place for place in places if place >= 0]
+    return places[min(found)] if found else None

@@ -24,6 +24,8 @@ TypeName = Literal[OwnType, QuantizeType]
 OWN_TYPES = get_args(OwnType)
 BLOCK = 32
 """Number of weights that share a scale in the quantized types of `OwnType`."""
+K_BLOCK = 256
+"""The same for the types of `QuantizeType`."""
 LARGEST_F16 = 65504.0
 
 

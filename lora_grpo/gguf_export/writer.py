@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shutil
 import struct
 import subprocess
@@ -84,6 +85,7 @@ def write_gguf(
         try:
             _write(source, lossless, model)
             _quantize(quantizer, source, output, kind)
+            notes += _fallbacks(output)
         finally:
             source.unlink(missing_ok=True)
     if modelfile:
@@ -181,3 +183,18 @@ def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
             raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
+
+
+def _fallbacks(output: Path) -> list[str]:
+    """Return a note for each type that llama-quantize used for rows that its K-quants do not divide."""
+    from gguf import GGUFReader
+
+    names: dict[str, list[str]] = {}
+    for tensor in GGUFReader(output).tensors:
+        if len(tensor.shape) > 1 and tensor.shape[0] % gguf_types.K_BLOCK:
+            names.setdefault(tensor.tensor_type.name, []).append(tensor.name)
+    return [
+        f"{len(found)} tensors are {kind} because their rows are not multiples of {gguf_types.K_BLOCK}: "
+        + ", ".join(sorted({re.sub(r"^blk\.\d+\.", "", name) for name in found}))
+        for kind, found in names.items()
+    ]

@@ -381,12 +381,17 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     (tmp_path / "out").mkdir()
     path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/requested; cp "$1" "$2"')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
-    write_gguf(tmp_path / "merged", tmp_path / "out" / "m.Q4_K_M.gguf", "q4_k_m")
+    notes = write_gguf(tmp_path / "merged", tmp_path / "out" / "m.Q4_K_M.gguf", "q4_k_m")
     assert (tmp_path / "requested").read_text() == "Q4_K_M\n"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["m.Q4_K_M.gguf"]
     fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")
     assert tensors["output.weight"].tensor_type.name == "BF16"
     assert fields["general.name"] == "m"
+    assert notes == [
+        "16 tensors are BF16 because their rows are not multiples of 256: attn_k.weight, attn_output.weight, "
+        "attn_q.weight, attn_v.weight, ffn_down.weight, ffn_gate.weight, ffn_up.weight, output.weight, "
+        "token_embd.weight"
+    ]
 
 
 def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):

@@ -197,8 +197,22 @@ def test_a_space_before_the_text_alone_has_a_note():
     tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
     found = vocabulary(tokenizer)
-    assert [note.split(" or ")[0] for note in found.notes] == ["llama.cpp may tokenize text after a special token"]
     assert not found.add_space_prefix  # a chat starts with a special token, so transformers adds no space
+    [note] = found.notes
+    assert "start plain text with a space" in note
+    lines = [line for line in LINES if line and "s>" not in line and line[0] not in " \n\r"]
+    expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
+    assert [as_llama_cpp(found, f" {line}") for line in lines] == expected
+    assert all(as_llama_cpp(found, line) != ids for line, ids in zip(lines, expected, strict=True))
+
+
+@pytest.mark.parametrize(("scheme", "words"), [("first", ["special token", "starts with one"]), ("always", ["one"])])
+def test_spaces_that_llama_cpp_adds_have_notes(scheme, words):
+    tokenizer = wrapped(sentencepiece(scheme=scheme), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = "{% for message in messages %}Q: {{ message['content'] }}</s>{% endfor %}"
+    notes = vocabulary(tokenizer).notes
+    spaces = [note for note in notes if "adds a space" in note]
+    assert len(spaces) == len(words) and all(word in note for word, note in zip(words, spaces, strict=True))
 
 
 # Special tokens
@@ -213,12 +227,21 @@ def test_special_tokens_are_control_and_added_words_are_not():
     assert found.types[-2:] == [UNUSED, UNUSED]
 
 
-def test_the_end_of_a_turn_is_eos_and_other_ends_have_names_of_their_own():
+def test_the_end_of_a_turn_is_eot_and_other_ends_are_kept():
     tokenizer = llama3_tokenizer()
     text, turn, header = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>"])
     found = vocabulary(tokenizer, ends=[text, header, turn])
-    assert found.ids == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": text, "eom": header}
+    # llama.cpp stops at <|end_of_text|> without being told.
+    assert found.ids == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": turn, "eom": header}
     assert found.eos_token_ids == [text, header, turn]
+    tokenizer.eos_token = "<|end_of_text|>"  # a base model's
+    assert vocabulary(tokenizer, ends=[text, turn]).ids == {"bos": tokenizer.bos_token_id, "eos": text, "eot": turn}
+    start = tokenizer.convert_tokens_to_ids("<|begin_of_text|>")
+    found = vocabulary(tokenizer, ends=[start, text, header, turn])
+    assert found.ids["eom"] == start
+    assert "llama.cpp does not stop at <|start_header_id|>, as training did" in found.notes
+    tokenizer.chat_template = None
+    assert vocabulary(tokenizer, ends=[text, turn]).ids["eot"] == text
 
 
 def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
@@ -227,7 +250,7 @@ def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.7}))
     write_gguf(folder, tmp_path / "m.gguf", "f16")
     fields = read(tmp_path / "m.gguf")
-    assert [fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot")] == ends
+    assert [fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot")] == [ends[0]] * 2
     assert fields["general.sampling.temp"] == pytest.approx(0.7)
 
 
