@@ -22,7 +22,7 @@ LINES = [
     "runs",
     "models",
     "sampling planning merging loss_pass",
-    "evaluation gguf_export gpu_check",
+    "evaluation gguf_export gpu_check forecast",
     "training preview report hub",
     "cli",
     "pipeline",

@@ -13,7 +13,9 @@ control that learns the format only gains what the format hides.
 
 Each base is trained with GRPO for each seed: the run and its controls (`--control`). Then both models of the run answer
 each evaluation problem another `--truth` times. The styles' own grammar reads these answers, and gives the truth that
-the intervals of the run's report must hold.
+the intervals of the run's report must hold. The truth of a format control is what the format is worth: the share of
+right answers among those in the format, minus the base's pass@1. That of a random control is 0 on average: a single one
+also moves by chance, so the last line tests the mean of all of them (sign test by permutation over runs).
 
     python tools/check_gain.py outputs/gain                                     # 36 runs; stops and continues any time
     python tools/check_gain.py outputs/gain --mixtures both --seeds 0 --table   # only the table of what is finished
@@ -29,6 +31,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from lora_grpo.evaluation.pass_at_k import paired_permutation
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXTURES = {"format": (1.0, 1 / 3), "carelessness": (0.4, 1.0), "both": (0.5, 0.5), "nothing": (1.0, 1.0)}
@@ -130,6 +136,7 @@ def show(folder: Path, mixtures: Sequence[str], seeds: Sequence[int]) -> None:
     """Print each finished run: the parts of its report and their truth, and the gain of its controls."""
     print("| base | seed | part | report, points | truth | holds |\n|---|---|---|---|---:|---|")
     held: list[bool] = []
+    gains: dict[str, list[float]] = {"format": [], "random": []}
     for mixture in mixtures:
         for seed in seeds:
             run = folder / mixture / f"seed-{seed}"
@@ -149,17 +156,30 @@ def show(folder: Path, mixtures: Sequence[str], seeds: Sequence[int]) -> None:
                 if path.is_file():
                     row = json.loads(path.read_text())["table"][0]
                     shown = _points({"value": row["difference"], "interval": row["difference_interval"]})
-                    expected = true["hidden"] if control == "format" else 0.0
                     low, high = row["difference_interval"]
-                    print(f"| {mixture} | {seed} | gain of the {control} control | {shown} p {row['p_value']:.3f} | "
-                          f"{100 * expected:+.1f} | {'yes' if low <= expected <= high else 'NO'} |")  # fmt: skip
+                    within = low <= true["worth"] <= high
+                    gains[control].append(100 * row["difference"])
+                    cells = [mixture, seed, f"gain of the {control} control", f"{shown} p {row['p_value']:.3f}"]
+                    known = [f"{100 * true['worth']:+.1f}", "yes" if within else "NO"]
+                    print(
+                        "|",
+                        *(
+                            f"{cell} |"
+                            for cell in [*cells, *(known if control == "format" else ["+0.0 on average", ""])]
+                        ),
+                    )
     print(f"{sum(held)} of {len(held)} intervals of the report hold the truth")
+    if len(gains["random"]) > 1:
+        values = np.array(gains["random"])
+        mean, p = values.mean(), paired_permutation(np.zeros(len(values)), values)
+        print(f"mean gain of {len(gains['random'])} random controls: {mean:+.1f} points, p {p:.3f}")
 
 
 def truth(folder: Path, skipped: int) -> dict[str, float]:
     """Return the parts of the gain by the grammar of the styles, from the samples after the first `skipped`.
 
-    `hidden` is what the format is worth: the share of the base's answers that are right, but not in the format.
+    `worth` is what a base would gain by the format alone: its share of right answers among those in the format, minus
+    its pass@1.
     """
     from lora_grpo.tasks import get_task
 
@@ -168,31 +188,32 @@ def truth(folder: Path, skipped: int) -> dict[str, float]:
     for path in (next(folder.glob("compared-*.jsonl")), folder / "results.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         models.append(read([line for line in lines if line["draw"] >= skipped], golds))
-    parts = dict.fromkeys(("gain in pass@1", "format", "sharpening", "rest", "hidden"), 0.0)
+    parts = dict.fromkeys(("gain in pass@1", "format", "sharpening", "rest"), 0.0)
     for name in models[0]:
-        (total, right, passed), (total_after, right_after, passed_after) = (model[name] for model in models)
+        (total, right, passed, *_), (total_after, right_after, passed_after, *_) = (model[name] for model in models)
         wrong, k, u = total - right, skipped - 1, right_after / total_after
         none = math.comb(wrong, k) / math.comb(total, k)  # unbiased for (1 - a)^k
         none_and_right = right / total * math.comb(wrong, k) / math.comb(total - 1, k)  # for a (1 - a)^k
         rest = u * none - none_and_right
         change = u - right / total
-        values = {"gain in pass@1": passed_after / total_after - passed / total, "hidden": (right - passed) / total}
+        values = {"gain in pass@1": passed_after / total_after - passed / total}
         values["format"] = values["gain in pass@1"] - change
         for part, value in {**values, "rest": rest, "sharpening": change - rest}.items():
             parts[part] += value / len(models[0])
-    return parts
+    total, _, passed, formatted, right_in_format = (sum(counts) for counts in zip(*models[0].values(), strict=True))
+    return {**parts, "worth": right_in_format / formatted - passed / total}
 
 
 def read(lines: Sequence[Mapping[str, Any]], golds: Mapping[str, str]) -> dict[str, list[int]]:
-    """Return the samples, the right ones, and the right ones in the format, by problem."""
+    """Return the numbers of samples, right ones, passed ones, ones in the format, and right ones in it, by problem."""
     counts: dict[str, list[int]] = {}
     for line in lines:
-        count = counts.setdefault(line["task_id"], [0, 0, 0])
+        count = counts.setdefault(line["task_id"], [0] * 5)
         text, gold = line["completion"], golds[line["task_id"]]
-        answer = re.fullmatch(r"<reasoning>\n.*\n</reasoning>\n<answer>\n(.*)\n</answer>", text, re.DOTALL)
-        found = answer or (None if line["truncated"] or "<" in text else _NUMBER.search(text))
+        answer = re.search(r"<answer>\n(.*)\n</answer>$", text)
+        found = answer or (None if line["truncated"] else _NUMBER.search(text))
         is_right = found is not None and found[1] == gold
-        for index, value in enumerate((True, is_right, is_right and answer is not None)):
+        for index, value in enumerate((True, is_right, line["passed"], bool(answer), is_right and bool(answer))):
             count[index] += value
     return counts
 

@@ -9,7 +9,7 @@
 run.py         samples groups from the base model, with the prompts of the first training steps; --dry-run
 groups.py      a group, and the summary of all groups with 95% intervals
 diagnosis.py   the verdict, its reason, and what to change
-page.py        prints the preview
+page.py        prints the preview and the forecast
 """
 
 from lora_grpo.preview.run import dry_run, preview, show_settings

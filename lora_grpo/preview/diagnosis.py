@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 from lora_grpo.config import RunConfig
 from lora_grpo.preview.groups import Group, Summary, measure, share_of
-from lora_grpo.rewards import is_format_reward
+from lora_grpo.rewards import RIGHT_REWARDS, is_format_reward
 from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, source_of_rows
-
-RIGHT_REWARDS = (
-    *("correct_answer", "passes_tests", "share_of_tests_passed"),
-    *("accuracy_reward", "reasoning_accuracy_reward"),
-)
-"""Rewards for a correct answer."""
 
 _MOST_FLAT = 0.8
 """At or above this share of groups with equal rewards, or of truncated completions, GRPO gets hardly any signal."""

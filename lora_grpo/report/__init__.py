@@ -12,6 +12,7 @@ The page is a single file that makes no network requests. Model output is always
 writing.py         the command and its output files
 facts.py           summarizes a run in sentences and tables
 controls.py        compares a run with its controls
+forecasts.py       compares the forecast of a run with its outcome
 plots.py           selects the curves to plot, for one run or two
 charts.py          draws a plot as SVG and PNG
 sampled_texts.py   data for the page's completion browser

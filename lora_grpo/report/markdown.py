@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import Report, printable
-from lora_grpo.report import controls, facts
+from lora_grpo.report import controls, facts, forecasts
 from lora_grpo.runs import RunFiles
 
 
@@ -25,6 +25,8 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     if compared := controls.compared(run, evaluation):
         lines += ["## The run and its controls", "", *table(*compared)]
         lines += [line for note in controls.notes(run) for line in (escape(note), "")]
+    if forecast := forecasts.forecast_table(run, evaluation):
+        lines += ["## Forecast and outcome", "", *table(*forecast)]
     if changes := facts.changes(run):
         lines += [f"## {facts.trained_metrics(run)[0]}", "", *table(["", "first step", "last step"], changes)]
     if times := facts.times(run):

@@ -67,6 +67,12 @@ class Reward:
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Rewards in `trl.rewards` that need no arguments. A user's file can define the others."""
 
+RIGHT_REWARDS = (
+    *("correct_answer", "passes_tests", "share_of_tests_passed"),
+    *("accuracy_reward", "reasoning_accuracy_reward"),
+)
+"""Short names of the rewards for a correct answer."""
+
 _FORMAT_WORDS = re.compile(r"(?<![a-z])(?:format|pattern|tag_count|integer_answer)")
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
 _KINDS = (*LENGTH_REWARDS, "pattern", "trl")

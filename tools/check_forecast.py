@@ -1,0 +1,134 @@
+"""Check the forecast of `--preview` on short runs of the starter recipes with settings drawn at random.
+
+    python tools/check_forecast.py outputs/forecast                      # 64 runs, half a minute each
+    python tools/check_forecast.py outputs/forecast --first 100 --runs 4
+
+Run N draws its settings from seed N: the recipe, how many calculations a problem has, the learning rate, the numbers of
+steps, prompts and completions, and the limit of a completion. The runs with an even number gave the constants of
+`lora_grpo/preview/forecast.py`, those with an odd number check its intervals. Finished runs are kept, so a repeated
+command continues.
+
+    python tools/check_forecast.py outputs/forecast --fit                # try other constants on the even runs
+
+The table shows how many intervals hold the outcome, and the mean width of the interval of pass@1. `--fit` compares
+constants by the mean interval score of pass@1, in points: the width, plus 20 times the distance to an outcome outside
+of it. Lower is better (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
+"""
+
+import argparse
+import itertools
+import json
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark_result import execute
+
+from lora_grpo import forecast
+from lora_grpo.evaluation import Report, read_report, wilson_interval
+from lora_grpo.report.forecasts import forecasts
+from lora_grpo.runs import RunFiles, read_run
+
+ROOT = Path(__file__).resolve().parents[1]
+TASK = """
+from lora_grpo.starter import problems
+from lora_grpo.tasks import chat, get_task
+
+SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["xml"]
+
+
+def load(split):
+    return [row for row in problems("starter", split) if row["difficulty"] == {difficulty}]
+
+
+def check(completion, row):
+    return get_task("starter").check(completion, row).passed
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the runs")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    parser.add_argument("--runs", type=int, default=64, help="number of runs")
+    parser.add_argument("--fit", action="store_true", help="compare constants on the even runs")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    for difficulty in (1, 2, 3):
+        (folder / f"difficulty_{difficulty}.py").write_text(TASK.format(difficulty=difficulty), encoding="utf-8")
+    numbers = range(arguments.first, arguments.first + arguments.runs)
+    for number in numbers:
+        train(folder, number)
+    even, odd = ([read(folder / f"run-{number:03d}") for number in numbers if number % 2 == rest] for rest in (0, 1))
+    if arguments.fit:
+        fit(even)
+    print("| runs | forecast | intervals that hold the outcome | mean width |\n|---|---|---:|---:|")
+    for name, runs in (("even, used for the fit", even), ("odd", odd)):
+        show(name, runs)
+
+
+def train(folder: Path, number: int) -> None:
+    """Train a run, unless it is finished."""
+    run = folder / f"run-{number:03d}"
+    record = run / "run.json"
+    if record.exists() and json.loads(record.read_text(encoding="utf-8"))["status"] == "complete":
+        return
+    flags = settings(folder, number)
+    execute(ROOT, [*flags, "--output-dir", run, "--overwrite"])
+    table = json.loads(record.read_text(encoding="utf-8"))["results"]["table"]
+    print(f"{run.name}: {table[0]['before']:.1%} -> {table[0]['after']:.1%}, {' '.join(map(str, flags))}", flush=True)
+
+
+def settings(folder: Path, number: int) -> list[object]:
+    """Return the command of a run."""
+    rng = random.Random(number)
+    task = rng.choice(["gsm8k", "gsm8k", "code", 1, 2, 3])
+    recipe = "code_lora" if task == "code" else "gsm8k_lora"
+    flags: list[object] = [f"recipes/{recipe}.py", "--preset", "starter", "--seed", number]
+    flags += ["--task", folder / f"difficulty_{task}.py"] if isinstance(task, int) else []
+    flags += ["--train.learning-rate", f"{math.exp(rng.uniform(math.log(1e-4), math.log(2e-3))):.1e}"]
+    flags += ["--train.max-steps", rng.randint(4, 40), "--train.prompts-per-step", rng.choice([4, 8])]
+    flags += ["--sampling.num-generations", rng.choice([4, 8, 16])]
+    flags += ["--sampling.max-completion-tokens", 56 if task == "code" else rng.choice([32, 48, 64])]
+    flags += ["--data.eval-limit", "200", "--eval.num-samples", "2", "--eval.k", "1"]
+    return [*flags, "--train.micro-batch-size", "16", "--monitor.rows", "0", "--monitor.stop-on", "nan"]
+
+
+Run = tuple[RunFiles, Report | None]
+
+
+def read(run: Path) -> Run:
+    return read_run(run), read_report(run / "evaluation")
+
+
+def show(name: str, runs: Sequence[Run]) -> None:
+    """Print how many intervals of these runs hold the outcome."""
+    found = [each for run in runs if (each := list(forecasts(*run).values()))]
+    for index, what in enumerate(("groups with different rewards", "reward", "pass@1")):
+        held = [each[index][0].low <= each[index][1] <= each[index][0].high for each in found]
+        width = statistics.fmean(each[index][0].high - each[index][0].low for each in found)
+        low, high = wilson_interval(sum(held), len(held))
+        share = f"{sum(held)} of {len(held)}, {100 * sum(held) / len(held):.0f}% [{100 * low:.0f}, {100 * high:.0f}]"
+        print(f"| {name} | {what} | {share} | {width:.2f} |")
+    print(f"| {name} | without a forecast | {len(runs) - len(found)} of {len(runs)} | |")
+
+
+def fit(runs: Sequence[Run]) -> None:
+    """Print the interval score of each pair of constants, best first."""
+    scores = []
+    for forecast.SPEED, forecast.SPREAD in itertools.product(range(100, 225, 25), (0.2, 0.3, 0.4, 0.5, 0.6)):
+        found = [list(each.values())[-1] for run in runs if (each := forecasts(*run))]
+        misses = [max(0.0, each.low - outcome, outcome - each.high) for each, outcome in found]
+        widths = [each.high - each.low for each, _ in found]
+        score = 100 * statistics.fmean(width + 20 * miss for width, miss in zip(widths, misses, strict=True))
+        scores.append((score, forecast.SPEED, forecast.SPREAD))
+    for score, speed, spread in sorted(scores)[:5]:
+        print(f"SPEED {speed}, SPREAD {spread}: interval score {score:.1f} points")
+    _, forecast.SPEED, forecast.SPREAD = min(scores)
+
+
+if __name__ == "__main__":
+    main()
