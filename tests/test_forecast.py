@@ -7,7 +7,7 @@ import pytest
 from helpers.report_runs import completion, write_run
 
 from lora_grpo import forecast
-from lora_grpo.config import RunConfig, replace
+from lora_grpo.config import RunConfig, endless_steps, replace
 from lora_grpo.forecast import Sample, make_forecast, no_forecast
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
@@ -114,8 +114,6 @@ def test_the_preview_says_what_to_expect_or_why_nothing(capsys):
     other = preview_of(replace(RunConfig(), {"model": {"name": "other"}}), capsys)
     assert "pass@1" not in other and "\nforecast  none: " in other
     assert "\nforecast  none: " in preview_of(RunConfig(), capsys, passed=(True,) * 4)
-    from lora_grpo.config import endless_steps
-
     config = replace(RunConfig(), {"hours": 0.5, "train": {"max_steps": endless_steps(0.5)}})
     assert "--train.max-steps" in preview_of(config, capsys)
     length = replace(RunConfig(), {"rewards": ("near_length:20",)})

@@ -1,8 +1,7 @@
 """Check what the report says about a gain, on models that answer with a known mixture of styles.
 
 A base is the starter model, trained further on word problems that are answered carefully (every step) or carelessly (a
-guess), and inside or outside the requested format. Whether an answer is careful does not depend on its format, so a
-control that learns the format only gains what the format hides.
+guess), and inside or outside the requested format.
 
 | base | careful | in the format |
 |---|---|---|
@@ -15,13 +14,14 @@ Each base is trained with GRPO for each seed: the run and its controls (`--contr
 each evaluation problem another `--truth` times. The styles' own grammar reads these answers, and gives the truth that
 the intervals of the run's report must hold. The truth of a format control is what the format is worth: the share of
 right answers among those in the format, minus the base's pass@1. That of a random control is 0 on average: a single one
-also moves by chance, so the last line tests the mean of all of them (sign test by permutation over runs).
+also moves by chance, so the last line tests the mean of all of them (permutation test over runs).
 
     python tools/check_gain.py outputs/gain                                     # 36 runs; stops and continues any time
     python tools/check_gain.py outputs/gain --mixtures both --seeds 0 --table   # only the table of what is finished
 """
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -133,46 +133,30 @@ def call(run: Path, *command: object) -> None:
 
 
 def show(folder: Path, mixtures: Sequence[str], seeds: Sequence[int]) -> None:
-    """Print each finished run: the parts of its report and their truth, and the gain of its controls."""
-    print("| base | seed | part | report, points | truth | holds |\n|---|---|---|---|---:|---|")
-    held: list[bool] = []
-    gains: dict[str, list[float]] = {"format": [], "random": []}
-    for mixture in mixtures:
-        for seed in seeds:
-            run = folder / mixture / f"seed-{seed}"
-            more = list(run.glob("evaluation/*/report.json"))
-            if not more:
-                continue
-            report = json.loads((run / "evaluation/report.json").read_text())
-            true = truth(more[0].parent, _samples_of(run))
-            gain = report["gain"]
-            for part in (gain["total"], *gain["parts"]):
-                holds = part["interval"][0] <= true[part["name"]] <= part["interval"][1]
-                held.append(holds)
-                print(f"| {mixture} | {seed} | {part['name']} | {_points(part)} | {100 * true[part['name']]:+.1f} | "
-                      f"{'yes' if holds else 'NO'} |")  # fmt: skip
-            for control in ("format", "random"):
-                path = Path(f"{run}-control-{control}") / "evaluation/report.json"
-                if path.is_file():
-                    row = json.loads(path.read_text())["table"][0]
-                    shown = _points({"value": row["difference"], "interval": row["difference_interval"]})
-                    low, high = row["difference_interval"]
-                    within = low <= true["worth"] <= high
-                    gains[control].append(100 * row["difference"])
-                    cells = [mixture, seed, f"gain of the {control} control", f"{shown} p {row['p_value']:.3f}"]
-                    known = [f"{100 * true['worth']:+.1f}", "yes" if within else "NO"]
-                    print(
-                        "|",
-                        *(
-                            f"{cell} |"
-                            for cell in [*cells, *(known if control == "format" else ["+0.0 on average", ""])]
-                        ),
-                    )
-    print(f"{sum(held)} of {len(held)} intervals of the report hold the truth")
-    if len(gains["random"]) > 1:
-        values = np.array(gains["random"])
-        mean, p = values.mean(), paired_permutation(np.zeros(len(values)), values)
-        print(f"mean gain of {len(gains['random'])} random controls: {mean:+.1f} points, p {p:.3f}")
+    """Print each finished run: the parts of its report, the gains of its controls, and the truth of each."""
+    print("| base | seed | gain | format | sharpening | rest | format control | random control |\n" + "|---" * 8 + "|")
+    held: dict[str, list[bool]] = {"run": [], "format": []}
+    random_gains: list[float] = []
+    for mixture, seed in itertools.product(mixtures, seeds):
+        run = folder / mixture / f"seed-{seed}"
+        more = list(run.glob("evaluation/*/report.json"))
+        if not more:
+            continue
+        true, gain = truth(more[0].parent, _samples_of(run)), _report(run)["gain"]
+        cells = [mixture, str(seed)]
+        for part in (gain["total"], *gain["parts"]):
+            cells.append(_points(part["value"], part["interval"], true[part["name"]], held["run"]))
+        rows = [_report(Path(f"{run}-control-{control}"))["table"][0] for control in ("format", "random")]
+        cells.append(_points(rows[0]["difference"], rows[0]["difference_interval"], true["worth"], held["format"]))
+        cells.append(_points(rows[1]["difference"], rows[1]["difference_interval"]))
+        random_gains.append(100 * rows[1]["difference"])
+        print(f"| {' | '.join(cells)} |")
+    print(f"{sum(held['run'])} of {len(held['run'])} intervals of the runs hold the truth")
+    print(f"{sum(held['format'])} of {len(held['format'])} intervals of the format controls hold the truth")
+    if len(random_gains) > 1:
+        values = np.array(random_gains)
+        p = paired_permutation(np.zeros(len(values)), values)
+        print(f"mean gain of {len(values)} random controls: {values.mean():+.1f} points, p {p:.3f}")
 
 
 def truth(folder: Path, skipped: int) -> dict[str, float]:
@@ -222,9 +206,18 @@ def _samples_of(run: Path) -> int:
     return json.loads((run / "run.json").read_text())["config"]["eval"]["num_samples"]
 
 
-def _points(part: Mapping[str, Any]) -> str:
-    low, high = part["interval"]
-    return f"{100 * part['value']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+def _report(run: Path) -> dict[str, Any]:
+    return json.loads((run / "evaluation/report.json").read_text())
+
+
+def _points(value: float, interval: Sequence[float], true: float | None = None, held: list[bool] | None = None) -> str:
+    """Return a value with its interval and the truth, in points. Add to `held` whether the interval holds the truth."""
+    low, high = interval
+    text = f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    if true is None or held is None:
+        return text
+    held.append(low <= true <= high)
+    return f"{text}, truth {100 * true:+.1f}{'' if held[-1] else ' (outside)'}"
 
 
 if __name__ == "__main__":
