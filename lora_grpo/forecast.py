@@ -16,10 +16,10 @@ rate p of a problem before training, and the share t of truncated completions, w
   shares of the different rewards among the right and among the wrong completions of the sample.
 
 The intervals should hold 90% of the outcomes. They are those of 2,000 simulated runs, each of which draws the problems
-again (Bayesian bootstrap), the pass rate of each and the share that teaches (beta posteriors), the speed (log-normal),
-and the noise of the steps that the outcome is measured on.
+again (Bayesian bootstrap), the rates of each and the share that teaches (beta posteriors), the speed (log-normal), and
+the noise of the steps that the outcome is measured on.
 
-SPEED and its spread are a fit to 32 short runs of the bundled starter model; 32 others check the intervals
+SPEED and its spread are a fit to 64 short runs of the bundled starter model; 32 others check the intervals
 (docs/benchmarks.md#the-forecast). Other models learn at other speeds.
 """
 
@@ -36,7 +36,7 @@ from lora_grpo.config import STARTER
 
 SPEED = 150.0
 """Rise of the log-odds for a learning rate of 1 in one step."""
-SPREAD = 0.4
+SPREAD = 0.3
 """Standard deviation of the logarithm of the speed."""
 LAST = 5
 """The reward after training is the mean of this many last steps."""
@@ -116,13 +116,15 @@ def make_forecast(
     unequal = int((np.ptp(rewards, axis=1) > _EQUAL).sum())
     if not unequal:
         return None
-    most = 1 - float(np.mean([each.truncated for group in groups for each in group]))
+    truncated = np.array([[each.truncated for each in group] for group in groups], dtype=float)
     rise = learning_rate * SPEED * np.exp(SPREAD * rng.standard_normal((_SIMULATED, 1)))
-    weights = rng.dirichlet(np.ones(count), _SIMULATED)
+    # Weights of 1 would make the variance of the mean (count - 1) / (count + 1) of what it is.
+    weights = rng.dirichlet(np.full(count, max(0.25, 1 - 2 / count)), _SIMULATED)
 
     def mean_over_problems(values: Floats) -> Floats:
         return (weights * values).sum(1)
 
+    most = 1 - mean_over_problems(_posterior(truncated, rng))[:, np.newaxis]
     pass_rates = _Rates(passed, most, rise, rng)
     of_right, of_wrong = (_shares(rewards[passed == each]) for each in (1, 0))
 
@@ -151,11 +153,9 @@ def make_forecast(
 class _Rates:
     """The rate of each problem in simulated runs, given values from 0 to 1 of shape (problems, completions)."""
 
-    def __init__(self, values: Floats, most: float, rise: Floats, rng: np.random.Generator) -> None:
-        mean = (values.sum() + 0.5) / (values.size + 1)
-        sums, size = values.sum(1), values.shape[1]
-        self.most = max(most, mean)  # a completion may be right and truncated after its answer
-        rates = rng.beta(sums + mean, size - sums + 1 - mean, (_SIMULATED, len(values)))
+    def __init__(self, values: Floats, most: Floats, rise: Floats, rng: np.random.Generator) -> None:
+        rates = _posterior(values, rng)
+        self.most = np.maximum(most, rates.mean(1, keepdims=True))  # a completion may be truncated after its answer
         rates = np.clip(rates, 1e-6, self.most - 1e-6)
         self.odds, self.rise = rates / (self.most - rates), rise
 
@@ -163,6 +163,13 @@ class _Rates:
         """Return the rates after a step, shape (simulated runs, problems)."""
         odds = self.odds * np.exp(self.rise * step)
         return self.most * odds / (1 + odds)
+
+
+def _posterior(values: Floats, rng: np.random.Generator) -> Floats:
+    """Draw the rate of each problem from its posterior; the prior is worth one completion at the mean of all."""
+    mean = (values.sum() + 0.5) / (values.size + 1)
+    sums = values.sum(1)
+    return rng.beta(sums + mean, values.shape[1] - sums + 1 - mean, (_SIMULATED, len(values)))
 
 
 def _shares(rewards: Floats) -> Floats:

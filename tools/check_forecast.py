@@ -1,14 +1,13 @@
 """Check the forecast of `--preview` on short runs of the starter recipes with settings drawn at random.
 
-    python tools/check_forecast.py outputs/forecast                      # 64 runs, half a minute each
+    python tools/check_forecast.py outputs/forecast                      # 96 runs, half a minute each
     python tools/check_forecast.py outputs/forecast --first 100 --runs 4
 
 Run N draws its settings from seed N: the recipe, how many calculations a problem has, the learning rate, the numbers of
-steps, prompts and completions, and the limit of a completion. The runs with an even number gave the constants of
-`lora_grpo/preview/forecast.py`, those with an odd number check its intervals. Finished runs are kept, so a repeated
-command continues.
+steps, prompts and completions, and the limit of a completion. The formula of `lora_grpo/forecast.py` and its constants
+were chosen on the runs before number 64; the others check it. Finished runs are kept, so a repeated command continues.
 
-    python tools/check_forecast.py outputs/forecast --fit                # try other constants on the even runs
+    python tools/check_forecast.py outputs/forecast --fit                # try other constants on the first 64 runs
 
 The table shows how many intervals hold the outcome, and the mean width of the interval of pass@1. `--fit` compares
 constants by the mean interval score of pass@1, in points: the width, plus 20 times the distance to an outcome outside
@@ -32,6 +31,8 @@ from lora_grpo.report.forecasts import forecasts
 from lora_grpo.runs import RunFiles, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
+USED = 64
+"""Number of runs that the formula was chosen on."""
 TASK = """
 from lora_grpo.starter import problems
 from lora_grpo.tasks import chat, get_task
@@ -52,8 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the runs")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
-    parser.add_argument("--runs", type=int, default=64, help="number of runs")
-    parser.add_argument("--fit", action="store_true", help="compare constants on the even runs")
+    parser.add_argument("--runs", type=int, default=96, help="number of runs")
+    parser.add_argument("--fit", action="store_true", help="compare constants on the runs of the fit")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,12 +63,17 @@ def main() -> None:
     numbers = range(arguments.first, arguments.first + arguments.runs)
     for number in numbers:
         train(folder, number)
-    even, odd = ([read(folder / f"run-{number:03d}") for number in numbers if number % 2 == rest] for rest in (0, 1))
+    runs = {number: read(folder / f"run-{number:03d}") for number in numbers}
+    sets = {
+        "of the fit": [run for number, run in runs.items() if number < USED],
+        "others": [run for number, run in runs.items() if number >= USED],
+    }
     if arguments.fit:
-        fit(even)
+        fit(sets["of the fit"])
     print("| runs | forecast | intervals that hold the outcome | mean width |\n|---|---|---:|---:|")
-    for name, runs in (("even, used for the fit", even), ("odd", odd)):
-        show(name, runs)
+    for name, each in sets.items():
+        if each:
+            show(name, each)
 
 
 def train(folder: Path, number: int) -> None:
