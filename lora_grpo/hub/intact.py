@@ -82,7 +82,7 @@ def _check_modelfile(path: Path) -> None:
         )
     if source[1].startswith("./") and not (path.parent / source[1]).is_file():
         raise UserError(
-            f"{path} needs {source[1]}, which is not in {path.parent}; export both with scripts/export_gguf.py --modelfile"
+            f"{path} needs {source[1]}, which is not in {path.parent}; export both with scripts/export_gguf.py"
         )
 
 
