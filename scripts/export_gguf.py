@@ -1,7 +1,8 @@
-"""Export a run or a merged model as one GGUF file for llama.cpp, Ollama and LM Studio.
+"""Export a run, a merged model or an adapter as a GGUF file for llama.cpp, Ollama and LM Studio.
 
     python scripts/export_gguf.py outputs/gsm8k_lora --modelfile
     python scripts/export_gguf.py merged/ --type q4_k_m
+    python scripts/export_gguf.py outputs/gsm8k_lora --what adapter
 
 K-quants such as q4_k_m need llama.cpp's llama-quantize on the PATH.
 """

@@ -1,4 +1,4 @@
-"""Export a run or a merged model as one GGUF file for llama.cpp, Ollama, and LM Studio.
+"""Export a run, a merged model, or an adapter as a GGUF file for llama.cpp, Ollama, and LM Studio.
 
     export(ExportOptions(Path("outputs/gsm8k_lora"), modelfile=True))    # outputs/gsm8k_lora/gguf/gsm8k_lora.Q8_0.gguf
 
@@ -6,12 +6,15 @@
     tokenizer   ── tokenizer ─────► vocabulary, merges, special tokens, chat template
     weights     ── types ─────────► Q8_0, F16, ..., in blocks of rows
                                     K-quants: a 16-bit file, then llama.cpp's llama-quantize
+    adapter     ── lora ──────────► A and B of each tensor, for llama.cpp's --lora
 
 The gguf package writes the format and quantizes. The export fails if llama.cpp would compute something differently from
 transformers.
 
 cli.py             command-line flags and printed output
-writer.py          writes the file atomically
+writer.py          writes a model
+lora.py            writes an adapter
+file.py            opens a file that is complete or absent
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
 types.py           chooses the type of each tensor and converts it
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
@@ -20,5 +23,6 @@ modelfile.py       Ollama's Modelfile, with the chat template translated to Go
 """
 
 from lora_grpo.gguf_export.cli import ExportOptions, export
+from lora_grpo.gguf_export.lora import LORA_FILE
 
-__all__ = ["ExportOptions", "export"]
+__all__ = ["LORA_FILE", "ExportOptions", "export"]

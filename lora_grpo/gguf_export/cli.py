@@ -13,12 +13,15 @@ import tyro
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, lock
+from lora_grpo.gguf_export.lora import LORA_FILE, write_lora
 from lora_grpo.gguf_export.modelfile import modelfile_path
 from lora_grpo.gguf_export.types import TypeName
 from lora_grpo.gguf_export.writer import write_gguf
 from lora_grpo.merging import REPORT, merged_model
-from lora_grpo.models import BEST, choose_adapter, source_adapter
+from lora_grpo.models import ADAPTER_CONFIG, BEST, choose_adapter, source_adapter
 from lora_grpo.runs import read_record, system_prompt
+
+DEFAULT_TYPE: TypeName = "q8_0"
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -29,18 +32,20 @@ class ExportOptions:
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MERGED")]
     """A run or an adapter, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or
     32-bit safetensors, and the tokenizer."""
-    what: Literal["adapter", "best"] = "adapter"
-    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
-    type: TypeName = "q8_0"
-    """Weight type. `q8_0` is half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1` are
-    smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
-    llama-quantize."""
+    what: Literal["merged", "best", "adapter"] = "merged"
+    """`merged`: a model with the run's last adapter. `best`: a model with the one of the highest validation reward, in
+    RUN/best. `adapter`: the adapter alone, for llama.cpp's --lora with a GGUF file of the base."""
+    type: TypeName | None = None
+    """Weight type of a model; default: q8_0, half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1`
+    are smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
+    llama-quantize. An adapter is always f32."""
     modelfile: bool = False
     """Also write an Ollama Modelfile with the chat template and the stop tokens."""
     output_dir: Path | None = None
-    """Folder of the file; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run."""
+    """Folder of the file; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run. The file of an
+    adapter is written beside its weights."""
     output: Path | None = None
-    """The file itself, in place of --output-dir; default: RUN.Q8_0.gguf in that folder."""
+    """The file itself, in place of --output-dir; default: RUN.Q8_0.gguf in that folder, or adapter_model.gguf."""
 
 
 def export(options: ExportOptions) -> None:
@@ -55,15 +60,19 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"--output {options.output} is a folder; pass it with --output-dir")
     if options.output is not None and options.output.exists() and not _is_gguf(options.output):
         raise UserError(f"--output {options.output} is not a GGUF file and would be replaced; pass a new file name")
+    if options.what == "adapter":
+        _export_adapter(options, folder)
+        return
+    kind = options.type or DEFAULT_TYPE
     folder = merged_model(folder).resolve()
     run = folder.parent if (folder.parent / "run.json").is_file() else None
-    default = default_output(folder, run, options.type)
+    default = default_output(folder, run, kind)
     output = options.output or (options.output_dir or default.parent) / default.name
     above = folder.parents[:2]  # a checkpoint is two levels below its run
     trained_by = next((parent for parent in above if (parent / "run.json").is_file()), None)
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
-        notes = write_gguf(folder, output, options.type, modelfile=options.modelfile, system_prompt=prompt)
+        notes = write_gguf(folder, output, kind, modelfile=options.modelfile, system_prompt=prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         with atomic.new_file(copy) as temporary:
@@ -75,6 +84,21 @@ def export(options: ExportOptions) -> None:
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", default.name.rsplit(".", 2)[0].lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
+
+
+def _export_adapter(options: ExportOptions, folder: Path) -> None:
+    if options.type not in (None, "f32"):
+        raise UserError(f"--type {options.type} is for models, and an adapter is f32; leave it out")
+    if options.modelfile:
+        raise UserError("--modelfile is for models; leave it out, or export the merged model with --what merged")
+    adapter = folder / "adapter" if (folder / "run.json").is_file() else folder
+    if not (adapter / ADAPTER_CONFIG).is_file() or not (adapter / "adapter_model.safetensors").is_file():
+        raise UserError(f"{folder} holds no adapter with {ADAPTER_CONFIG} and safetensors; pass a run or an adapter")
+    output = options.output or (options.output_dir or adapter) / LORA_FILE
+    with lock.holding(output.parent):
+        write_lora(adapter, output)
+    print(f"{output}  {output.stat().st_size / 1e6:.1f} MB")
+    print(f"  llama-cli -m BASE.gguf --lora {shlex.quote(str(output))}")
 
 
 def _is_gguf(path: Path) -> bool:

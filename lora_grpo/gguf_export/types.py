@@ -61,10 +61,10 @@ def encoded(source: StoredTensor, kind: GGMLQuantizationType, heads: int | None)
             raise UserError(
                 f"{source.name} holds {largest:.3g}, and {kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
             )
-        yield quantize(_interleaved(values, heads) if heads else values, kind)
+        yield quantize(interleaved(values, heads) if heads else values, kind)
 
 
-def _interleaved(values: Any, heads: int) -> Any:
+def interleaved(values: Any, heads: int) -> Any:
     """Reorder each head's d rows as in Meta's checkpoints: 0, d/2, 1, d/2 + 1, ...
 
     Hugging Face rotates rows i and i + d/2 together. llama.cpp's `llama` rotates rows 2i and 2i + 1 together.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import shutil
-import struct
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export import types as gguf_types
 from lora_grpo.gguf_export.architecture import Tensor
+from lora_grpo.gguf_export.file import new_gguf
 from lora_grpo.gguf_export.modelfile import write_modelfile
 from lora_grpo.gguf_export.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.models import base_model
@@ -122,27 +121,13 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
         writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
     progress = Progress(len(tensors), "GGUF")
     try:
-        with atomic.write_errors(output.parent), atomic.new_file(output, sum(sizes.values())) as temporary:
-            try:
-                writer.write_header_to_file(temporary)
-                try:
-                    writer.write_kv_data_to_file()
-                except (struct.error, ValueError, TypeError) as error:
-                    where = "config.json or generation_config.json"
-                    raise UserError(
-                        f"a number in {where} does not fit GGUF: {first_line(error)}; correct it"
-                    ) from error
-                writer.write_ti_data_to_file()
-                if factors is not None:
-                    writer.write_tensor_data(factors)
-                for done, tensor in enumerate(tensors, 1):
-                    stream = _Stream(tensor, types[tensor.name], sizes[tensor.name])
-                    writer.write_tensor_data(stream)  # type: ignore[arg-type]
-                    progress.show(done, tensor.name)
-                writer.close()
-            finally:
-                with contextlib.suppress(OSError):  # the disk is still full, and an open file keeps its space
-                    writer.close()
+        with new_gguf(writer, output, sum(sizes.values())):
+            if factors is not None:
+                writer.write_tensor_data(factors)
+            for done, tensor in enumerate(tensors, 1):
+                stream = _Stream(tensor, types[tensor.name], sizes[tensor.name])
+                writer.write_tensor_data(stream)  # type: ignore[arg-type]
+                progress.show(done, tensor.name)
     finally:
         progress.close()
     odd = [name for name in types if kind.startswith("q") and types[name].name == "F16"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
+from lora_grpo.gguf_export import LORA_FILE
 from lora_grpo.hub import token
 from lora_grpo.hub.intact import check_intact
 
@@ -32,7 +33,7 @@ _TOKENIZER = (
 )
 _LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md")
 _UPLOADED: dict[str, tuple[str, ...]] = {
-    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER, *_LICENSE),
+    "adapter": ("adapter_config.json", "adapter_model.safetensors", LORA_FILE, *_TOKENIZER, *_LICENSE),
     "merged": (
         *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
         *(*_TOKENIZER, *_LICENSE),
@@ -40,7 +41,7 @@ _UPLOADED: dict[str, tuple[str, ...]] = {
     "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *_LICENSE),
 }
 _REPLACED: dict[str, tuple[str, ...]] = {
-    "adapter": ("adapter_model*.safetensors",),
+    "adapter": ("adapter_model*.safetensors", LORA_FILE),
     "merged": ("model*.safetensors", "model*.safetensors.index.json"),
     "gguf": ("*.gguf",),
 }
@@ -120,8 +121,10 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
 
 def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:
     """Return the obsolete weights of an earlier push. All other files in the repository belong to the user."""
-    new = {file.name for file in files}
-    return [name for name in existing if name not in new and _matches(name, _REPLACED[kind])]
+    kept = {file.name for file in files}
+    if kind != "adapter":  # GGUF files may share a repository with an adapter
+        kept.add(LORA_FILE)
+    return [name for name in existing if name not in kept and _matches(name, _REPLACED[kind])]
 
 
 def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, file_tensors, model_tensors
+from lora_grpo.gguf_export import LORA_FILE
 from lora_grpo.merging import REPORT, read_report
 
 
@@ -26,7 +27,7 @@ def check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
         if path.suffix == ".safetensors":
             file_tensors(path)
         elif path.suffix == ".gguf":
-            _check_gguf(path)
+            _check_gguf(path, kind)
         elif path.suffix == ".jinja":
             _check_template(path)
         elif path.name.endswith("Modelfile"):
@@ -46,14 +47,19 @@ def check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
             )
 
 
-def _check_gguf(path: Path) -> None:
-    """Raise a UserError if a header or a tensor of a GGUF file is missing or cut off."""
-    from gguf import GGUFReader
+def _check_gguf(path: Path, kind: str) -> None:
+    """Raise a UserError if a header or a tensor of a GGUF file is missing or cut off, or if a model is an adapter."""
+    from gguf import GGUFReader, GGUFType
 
     try:
-        GGUFReader(path)
+        content = GGUFReader(path).get_field("general.type")
     except (ValueError, LookupError, OSError, OverflowError) as error:
         raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None
+    if kind == "gguf" and content and content.contents() == GGUFType.ADAPTER:
+        raise UserError(
+            f"{path} is an adapter, and the card of a GGUF folder is about models; move it to the folder of its "
+            f"adapter as {LORA_FILE}, and push that"
+        )
 
 
 def _check_template(path: Path) -> None:
