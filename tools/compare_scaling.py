@@ -1,15 +1,15 @@
 """Compare ways to scale rewards: short runs of the starter recipes with the same seeds, rows and number of steps.
 
-    python tools/compare_scaling.py outputs/scaling                              # 33 runs of one or two minutes
-    python tools/compare_scaling.py outputs/scaling --tasks gsm8k --seeds 0
+    python tools/compare_scaling.py outputs/scaling --tasks gsm8k code           # 21 runs of one or two minutes
+    python tools/compare_scaling.py outputs/scaling --tasks late --steps 56      # 12 runs
 
 Scalings: `group`, `batch` and `none` are TRL's `scale_rewards`: a group's centered rewards are divided by its standard
 deviation, by that of the batch, or not at all. `each` normalizes every reward in its group, and their sum in the batch
 (`multi_objective_aggregation=normalize_then_sum`).
 
-Tasks: `gsm8k` and `code` are the default recipes. `hard` trains the first one on problems of three calculations only,
-where the format is learned before the answer. The reward of `code` is 0 or 1, so `each` would be `group` at another
-learning rate.
+Tasks: `gsm8k` and `code` are the default recipes. `late` is the first one on a base that calculates in only a tenth of
+its answers and guesses in the others, half of them in the requested format, so it learns the format before the answer.
+The reward of `code` is 0 or 1, so `each` would be `group` at another learning rate.
 
 The scalings take turns, seed by seed. Finished runs are kept, so a repeated command continues. Columns: pass@1 on the
 validation rows every few steps, with one sample per row and the same sampling seeds; the area under this curve, as its
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmark_result import execute
+from check_gain import build
 
 from lora_grpo.evaluation.pass_at_k import paired_permutation
 
@@ -36,21 +37,9 @@ SCALINGS = {
     "each": "multi_objective_aggregation=normalize_then_sum",
 }
 TASKS = {"gsm8k": ("gsm8k_lora", [*SCALINGS]), "code": ("code_lora", ["group", "batch", "none"])}
-TASKS["hard"] = ("gsm8k_lora", [*SCALINGS])
-HARD = """
-from lora_grpo.starter import problems
-from lora_grpo.tasks import chat, get_task
-
-SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["xml"]
-
-
-def load(split):
-    return [row for row in problems("starter", split) if row["difficulty"] == 3]
-
-
-def check(completion, row):
-    return get_task("starter").check(completion, row).passed
-"""
+TASKS["late"] = ("gsm8k_lora", [*SCALINGS])
+LATE = (0.1, 0.5)
+"""Share of careful answers, and share of answers in the format, of the base of `late`."""
 EVERY = 8
 """Steps between validation passes."""
 
@@ -64,8 +53,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps < EVERY or arguments.steps % EVERY:
         parser.error(f"--steps must be a multiple of {EVERY}, got {arguments.steps}")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    (arguments.folder / "hard.py").write_text(HARD, encoding="utf-8")
     for task in arguments.tasks:
         _, scalings = TASKS[task]
         for number, seed in enumerate(arguments.seeds):
@@ -85,8 +72,8 @@ def train(folder: Path, task: str, scaling: str, seed: int, steps: int) -> None:
     command += ["--overwrite", "--seed", str(seed), "--grpo", SCALINGS[scaling], "--train.max-steps", str(steps)]
     command += ["--train.checkpoint-steps", str(steps), "--eval.num-samples", "0", "--data.eval-limit", "20"]
     command += ["--monitor.rows", "200", "--monitor.every-steps", str(EVERY), "--monitor.stop-on", "nan"]
-    if task == "hard":
-        command += ["--task", str((folder / "hard.py").resolve())]
+    if task == "late":
+        command += ["--model.name", str(build(folder.resolve() / "base", *LATE))]
     execute(ROOT, command)
     took = json.loads(record.read_text(encoding="utf-8"))["seconds_worked"]
     steps_and_rates = ", ".join(f"{rate:.1%}" for rate in passed(run).mean(0))
