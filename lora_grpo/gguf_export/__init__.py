@@ -19,10 +19,11 @@ architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectu
 types.py           chooses the type of each tensor and converts it
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
 sentencepiece.py   scores and space prefix of SentencePiece tokenizers
-modelfile.py       Ollama's Modelfile, with the chat template translated to Go
+modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
 """
 
 from lora_grpo.gguf_export.cli import ExportOptions, export
 from lora_grpo.gguf_export.lora import LORA_FILE
+from lora_grpo.gguf_export.modelfile import HUB_FILES, check_hub_file
 
-__all__ = ["LORA_FILE", "ExportOptions", "export"]
+__all__ = ["HUB_FILES", "LORA_FILE", "ExportOptions", "check_hub_file", "export"]

@@ -35,12 +35,13 @@ class ExportOptions:
     what: Literal["merged", "best", "adapter"] = "merged"
     """`merged`: a model with the run's last adapter. `best`: a model with the one of the highest validation reward, in
     RUN/best. `adapter`: the adapter alone, for llama.cpp's --lora with a GGUF file of the base."""
-    type: TypeName | None = None
-    """Weight type of a model; default: q8_0, half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1`
-    are smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
-    llama-quantize. An adapter is always f32."""
+    type: tuple[TypeName, ...] = ()
+    """Weight types of a model, one file each; default: q8_0, half the size of 16-bit weights and nearly as accurate.
+    `q4_0` to `q5_1` are smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and
+    require llama.cpp's llama-quantize. An adapter is always f32."""
     modelfile: bool = False
-    """Also write an Ollama Modelfile with the chat template and the stop tokens."""
+    """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the same as
+    `template`, `system` and `params` for `ollama run hf.co/YOU/NAME` after a push."""
     output_dir: Path | None = None
     """Folder of the file; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run. The file of an
     adapter is written beside its weights."""
@@ -63,32 +64,38 @@ def export(options: ExportOptions) -> None:
     if options.what == "adapter":
         _export_adapter(options, folder)
         return
-    kind = options.type or DEFAULT_TYPE
+    kinds = list(dict.fromkeys(options.type)) or [DEFAULT_TYPE]
+    if options.output is not None and len(kinds) > 1:
+        raise UserError(f"--output names one file, and --type has {len(kinds)}; pass a folder with --output-dir")
     folder = merged_model(folder).resolve()
     run = folder.parent if (folder.parent / "run.json").is_file() else None
-    default = default_output(folder, run, kind)
-    output = options.output or (options.output_dir or default.parent) / default.name
+    defaults = {kind: default_output(folder, run, kind) for kind in kinds}
+    outputs: dict[str, Path] = {
+        kind: options.output or (options.output_dir or path.parent) / path.name for kind, path in defaults.items()
+    }
+    output = outputs[kinds[0]]
     above = folder.parents[:2]  # a checkpoint is two levels below its run
     trained_by = next((parent for parent in above if (parent / "run.json").is_file()), None)
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
-        notes = write_gguf(folder, output, kind, modelfile=options.modelfile, system_prompt=prompt)
+        notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         with atomic.new_file(copy) as temporary:
             shutil.copyfile(report, temporary)
     for note in notes:
         print(f"note: {note}")
-    print(f"{output}  {output.stat().st_size / 1e6:.1f} MB")
+    for path in outputs.values():
+        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
     if options.modelfile:
-        name = re.sub(r"[^a-z0-9._-]+", "-", default.name.rsplit(".", 2)[0].lower()).strip("-.") or "model"
+        name = re.sub(r"[^a-z0-9._-]+", "-", defaults[kinds[0]].name.rsplit(".", 2)[0].lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
 
 
 def _export_adapter(options: ExportOptions, folder: Path) -> None:
-    if options.type not in (None, "f32"):
-        raise UserError(f"--type {options.type} is for models, and an adapter is f32; leave it out")
+    if set(options.type) - {"f32"}:
+        raise UserError(f"--type {' '.join(options.type)} is for models, and an adapter is f32; leave it out")
     if options.modelfile:
         raise UserError("--modelfile is for models; leave it out, or export the merged model with --what merged")
     adapter = folder / "adapter" if (folder / "run.json").is_file() else folder

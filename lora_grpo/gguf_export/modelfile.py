@@ -1,5 +1,8 @@
 """Write an Ollama Modelfile: the GGUF file, a Go chat template, the training system prompt, and the stop tokens.
 
+The same values are written as `template`, `system` and `params`, which `ollama run hf.co/YOU/NAME` reads from a
+repository on the Hub in place of a Modelfile. Source: https://huggingface.co/docs/hub/ollama
+
 Ollama ignores the chat template of a GGUF file unless it recognizes it. This module renders conversations with
 placeholder messages and converts the fixed text around them to a Go template. The template is kept only if it renders
 other conversations the same way as the original.
@@ -7,6 +10,7 @@ other conversations the same way as the original.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, json_files
 from lora_grpo.gguf_export.tokenizer import Vocabulary
 from lora_grpo.tasks import chat
+
+HUB_FILES = ("template", "system", "params")
+"""The files that Hugging Face's documentation names for Ollama."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,13 @@ def modelfile_path(gguf: Path) -> Path:
     return gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
 
 
-def write_modelfile(gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None) -> list[str]:
-    """Write the Modelfile of a GGUF file, and return notes for the user."""
-    notes = []
-    lines = [f"FROM ./{gguf.name}"]
+def write_modelfiles(
+    ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
+) -> list[str]:
+    """Write the Modelfile of each GGUF file of a model and the files for the Hub, and return notes for the user."""
+    notes, lines = [], []
     turns = read_turns(tokenizer, vocabulary)
+    stops = [vocabulary.tokens[token_id] for token_id in vocabulary.eos_token_ids]
     if turns:
         lines.append(f'TEMPLATE """{turns.to_go()}"""')
     else:
@@ -64,9 +73,35 @@ def write_modelfile(gguf: Path, tokenizer: Any, vocabulary: Vocabulary, system_p
         )
     if system_prompt:
         lines.append(f'SYSTEM """{system_prompt}"""')
-    lines += [f'PARAMETER stop "{vocabulary.tokens[token_id]}"' for token_id in vocabulary.eos_token_ids]
-    atomic.write_text(modelfile_path(gguf), "\n".join(lines) + "\n")
+    lines += [f'PARAMETER stop "{stop}"' for stop in stops]
+    folder = ggufs[0].parent
+    with atomic.write_errors(folder):
+        for gguf in ggufs:
+            atomic.write_text(modelfile_path(gguf), "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n")
+        contents = (turns.to_go() if turns else "", system_prompt or "", json.dumps({"stop": stops}))
+        for name, content in zip(HUB_FILES, contents, strict=True):
+            if content:
+                atomic.write_text(folder / name, content)
+            else:
+                (folder / name).unlink(missing_ok=True)  # of an older export
     return notes
+
+
+def check_hub_file(path: Path) -> None:
+    """Check that one of HUB_FILES says what the Modelfiles beside it say. Raises UserError."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.name == "params":
+        stops = json_files.read_object(path).get("stop")
+        expected = [f'PARAMETER stop "{stop}"\n' for stop in stops] if isinstance(stops, list) else []
+    else:
+        expected = [f'{path.name.upper()} """{text}"""\n']
+    for modelfile in sorted(path.parent.glob("*Modelfile")):
+        content = modelfile.read_text(encoding="utf-8", errors="replace")
+        if not all(value in content for value in expected):
+            raise UserError(
+                f"{path} differs from {modelfile}, and Ollama reads it from the Hub; change both, or write both again "
+                "with scripts/export_gguf.py"
+            )
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:

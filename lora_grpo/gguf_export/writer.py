@@ -1,12 +1,13 @@
-"""Write a model folder as one GGUF file, tensor by tensor. The file is complete or absent."""
+"""Write a model folder as GGUF files, tensor by tensor. Every file is complete or absent."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,7 @@ from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export import types as gguf_types
 from lora_grpo.gguf_export.architecture import Tensor
 from lora_grpo.gguf_export.file import new_gguf
-from lora_grpo.gguf_export.modelfile import write_modelfile
+from lora_grpo.gguf_export.modelfile import write_modelfiles
 from lora_grpo.gguf_export.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.models import base_model
 from lora_grpo.progress import Progress
@@ -40,25 +41,26 @@ class _Model:
 
 
 def write_gguf(
-    folder: Path, output: Path, kind: str, *, modelfile: bool = False, system_prompt: str | None = None
+    folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
 ) -> list[str]:
-    """Write a transformers model as one GGUF file, and return notes for the user.
+    """Write a transformers model as GGUF files of several types, and return notes for the user.
 
     Args:
         folder: a 16-bit or 32-bit model with its tokenizer.
-        output: the file. An existing file is replaced when the new one is complete.
-        kind: one of `types.TypeName`.
-        modelfile: write an Ollama Modelfile next to it, with the system prompt.
+        outputs: the file of each type, one of `types.TypeName`, all in one folder. Existing files are replaced when all
+            new ones are complete.
+        modelfile: write an Ollama Modelfile next to each file, with the system prompt.
 
     Raises:
-        UserError: the model cannot be exported, or the disk does not have enough space. `output` is not written.
+        UserError: the model cannot be exported, or the disk does not have enough space. No file is written.
         RunError: llama-quantize failed.
     """
-    quantizer = None if kind in gguf_types.OWN_TYPES else shutil.which(QUANTIZE)
-    if quantizer is None and kind not in gguf_types.OWN_TYPES:
+    made = [kind for kind in outputs if kind not in gguf_types.OWN_TYPES]
+    quantizer = shutil.which(QUANTIZE)
+    if made and quantizer is None:
         raise UserError(
-            f"--type {kind} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass another "
-            f"--type: {', '.join(gguf_types.OWN_TYPES)}"
+            f"--type {made[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
+            f"another --type: {', '.join(gguf_types.OWN_TYPES)}"
         )
     base_model.prepare_torch(seed=0)
     network = architecture.read_model(folder)
@@ -71,29 +73,62 @@ def write_gguf(
     notes = list(vocabulary.notes)
     if (length := architecture.context_length(config)) < config.max_position_embeddings:
         notes.append(f"the context is {length} tokens, the model's sliding window")
+    kind, output = next(iter(outputs.items()))
     with atomic.write_errors(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
     name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
     model = _Model(config, tensors, vocabulary, _model_card(folder, name, tensors))
-    if quantizer is None:
-        notes += _write(output, kind, model)
-    else:
+    files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
+    source = output.with_name(f".{output.name}.16bit")
+    needed = sum(file.num_bytes + HEADER_BYTES for file in files)
+    if made:
         dtypes = {tensor.source.dtype for tensor in tensors}
-        lossless = dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
-        source = output.with_name(f".{output.name}.16bit")
+        lossless = _file(source, dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32", model)
+        needed += lossless.num_bytes + HEADER_BYTES + len(made) * (lossless.num_bytes // 2)
+    disk.check_free_space(output.parent, needed)
+    with contextlib.ExitStack() as new:
         try:
-            _write(source, lossless, model)
-            _quantize(quantizer, source, output, kind)
-            notes += _fallbacks(output)
+            for file in files:
+                new.enter_context(new_gguf(file.writer, file.output, file.num_bytes))
+            with new_gguf(lossless.writer, source, lossless.num_bytes) if made else contextlib.nullcontext():
+                _write_tensors([*files, lossless] if made else files, model)
+            for kind in made:
+                new_path = new.enter_context(atomic.new_file(outputs[kind]))
+                _quantize(str(quantizer), source, new_path, kind)
+                notes += _fallbacks(new_path)
         finally:
             source.unlink(missing_ok=True)
+    for file in files:
+        notes += file.notes()
     if modelfile:
-        notes += write_modelfile(output, tokenizer, vocabulary, system_prompt)
-    return notes
+        notes += write_modelfiles([*outputs.values()], tokenizer, vocabulary, system_prompt)
+    return list(dict.fromkeys(notes))
 
 
-def _write(output: Path, kind: str, model: _Model) -> list[str]:
-    """Write one file, and return notes for the user."""
+@dataclass(frozen=True)
+class _File:
+    """One file to write, of one of `types.OWN_TYPES`."""
+
+    output: Path
+    kind: str
+    writer: Any
+    """A `gguf.GGUFWriter`."""
+    types: dict[str, Any]
+    sizes: dict[str, int]
+    """The type of each tensor, and its size in bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def notes(self) -> list[str]:
+        odd = [name for name, kind in self.types.items() if self.kind.startswith("q") and kind.name == "F16"]
+        start = f"{len(odd)} tensors are F16 because their rows are not multiples of 32"
+        return [f"{start}: {', '.join(odd[:3])}"] if odd else []
+
+
+def _file(output: Path, kind: str, model: _Model) -> _File:
+    """Return a file with its metadata."""
     import gguf
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape
@@ -102,7 +137,6 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
     shapes = {tensor.name: tensor.source.shape for tensor in tensors}
     types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
     sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
-    disk.check_free_space(output.parent, sum(sizes.values()) + HEADER_BYTES)
 
     writer = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
@@ -119,21 +153,23 @@ def _write(output: Path, kind: str, model: _Model) -> list[str]:
         kind_of, shape = types[tensor.name], tensor.source.shape
         # With a type given, this dtype only indicates that the shape counts weights, not bytes.
         writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
-    progress = Progress(len(tensors), "GGUF")
+    return _File(output, kind, writer, types, sizes)
+
+
+def _write_tensors(files: Sequence[_File], model: _Model) -> None:
+    """Write the tensors to all files, one tensor after the other, while the system has its data in memory."""
+    factors = architecture.rope_factors(model.config)
+    progress = Progress(len(model.tensors), "GGUF")
     try:
-        with new_gguf(writer, output, sum(sizes.values())):
-            if factors is not None:
-                writer.write_tensor_data(factors)
-            for done, tensor in enumerate(tensors, 1):
-                stream = _Stream(tensor, types[tensor.name], sizes[tensor.name])
-                writer.write_tensor_data(stream)  # type: ignore[arg-type]
-                progress.show(done, tensor.name)
+        if factors is not None:
+            for file in files:
+                file.writer.write_tensor_data(factors)
+        for done, tensor in enumerate(model.tensors, 1):
+            for file in files:
+                file.writer.write_tensor_data(_Stream(tensor, file.types[tensor.name], file.sizes[tensor.name]))
+            progress.show(done, tensor.name)
     finally:
         progress.close()
-    odd = [name for name in types if kind.startswith("q") and types[name].name == "F16"]
-    return (
-        [f"{len(odd)} tensors are F16 because their rows are not multiples of 32: {', '.join(odd[:3])}"] if odd else []
-    )
 
 
 def _model_card(folder: Path, name: str, tensors: Sequence[Tensor]) -> Any:
@@ -161,13 +197,11 @@ class _Stream:
 
 
 def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
-    disk.check_free_space(output.parent, source.stat().st_size // 2)
-    with atomic.new_file(output) as temporary:
-        command = [program, str(source), str(temporary), kind.upper()]
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-        if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-            raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
+    command = [program, str(source), str(output), kind.upper()]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+        raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
 
 
 def _fallbacks(output: Path) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
-from lora_grpo.gguf_export import LORA_FILE
+from lora_grpo.gguf_export import HUB_FILES, LORA_FILE
 from lora_grpo.hub import token
 from lora_grpo.hub.intact import check_intact
 
@@ -38,7 +38,7 @@ _UPLOADED: dict[str, tuple[str, ...]] = {
         *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
         *(*_TOKENIZER, *_LICENSE),
     ),
-    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *_LICENSE),
+    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *HUB_FILES, *_LICENSE),
 }
 _REPLACED: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_model*.safetensors", LORA_FILE),

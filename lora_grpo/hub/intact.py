@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, file_tensors, model_tensors
-from lora_grpo.gguf_export import LORA_FILE
+from lora_grpo.gguf_export import HUB_FILES, LORA_FILE, check_hub_file
 from lora_grpo.merging import REPORT, read_report
 
 
@@ -32,6 +32,8 @@ def check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
             _check_template(path)
         elif path.name.endswith("Modelfile"):
             _check_modelfile(path)
+        elif kind == "gguf" and path.name in HUB_FILES:
+            check_hub_file(path)
         elif path.name == "tokenizer.model":
             _check_tokenizer_model(path)
     if kind != "merged":

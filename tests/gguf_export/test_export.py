@@ -88,7 +88,7 @@ def change_weights(folder, change):
 )
 def test_every_architecture_comes_back_with_its_weights_and_logits(tmp_path, architecture, tokenizer, changes, kind):
     save(tmp_path / "merged", architecture, tokenizer(), **changes)
-    write_gguf(tmp_path / "merged", tmp_path / "merged.gguf", kind)
+    write_gguf(tmp_path / "merged", {kind: tmp_path / "merged.gguf"})
     model, again = source(tmp_path / "merged"), reload(tmp_path / "merged.gguf")
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_every_architecture_comes_back_with_its_weights_and_logits(tmp_path, arc
 
 def test_the_starter_in_8_bits_writes_the_same_answers(tmp_path):
     folder = starter.model_path()
-    write_gguf(folder, tmp_path / "starter.gguf", "q8_0")
+    write_gguf(folder, {"q8_0": tmp_path / "starter.gguf"})
     tokenizer = AutoTokenizer.from_pretrained(folder)
     questions = ["What is 3 + 4?", "Tom has 12 pens and buys 7 more. How many pens has he?", "What is 9 * 6?"]
     for question in questions:
@@ -123,7 +123,7 @@ def test_the_starter_in_8_bits_writes_the_same_answers(tmp_path):
 
 @pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
 def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kind):
-    write_gguf(qwen2, tmp_path / "m.gguf", kind)
+    write_gguf(qwen2, {kind: tmp_path / "m.gguf"})
     fields, tensors = read(tmp_path / "m.gguf")
     assert fields["general.file_type"] == gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"]
     weights = load_file(qwen2 / "model.safetensors")
@@ -148,7 +148,7 @@ def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kin
 
 def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), intermediate_size=72)
-    notes = write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "q4_0")
+    notes = write_gguf(tmp_path / "merged", {"q4_0": tmp_path / "m.gguf"})
     tensors = read(tmp_path / "m.gguf")[1]
     assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
@@ -158,7 +158,7 @@ def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
 
 
 def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monkeypatch):
-    write_gguf(qwen2, tmp_path / "a.gguf", "q5_1")
+    write_gguf(qwen2, {"q5_1": tmp_path / "a.gguf"})
     read_rows, sizes = tensors.StoredTensor.rows, []
 
     def rows(tensor, start, stop):
@@ -167,7 +167,7 @@ def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monk
 
     monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 300)
     monkeypatch.setattr(tensors.StoredTensor, "rows", rows)
-    write_gguf(qwen2, tmp_path / "b.gguf", "q5_1")
+    write_gguf(qwen2, {"q5_1": tmp_path / "b.gguf"})
     assert 150 < max(sizes) <= 300
     found = [read(tmp_path / name)[1] for name in ("a.gguf", "b.gguf")]
     assert all(np.array_equal(tensor.data, found[1][name].data) for name, tensor in found[0].items())
@@ -179,7 +179,7 @@ def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monk
 def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
     save(tmp_path / "merged", "LlamaForCausalLM", llama3_tokenizer(), head_dim=32, rope_parameters=LLAMA3_ROPE)
     (tmp_path / "merged" / "README.md").write_text("---\nlicense: apache-2.0\n---\nA model.\n")
-    write_gguf(tmp_path / "merged", tmp_path / "maths.BF16.gguf", "bf16")
+    write_gguf(tmp_path / "merged", {"bf16": tmp_path / "maths.BF16.gguf"})
     fields, tensors = read(tmp_path / "maths.BF16.gguf")
     expected = {
         "general.architecture": "llama", "general.type": "model", "general.name": "maths",
@@ -205,7 +205,7 @@ def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
 def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
     # llama.cpp reads these biases; transformers 5.17 ignores them.
     save(tmp_path / "m", "LlamaForCausalLM", llama2_tokenizer(), attention_bias=True, mlp_bias=True)
-    write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f32")
+    write_gguf(tmp_path / "m", {"f32": tmp_path / "m.gguf"})
     tensors, weights = read(tmp_path / "m.gguf")[1], load_file(tmp_path / "m" / "model.safetensors")
     rows = [head * 16 + half * 8 + i for head in range(2) for i in range(8) for half in range(2)]
     for kind in ("weight", "bias"):
@@ -217,7 +217,7 @@ def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
 
 def test_a_sliding_window_ends_the_context(tmp_path):
     save(tmp_path / "m", "MistralForCausalLM", llama2_tokenizer(), sliding_window=100)
-    notes = write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    notes = write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
     assert read(tmp_path / "m.gguf")[0]["llama.context_length"] == 100
     assert "the context is 100 tokens, the model's sliding window" in notes
 
@@ -229,11 +229,11 @@ def test_a_tied_head_that_was_written_all_the_same_is_not_written_twice(tmp_path
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
     change_weights(tmp_path / "m", untie)
-    write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
     assert "output.weight" not in read(tmp_path / "m.gguf")[1]
 
     change_weights(tmp_path / "m", lambda weights: weights["lm_head.weight"].add_(1))  # transformers does not tie it
-    write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f16")
+    write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
     assert "output.weight" in read(tmp_path / "m.gguf")[1]
 
 
@@ -296,14 +296,14 @@ UP = "model.layers.1.mlp.up_proj.weight"
 def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoiled, kind, message):
     spoiled(copy)
     with pytest.raises(UserError, match=message) as refused:
-        write_gguf(copy, tmp_path / "out" / "m.gguf", kind)
+        write_gguf(copy, {kind: tmp_path / "out" / "m.gguf"})
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_a_large_weight_fits_into_bf16(copy, tmp_path):
     spoil(UP, -70000.0)(copy)
-    write_gguf(copy, tmp_path / "m.gguf", "bf16")
+    write_gguf(copy, {"bf16": tmp_path / "m.gguf"})
     assert (
         dequantize(
             *[getattr(read(tmp_path / "m.gguf")[1]["blk.1.ffn_up.weight"], a) for a in ("data", "tensor_type")]
@@ -325,28 +325,28 @@ def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_beg
 
     monkeypatch.setattr(types, "encoded", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_gguf(qwen2, output, "f16")
+        write_gguf(qwen2, {"f16": output})
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     begun.write_bytes(b"of a process that was killed" * 100_000)
-    write_gguf(qwen2, output, "f16")
+    write_gguf(qwen2, {"f16": output})
     assert list(tmp_path.iterdir()) == [output]
     assert read(output)[1]
 
 
 def test_an_older_file_stays_until_the_new_one_is_whole(copy, tmp_path):
-    write_gguf(copy, tmp_path / "m.gguf", "f16")
+    write_gguf(copy, {"f16": tmp_path / "m.gguf"})
     before = (tmp_path / "m.gguf").read_bytes()
     spoil("lm_head.weight", float("nan"))(copy)
     with pytest.raises(UserError):
-        write_gguf(copy, tmp_path / "m.gguf", "f16")
+        write_gguf(copy, {"f16": tmp_path / "m.gguf"})
     assert (tmp_path / "m.gguf").read_bytes() == before
 
 
 def test_too_small_a_disk_is_refused_before_anything_is_written(qwen2, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
     with pytest.raises(UserError, match=r"has 1.00 MB free and needs 3\d"):
-        write_gguf(qwen2, tmp_path / "m.gguf", "f16")
+        write_gguf(qwen2, {"f16": tmp_path / "m.gguf"})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -355,14 +355,14 @@ def test_a_disk_that_fills_up_ends_in_one_line(qwen2, tmp_path, monkeypatch):
         pytest.skip("no /dev/full")
     (tmp_path / ".m.gguf.partial").symlink_to("/dev/full")
     with pytest.raises(DiskFullError, match=r"m.gguf cannot be written: No space left on device"):
-        write_gguf(qwen2, tmp_path / "m.gguf", "f16")
+        write_gguf(qwen2, {"f16": tmp_path / "m.gguf"})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_ends_in_one_line(qwen2, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); pass another --output-dir"):
-        write_gguf(qwen2, tmp_path / "file" / "m.gguf", "f16")
+        write_gguf(qwen2, {"f16": tmp_path / "file" / "m.gguf"})
 
 
 # K-quants
@@ -381,7 +381,7 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     (tmp_path / "out").mkdir()
     path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/requested; cp "$1" "$2"')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
-    notes = write_gguf(tmp_path / "merged", tmp_path / "out" / "m.Q4_K_M.gguf", "q4_k_m")
+    notes = write_gguf(tmp_path / "merged", {"q4_k_m": tmp_path / "out" / "m.Q4_K_M.gguf"})
     assert (tmp_path / "requested").read_text() == "Q4_K_M\n"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["m.Q4_K_M.gguf"]
     fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")
@@ -394,18 +394,55 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     ]
 
 
+def test_several_types_are_written_together(qwen2, tmp_path, monkeypatch):
+    path = fake_quantizer(tmp_path / "bin", f'echo "$1" >> {tmp_path}/sources; cp "$1" "$2"')
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    kinds = ["q4_k_m", "q4_0", "q8_0", "q6_k"]
+    write_gguf(qwen2, {kind: tmp_path / "all" / f"m.{kind}.gguf" for kind in kinds})
+    assert sorted(file.name for file in (tmp_path / "all").iterdir()) == sorted(f"m.{kind}.gguf" for kind in kinds)
+    assert len(set((tmp_path / "sources").read_text().splitlines())) == 1  # both K-quants are made from one file
+    for kind in ("q4_0", "q8_0"):
+        write_gguf(qwen2, {kind: tmp_path / "one.gguf"})
+        (one, fields), (other, again) = (
+            read(tmp_path / "one.gguf")[::-1],
+            read(tmp_path / "all" / f"m.{kind}.gguf")[::-1],
+        )
+        assert fields["general.file_type"] == again["general.file_type"]
+        assert all(np.array_equal(tensor.data, other[name].data) for name, tensor in one.items())
+
+
+def test_if_one_of_several_types_fails_the_older_files_stay(qwen2, tmp_path, monkeypatch):
+    path = fake_quantizer(tmp_path / "bin", "exit 3")
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    outputs = {kind: tmp_path / "all" / f"m.{kind}.gguf" for kind in ("f16", "q8_0", "q4_k_m")}
+    write_gguf(qwen2, {"f16": outputs["f16"]})
+    before = outputs["f16"].stat()
+    with pytest.raises(RunError, match="llama-quantize failed with code 3"):
+        write_gguf(qwen2, outputs)
+    assert [file.name for file in (tmp_path / "all").iterdir()] == ["m.f16.gguf"]
+    assert outputs["f16"].stat().st_ino == before.st_ino
+
+
+def test_the_disk_must_have_space_for_all_types(qwen2, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 5 * 10**7))
+    with pytest.raises(UserError, match=r"has 50.00 MB free and needs \d+.\d+ MB"):
+        write_gguf(qwen2, {"f16": tmp_path / "a.gguf", "q8_0": tmp_path / "b.gguf"})
+    assert list(tmp_path.iterdir()) == []
+    write_gguf(qwen2, {"f16": tmp_path / "a.gguf"})
+
+
 def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):
     path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
     with pytest.raises(RunError, match="llama-quantize failed with code 3: no such type"):
-        write_gguf(qwen2, tmp_path / "m.gguf", "q6_k")
+        write_gguf(qwen2, {"q6_k": tmp_path / "m.gguf"})
     assert [file.name for file in tmp_path.iterdir()] == ["bin"]
 
 
 def test_without_llama_quantize_a_type_that_works_is_named(qwen2, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"--type q4_k_m needs llama.cpp's llama-quantize.* another --type: .*q4_1"):
-        write_gguf(qwen2, tmp_path / "m.gguf", "q4_k_m")
+        write_gguf(qwen2, {"q4_k_m": tmp_path / "m.gguf"})
 
 
 # The command
@@ -415,7 +452,8 @@ def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy,
     ended = warm.start(SCRIPT, "merged", "--modelfile", cwd=tmp_path).end()
     assert ended.returncode == 0, ended.stderr
     output = tmp_path / "merged-gguf" / "merged.Q8_0.gguf"
-    assert sorted(output.parent.glob("[!.]*")) == [output.with_name("merged.Q8_0.Modelfile"), output]
+    names = ["merged.Q8_0.Modelfile", output.name, "params", "template"]
+    assert sorted(path.name for path in output.parent.glob("[!.]*")) == names
     assert f"llama-cli -m {output}" in ended.stdout
     assert "ollama create merged -f" in ended.stdout
     assert read(output)[0]["general.name"] == "merged"
@@ -477,6 +515,17 @@ def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):
     with pytest.raises(UserError, match=r"adapter_model\.safetensors is not a GGUF file and would be replaced"):
         export(ExportOptions(tmp_path, output=adapter))
     assert adapter.read_bytes() == b"trained for a day"
+
+
+def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, capsys):
+    export(ExportOptions(qwen2, type=("q8_0", "f16", "q8_0"), output_dir=tmp_path, modelfile=True))
+    printed = capsys.readouterr().out
+    for kind in ("Q8_0", "F16"):
+        path = tmp_path / f"{qwen2.name}.{kind}.gguf"
+        assert printed.count(f"{path}  {path.stat().st_size / 1e6:.1f} MB") == 1
+        assert f"FROM ./{path.name}\n" in path.with_suffix(".Modelfile").read_text()
+    with pytest.raises(UserError, match="--output names one file, and --type has 2; pass a folder with --output-dir"):
+        export(ExportOptions(qwen2, type=("q8_0", "f16"), output=tmp_path / "m.gguf"))
 
 
 def test_help_ends_in_a_window_of_one_column(monkeypatch, capsys):

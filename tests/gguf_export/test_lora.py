@@ -70,7 +70,7 @@ def test_the_file_adds_what_a_merge_adds(tmp_path, architecture, tokenizer, chan
     adapter = make_adapter(base, tmp_path / "adapter", **options)
     merge(MergeOptions(str(adapter), dtype="fp32", output=tmp_path / "merged"))
     for name in ("base", "merged"):
-        write_gguf(tmp_path / name, tmp_path / f"{name}.gguf", "f32")
+        write_gguf(tmp_path / name, {"f32": tmp_path / f"{name}.gguf"})
     write_lora(adapter, tmp_path / "lora.gguf")
     found = updates(tmp_path / "lora.gguf")
     before, after = (read(tmp_path / f"{name}.gguf")[1] for name in ("base", "merged"))
@@ -205,10 +205,10 @@ def test_the_command_writes_beside_the_adapter_and_says_how_to_use_it(tmp_path, 
     assert f"llama-cli -m BASE.gguf --lora {run / 'adapter' / LORA_FILE}" in capsys.readouterr().out
     assert read(run / "adapter" / LORA_FILE)[0]["general.name"] == "run"
     assert not (run / "merged").exists()
-    export(ExportOptions(run / "adapter", what="adapter", output_dir=tmp_path / "out", type="f32"))
+    export(ExportOptions(run / "adapter", what="adapter", output_dir=tmp_path / "out", type=("f32",)))
     assert (tmp_path / "out" / LORA_FILE).is_file()
     for options, message in (
-        ({"type": "q4_0"}, "--type q4_0 is for models, and an adapter is f32"),
+        ({"type": ("q4_0",)}, "--type q4_0 is for models, and an adapter is f32"),
         ({"modelfile": True}, "--modelfile is for models"),
         ({"source": Path(starter.model_path())}, "holds no adapter with adapter_config.json and safetensors"),
     ):
@@ -282,8 +282,8 @@ def test_base_and_adapter_answer_as_the_merged_model_in_llama_cpp(tmp_path, name
         base = save(tmp_path / "base", name, tokenizer)
     adapter = make_adapter(base, tmp_path / "adapter", lora_alpha=16, **options)
     merged = merge(MergeOptions(str(adapter), dtype="fp32", output=tmp_path / "merged"))
-    write_gguf(base, tmp_path / "base.gguf", "f32")
-    write_gguf(merged, tmp_path / "merged.gguf", "f32")
+    write_gguf(base, {"f32": tmp_path / "base.gguf"})
+    write_gguf(merged, {"f32": tmp_path / "merged.gguf"})
     write_lora(adapter, tmp_path / "lora.gguf")
     prompts = [
         tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)["input_ids"]

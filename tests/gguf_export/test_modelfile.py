@@ -1,12 +1,16 @@
 """Ollama Modelfile: the Go template renders the same text as the chat template, and values are read back unchanged."""
 
+import json
 import re
 
+import gguf
 import pytest
 from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
 
-from lora_grpo.gguf_export.modelfile import read_turns, write_modelfile
+from lora_grpo.errors import UserError
+from lora_grpo.gguf_export.modelfile import HUB_FILES, read_turns, write_modelfiles
 from lora_grpo.gguf_export.tokenizer import read_vocabulary
+from lora_grpo.hub.files import collect
 from lora_grpo.tasks.chat import render
 
 # Qwen2.5's template without tools.
@@ -136,7 +140,7 @@ CONVERSATIONS = [
 def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
     tokenizer = tokenizer()
     found = vocabulary(tokenizer)
-    notes = write_modelfile(tmp_path / "m.gguf", tokenizer, found, None)
+    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, found, None)
     assert notes == []
     template = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))["TEMPLATE"]
     trims = "trim" in str(tokenizer.chat_template)
@@ -150,7 +154,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
 @pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM, QUOTED])
 def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
-    notes = write_modelfile(tmp_path / "m.gguf", tokenizer, vocabulary(qwen_tokenizer()), None)
+    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(qwen_tokenizer()), None)
     assert "TEMPLATE" not in (tmp_path / "m.Modelfile").read_text()
     assert len(notes) == 1
     assert notes[0].startswith("the Modelfile has no TEMPLATE")
@@ -171,7 +175,7 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     found = read_vocabulary(tokenizer, len(tokenizer), ends, None)
     system = 'Answer in this format:\n<answer>\n...\n</answer>\nSay """so""", and say "so"'
-    notes = write_modelfile(tmp_path / "maths.Q8_0.gguf", tokenizer, found, system)
+    notes = write_modelfiles([tmp_path / "maths.Q8_0.gguf"], tokenizer, found, system)
     entries = as_ollama_reads((tmp_path / "maths.Q8_0.Modelfile").read_text())
     assert entries[0] == ("FROM", "./maths.Q8_0.gguf")
     assert [entry for entry in entries if entry[0] not in ("FROM", "TEMPLATE")] == [
@@ -180,3 +184,42 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
         ("PARAMETER", 'stop "<|im_end|>"'),
     ]
     assert notes == []
+
+
+# Files for `ollama run hf.co/...`
+
+
+def test_the_files_for_the_hub_say_what_the_modelfile_says(tmp_path):
+    tokenizer, system = qwen_tokenizer(), 'Answer in <answer> tags.\n\n5" nails'
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), system)
+    modelfile = (tmp_path / "m.Modelfile").read_text()
+    template = re.search('TEMPLATE """(.*?)"""', modelfile, re.DOTALL)[1]
+    assert (tmp_path / "template").read_text() == template
+    assert (tmp_path / "system").read_text() == system
+    assert json.loads((tmp_path / "params").read_text()) == {"stop": ["<|im_end|>"]}
+    files, skipped = collect(tmp_path, "gguf", None)
+    assert {*HUB_FILES, "m.Modelfile", "m.gguf"} == {file.name for file in files} and skipped == []
+
+    for name, text in (("system", "Be brief."), ("template", template + " "), ("params", '{"stop": ["</s>"]}')):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=rf"{name} differs from .*m\.Modelfile"):
+            collect(tmp_path, "gguf", None)
+        (tmp_path / name).write_text(before)
+    (tmp_path / "params").write_text('{"stop"')
+    with pytest.raises(UserError, match="params"):
+        collect(tmp_path, "gguf", None)
+
+
+def test_files_for_the_hub_of_an_older_export_do_not_stay(tmp_path):
+    write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(), vocabulary(qwen_tokenizer()), "Answer in tags.")
+    other = llama2_tokenizer(LLAMA2)
+    write_modelfiles([tmp_path / "m.gguf"], other, vocabulary(other), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.Modelfile", "params"]
+    (tmp_path / "system").mkdir()
+    with pytest.raises(UserError, match="pass another --output-dir"):
+        write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(), vocabulary(qwen_tokenizer()), "Answer in tags.")

@@ -74,10 +74,10 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
     assert (after - expected).abs().max() < 1e-5 < 1e-3 * (before - expected).abs().max()
 
     if name in EXPORTED:
-        write_gguf(merged, tmp_path / "model.gguf", "f16")
+        write_gguf(merged, {"f16": tmp_path / "model.gguf"})
         return
     with pytest.raises(UserError, match=rf"is a {type(policy.model.get_base_model()).__name__}; supported are \w+"):
-        write_gguf(merged, tmp_path / "model.gguf", "f16")
+        write_gguf(merged, {"f16": tmp_path / "model.gguf"})
 
 
 def saved(config):
