@@ -67,8 +67,8 @@ _BRACE = re.compile(r"[{}]")
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
-# Minus signs and full-width characters, and their ASCII equivalents.
-_ASCII = str.maketrans("−–－＋．，０１２３４５６７８９", "---+.,0123456789")
+# Minus signs, hyphens and full-width characters, and their ASCII equivalents.
+_ASCII = str.maketrans("−–－‐‑‒﹣⁻＋．，？０１２３４５６７８９", "--------+.,?0123456789")
 # Thin spaces between groups of three digits.
 _THIN_SPACES = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:\\,|[\u00a0\u2009\u202f])[0-9]{3})+(?![0-9])")
 _THIN_SPACE = re.compile(r"\\,|[\u00a0\u2009\u202f]")
@@ -80,7 +80,7 @@ _FORMULA = re.compile(r"[\\^√±π∞]")
 _LONGEST_STATEMENT = 300
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?])[)*_\"'”’$]*\s+(?=[*_(\"'“‘]*[A-Z])")
 _CLOSED = re.compile(r"[.!][)*_'’$]*$|\*\*[^*]+\*\*$|\$[^$\s]+\$$|\$\$[^$]+\$\$$|\\[)\]]$")
-_LIST_ITEM = re.compile(r"(?:[-*+•]|\(?(?:[0-9]+|[a-zA-Z])[.)])\s")
+_LIST_ITEM = re.compile(r"(?:[-*+•]|\(?(?:[0-9]+|[a-zA-Z]|[ivxIVX]+)[.)])\s")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__|\*|_)(?=\S)([^*_]+)(?<=\S)\1(?!\w)")
 _MARKUP = re.compile(r"^#+\s|\\[()\[\]]|[$€£¥`]")
 _STATED_NUMBER = re.compile(r"\.?[0-9][0-9.,]*(?<=[0-9])")
@@ -97,28 +97,33 @@ _CONCLUDES = re.compile(
     r"|.*\b(?:therefore|thus|hence)\b.*#"
 )
 # Signs of ranges, operators, and quotations; negations; a number that is part of a word, as in 18th or B12, or that is
-# in thousands or more, as in 18 M; and words after a number that is not the result: a calculation or a comparison.
+# in thousands or more, as in 18 M; another sentence, unless the stop may be that of a unit, as in 18 sq. ft; and words
+# after a number that is not the result: a calculation, a condition or a comparison.
 _NO_STATEMENT = re.compile(
     r"[?<>≤≥≠≈~|\"“”«»;…→÷×*+@&—]|\.\.|\s-\s(?!#)|#-|(?<![a-z])/|/(?![a-z])|/.*#|!.*#|#.*[=:!].*\S"
-    r"|n't\b|[a-z]-*#|#(?:[a-z]|bn|mn|st|nd|rd|th)\b|# (?:[bkmnxyz]|bn|mn)\b|#[^\W\d_a-z]|i\.e\."
-    r"|(?<![a-z])-[a-z]+ =|#.*\b(?:and|so|leaving|divided|multiplied|added|subtracted|minimum|maximum|less|fewer|off"
-    r"|past|(?:high|low|old|young|tall|short|long|heavi|light|larg|great|small|bigg|cheap)er)\b|^(?:so that|for|at|with"
-    r"|by|after|set|use|using|test|try|choose|pick|put|take|plug|consider|define|imagine|let)\b"
+    r"|n't\b|[a-z]-*#|#(?:[a-z]|bn|mn|mil|mln|mio|st|nd|rd|th)\b|# (?:[bkmnxyz]|bn|mn|mil|mln|mio|pi)\b|#[^\W\d_a-z]"
+    r"|i\.e\.|(?<![a-z])-[a-z]+ =|[a-z]\([a-z]\) =|#\)?\(|#(?:[^.]*[a-z]{4})?\)?\. |(?:to \(?[a-h]\)|question [a-h]\b)"
+    r"|#.*\b(?:and|so|leaving|divided|multiplied|added|subtracted|increased|decreased|reduced|doubled|halved|modulo|mod"
+    r"|minimum|maximum|less|fewer|off|past|out of|aside from|apart from|provided|depending|subject to|confirmed"
+    r"|(?:high|low|old|young|tall|short|long|heavi|light|larg|great|small|bigg|cheap|warm|cold|slow|fast)er)\b"
+    r"|^(?:so (?:that|long as)|for|at|with|by|after|set|use|using|test|try|choose|pick|put|take|plug|plugging|solve"
+    r"|substitute|substituting|consider|define|imagine|let|question|problem|hint|otherwise|in that case|in theory)\b"
 )
 _NO_STATEMENT_WORDS = re.compile(
     r"\b(?:"
     # hedges and ranges
     r"about|approx|approximately|around|roughly|nearly|almost|near|close|circa|some|somewhere|something|estimated?|"
-    r"guess|think|thinking|believe|maybe|perhaps|probably|possible|possibly|likely|unlikely|might|may|could|should|"
-    r"seems?|appears?|hope|hopefully|presumably|supposedly|opinion|pending|unsure|uncertain|unknown|unclear|doubt|"
+    r"guess|thinks?|thinking|thought|believes?|believed|maybe|perhaps|probably|possible|possibly|likely|unlikely|might|may|could|"
+    r"should|seems?|appears?|apparently|usually|sometimes|hope|hopefully|hypothetically|presumably|supposedly|opinion|"
+    r"pending|unsure|uncertain|unknown|unclear|doubt|"
     r"between|either|or|nor|least|most|best|worst|than|under|over|above|below|beyond|before|exceeds|range|bound|limit|"
     r"ish|"
     # negation and contrast
-    r"not|cannot|no|never|none|neither|without|except|excluding|unless|instead|rather|but|however|wrong|incorrect|"
-    r"false|mistake|"
+    r"not|cannot|no|nobody|nothing|never|none|neither|lacks?|without|except|excluding|unless|instead|rather|but|"
+    r"however|wrong|incorrect|false|mistake|"
     # an answer to another question, or of somebody else
-    r"(?:expected|naive|common|another|other|temporary|tentative|preliminary|his|her|their|\w+'s?) "
-    r"(?:answer|result|solution)|previous|part|sub-?question|"
+    r"(?:expected|naive|common|another|other|alternative|proposed|rejected|invalid|draft|old|temporary|tentative|"
+    r"provisional|preliminary|his|her|their|\w+'s?) (?:answer|result|solution)|previous|previously|part|sub-?question|"
     # questions, conditions, and what is given or said
     r"what|how|who|why|which|where|when|whether|if|would|suppose|supposing|assume|assuming|given|since|because|once|"
     r"until|while|says?|said|told|tells|claims?|according|states|stated|know|known|recall|remember|note|check|checked|verify|"
@@ -141,7 +146,10 @@ _RELATIVE = (
         re.compile(rf"#.*\b(?:per {_PER_THING}|apiece\b)|#(?: [a-z]+)? an? {_PER_THING}"),
         re.compile(r"\b(?:per|each|every|apiece|an?|one|average|unit|rate|speed|fast)\b"),
     ),
-    (re.compile(r"#% of\b"), re.compile(r"%|\b(?:percent|share|fraction|portion|part|probability|chance|odds)")),
+    (
+        re.compile(r"# ?(?:%|percent|per cent) of\b"),
+        re.compile(r"%|\b(?:percent|share|fraction|portion|part|probability|chance|odds)"),
+    ),
     (
         re.compile(r"^(?!.*\b(?:needs?|must|requires?)\b).*#.*\bmore\b"),
         re.compile(r"\b(?:more|additional|extra|another|still|needs?|left|remaining|difference)\b"),
