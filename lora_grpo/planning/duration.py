@@ -135,14 +135,15 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
 
 def within_hours(config: RunConfig, work: Work, estimated: Duration, *, resumed: bool) -> tuple[Work, Duration]:
     """Return the work that fits in `--hours`, and the duration of one step and of the evaluations."""
+    if not work.steps:  # only the final evaluation is left
+        return work, estimated
     hours = config.hours or 0.0
     if resumed and (config.folder / "run.json").is_file():
         hours = max(0.0, hours - read_record(config.folder)["seconds_worked"] / 3600)
-    steps = max(1, work.steps)
     if estimated.training is None:
         most = min(work.steps, int(3600 * hours / _SHORTEST_STEP))
         return dataclasses.replace(work, steps=most, hours=hours), estimated
-    fastest, slowest = (seconds / steps for seconds in estimated.training)
+    fastest, slowest = (seconds / work.steps for seconds in estimated.training)
     least, longest = estimated.evaluation or (0.0, 0.0)
     fewest = max(0, min(work.steps, int((3600 * hours - longest) / slowest)))
     most = max(0, min(work.steps, int((3600 * hours - least) / fastest)))

@@ -522,7 +522,11 @@ def test_hours_are_planned_as_the_steps_that_fit(machine, tmp_path):
         recipe(*flags)[1].work.steps == (1800 - 300) / 5
         and recipe(*flags, "--eval.num-samples", "5")[1].work.steps == 360
     )
-    assert recipe(*flags, "--train.max-steps", "40")[1].work.steps == 40
+    config, plan = recipe(*flags, "--train.max-steps", "40")
+    assert plan.work.steps == 40
+    (tmp_path / "run/checkpoints/checkpoint-40").mkdir(parents=True)
+    _, plan = make_plan(config, Invocation(resume=True))  # only the final evaluation is left
+    assert plan.work.steps == 0 and "0 s for the steps" in "\n".join(summary(plan))
 
 
 def test_hours_on_a_known_gpu_are_a_range_of_steps(machine, tmp_path):
