@@ -69,6 +69,8 @@ class Alarms:
     """The rewards of the run."""
     importance_sampling: str | None = None
     """The mode of TRL's importance sampling correction (vLLM only)."""
+    has_gold: bool = True
+    """Whether the task has gold solutions, which SFT could train on."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
@@ -183,7 +185,8 @@ class Alarms:
                 "the rows are learned; train on harder ones or end the run"
             )
         if not reward:
-            return f"{message}, all of them 0; train on gold solutions first (recipes/sft_lora.py), or on easier rows"
+            first = "on gold solutions first (recipes/sft_lora.py), or " if self.has_gold else ""
+            return f"{message}, all of them 0; train {first}on easier rows"
         return (
             f"{message}, so there is nothing to learn from; pass a larger --sampling.num-generations, a "
             "higher --sampling.temperature, a reward with more than two values or, if --preview advises it, "

@@ -16,7 +16,7 @@ from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
-from lora_grpo.tasks import Row, chat, prompt_order
+from lora_grpo.tasks import Row, chat, get_task, prompt_order
 from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.completion_log import CompletionLog
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
@@ -185,7 +185,8 @@ def _alarms(run: Run, model: Any, rewards: Sequence[Reward]) -> Alarms:
     comparable = run.config.sampling.top_p == 1 and not any(dropout)
     uses_float16 = base_model.compute_dtype() == torch.float16
     mode = run.record.get("importance_sampling", {}).get("mode")
-    return Alarms(max_reward, tolerance() if comparable else None, rewards, mode, uses_float16)
+    has_gold = getattr(get_task(run.config.data.task), "has_gold", True)
+    return Alarms(max_reward, tolerance() if comparable else None, rewards, mode, has_gold, uses_float16)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
