@@ -118,7 +118,7 @@ class Gain(Schema):
                 "problem. Rest: the gain where none of these is right. It is an upper bound of what is new. By number "
                 "of other samples, the rest is "
                 + ", ".join(f"{100 * point.value:+.1f} points with {point.k}" for point in self.rest_by_k)
-                + ". To draw more samples: python scripts/evaluate.py RUN --explain --num-samples 16"
+                + "."
             )
         else:
             notes.append("Sharpening is not separated: that needs at least 2 samples of each problem.")

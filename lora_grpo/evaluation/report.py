@@ -133,6 +133,15 @@ class Report(Schema):
         return [self.gain.parts_table(), self.gain.reasons_table(self.baseline.label, self.evaluated.label)]
 
     @property
+    def gain_notes(self) -> list[str]:
+        """What the parts of the gain mean, and how to draw more samples, unless they are from a file."""
+        if not self.gain:
+            return []
+        samples = 4 * (self.gain.others + 1)
+        more = f"To draw more samples: python scripts/evaluate.py with --explain --num-samples {samples}"
+        return [*self.gain.notes, *([more] if self.gain.others and self.protocol.sampling else [])]
+
+    @property
     def read_from(self) -> str | None:
         """How many samples of each model pass by which path of the grading rule; None if it has only one."""
         counts = {
@@ -154,7 +163,7 @@ class Report(Schema):
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
         lines += [f"- {row.verdict}" for row in self.table]
         lines += [f"- {self.read_from}"] if self.read_from else []
-        lines += [f"- {note}" for note in self.gain.notes] if self.gain else []
+        lines += [f"- {note}" for note in self.gain_notes]
         for model in self.models:
             if model.curve:
                 points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
@@ -183,7 +192,7 @@ class Report(Schema):
     def show_gain(self) -> None:
         """Print what the gain is made of."""
         lines = [line for table in self.gain_tables() for line in ("", *_aligned(table))]
-        print("\n".join(map(printable, [*lines, "", *(self.gain.notes if self.gain else [])])))
+        print("\n".join(map(printable, [*lines, "", *self.gain_notes])))
 
 
 @dataclass(frozen=True)

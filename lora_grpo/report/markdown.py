@@ -21,7 +21,7 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
     if evaluation and evaluation.gain:
         lines += ["## What the gain is made of", ""]
         lines += [line for shown in evaluation.gain_tables() for line in table(*shown)]
-        lines += [*(f"- {escape(note)}" for note in evaluation.gain.notes), ""]
+        lines += [*(f"- {escape(note)}" for note in evaluation.gain_notes), ""]
     if compared := controls.compared(run, evaluation):
         lines += ["## The run and its controls", "", *table(*compared)]
         lines += [line for note in controls.notes(run) for line in (escape(note), "")]

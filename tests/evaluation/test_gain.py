@@ -181,8 +181,10 @@ def test_explain_reads_the_samples_of_a_run_and_loads_no_model(tmp_path, capsys)
     report = evaluate_and_report(EvaluateOptions(str(run), explain=True))
     printed = capsys.readouterr().out
     assert report.gain.total.value == pytest.approx(0.25)
-    for text in ("gain in pass@1", "+25.0", "sharpening", "truncated", "upper bound"):
+    for text in ("gain in pass@1", "+25.0", "sharpening", "truncated", "upper bound", "--num-samples 8"):
         assert text in printed, text
+    from_file = report.model_copy(update={"protocol": report.protocol.model_copy(update={"sampling": None})})
+    assert "--num-samples" not in from_file.markdown() and "upper bound" in from_file.markdown()
     path = run / "evaluation/trained.samples.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="lacks samples of some problems; pass --num-samples 4"):
