@@ -24,12 +24,13 @@ def test_a_mixture_has_its_shares_and_its_answers_are_read_as_the_kit_reads_them
     rights = [re.sub(r"-?\d+(?=$|\n</answer>)", row["answer"].rpartition("####")[2].strip(), text)
               for text, row in zip(texts, rows, strict=True)]  # fmt: skip
     golds = {row["id"]: row["answer"].rpartition("####")[2].strip() for row in rows}
-    lines = [{"task_id": row["id"], "completion": text, "truncated": False}
-             for row, text in zip(rows, rights, strict=True)]  # fmt: skip
-    found = check_gain.read(lines, golds)
     verdicts = grade_all("starter", rights, [{**row, "prompt_style": "xml"} for row in rows])
+    lines = [{"task_id": row["id"], "completion": text, "truncated": False, "passed": verdict.passed}
+             for row, text, verdict in zip(rows, rights, verdicts, strict=True)]  # fmt: skip
+    found = check_gain.read(lines, golds)
     for row, text, verdict in zip(rows, rights, verdicts, strict=True):
-        assert found[row["id"]] == [1, 1, verdict.passed] and verdict.passed == ("<answer>" in text), text
+        formatted = "<answer>" in text
+        assert found[row["id"]] == [1, 1, verdict.passed, formatted, formatted] and verdict.passed == formatted, text
         assert verdict.rules["flexible"], text
 
 
@@ -41,14 +42,14 @@ def test_the_truth_leaves_out_the_samples_of_the_run(tmp_path):
 
     def write(name, texts):
         (made,) = [samples("-", ["-" * len(texts)])[1:]]
-        lines = [{**line, "task_id": row["id"], "completion": text, "truncated": False}
+        lines = [{**line, "task_id": row["id"], "completion": text, "truncated": False, "passed": text == right}
                  for line, text in zip(made, texts, strict=True)]  # fmt: skip
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     write("compared-1.results.jsonl", [right] * 2 + [right, hidden, wrong, wrong])
     write("results.jsonl", [wrong] * 2 + [right, right, right, hidden])
     # After the 2 samples of the run: a = 1/2, b = 1/4; u = 1, t = 3/4. With k = 1, rest = (1 - a) u - a (1 - a), where
-    # a (1 - a) is 1/2 x 2/3 without replacement.
+    # a (1 - a) is 1/2 x 2/3 without replacement. Of 3 base samples in the format, 1 is right.
     assert check_gain.truth(tmp_path, 2) == pytest.approx(
-        {"gain in pass@1": 0.5, "format": 0.0, "sharpening": 1 / 3, "rest": 1 / 6, "hidden": 0.25}
+        {"gain in pass@1": 0.5, "format": 0.0, "sharpening": 1 / 3, "rest": 1 / 6, "worth": 1 / 3 - 1 / 4}
     )
