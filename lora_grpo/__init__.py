@@ -20,6 +20,7 @@ sandbox/       runs programs that a model wrote, isolated from their tests and f
 rewards/       NAME=WEIGHT -> functions that score completions
 models/        what a name means (run, adapter, folder, Hub id); base, adapter and policy; shape and memory
 sampling/      completions from a policy: built-in sampler, vLLM in this process, vLLM server
+llama_cpp/     completions from a GGUF file
 loss_pass/     the forward and backward passes of GRPO: each prompt once, no padding, nothing that cannot teach
 training/      TRL's GRPO and SFT trainers, validation, alarms, logprob check
 runs/          the run folder: run.json, metrics.jsonl, checkpoints

@@ -2,6 +2,7 @@
 
     python scripts/evaluate.py outputs/gsm8k_lora --compare base
     python scripts/evaluate.py Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
+    python scripts/evaluate.py outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --compare outputs/gsm8k_lora/merged
     python scripts/evaluate.py samples.jsonl --task humaneval
 
 Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same

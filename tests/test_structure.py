@@ -22,6 +22,7 @@ LINES = [
     "runs",
     "models",
     "sampling planning merging loss_pass",
+    "llama_cpp",
     "evaluation gguf_export gpu_check forecast",
     "training preview report hub",
     "cli",

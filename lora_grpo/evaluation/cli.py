@@ -17,6 +17,7 @@ from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import Report, make_report, read_report, write_report
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
+from lora_grpo.llama_cpp import GgufFile, find_program, read_gguf
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
 from lora_grpo.runs import read_run
 from lora_grpo.sampling import build
@@ -104,24 +105,44 @@ def _sides(options: EvaluateOptions) -> list[Side]:
     return sides
 
 
-def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[ModelSpec | None]:
+def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[ModelSpec | GgufFile | None]:
     """Return the model spec of each name, or None for a file of samples."""
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
-    models: list[ModelSpec | None] = []
+    models: list[ModelSpec | GgufFile | None] = []
     for name in names:
         if name == BASE and models:
             if models[0] is None:
                 raise UserError("--compare base means the base below an adapter; pass another file of samples")
             models.append(models[0].without_adapter())
+        elif _is_gguf(name):
+            if overrides.base or overrides.revision:
+                raise UserError(f"--base and --revision do not apply to {name}, a GGUF file; leave them out")
+            models.append(_gguf(Path(name).expanduser()))
         else:
             models.append(None if _is_samples_file(name) else resolve(name, overrides))
         # --base and --revision apply only to the evaluated model.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
+    if all(isinstance(model, GgufFile) for model in models):
+        for given, flag in ((options.bits, "--bits"), (options.backend != "auto", "--backend")):
+            if given:
+                raise UserError(f"{flag} does not apply to a GGUF file, which llama.cpp runs as it is; leave it out")
     return models
+
+
+def _gguf(path: Path) -> GgufFile:
+    file = read_gguf(path)
+    find_program(path)  # also if all samples are there, to say so before anything is loaded
+    return file
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
 
 
 def _is_samples_file(name: str) -> bool:
     path = Path(name).expanduser()
+    if _is_gguf(name):
+        return False
     return path.is_file() or path.name.endswith((".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz"))
 
 
@@ -136,7 +157,10 @@ def _choose_ks(options: EvaluateOptions, fewest: int) -> list[int]:
 def _default_folder(target: str, side: Side) -> Path:
     given = Path(target).expanduser()
     name = f"{side.request['task']}-{evaluation_folder.digest(side.request)}"
-    if isinstance(side, ModelSamples) and (run := run_of(given)):
+    run = run_of(given)
+    if isinstance(side, ModelSamples) and isinstance(side.model, GgufFile) and side.model.run:
+        run = given.resolve().parent.parent
+    if isinstance(side, ModelSamples) and run:
         return run / "evaluation" / name
     stem = json_files.stem(given) if isinstance(side, SampleFile) else target.strip("/.~").replace("/", "--")
     return Path("outputs") / "evaluation" / f"{stem}-{name}"

@@ -44,6 +44,12 @@ class Comparison(Schema):
             power = f"this many tasks detect a change of {100 * self.detectable:.1f} points with 80% power"
         return f"{self.metric}: no significant difference, {change}; {power}"
 
+    @property
+    def cost(self) -> str:
+        """The points that the metric loses, with their interval, such as "1.2 points of pass@1 [0.3, 2.1]"."""
+        high, low = (-100 * bound for bound in self.difference_interval)
+        return f"{-100 * self.difference:z.1f} points of {self.metric} [{low:z.1f}, {high:z.1f}]"
+
     def cells(self) -> tuple[str, ...]:
         """Return the row of a table: metric, before, after, difference, p-value."""
         return (

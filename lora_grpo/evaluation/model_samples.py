@@ -17,6 +17,8 @@ from lora_grpo.evaluation.options import Plan
 from lora_grpo.evaluation.report import Graded, make_protocol
 from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
+from lora_grpo.llama_cpp import GgufFile
+from lora_grpo.llama_cpp import load_sampler as load_gguf
 from lora_grpo.models import BASE, ModelSpec
 from lora_grpo.sampling import Sampler, build
 from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, task_sha256, task_title
@@ -30,24 +32,42 @@ class Loader:
         self._model: ModelSpec | None = None
         self._sampler: Sampler | None = None
 
-    def load(self, model: ModelSpec, rows: list[Row], plan: Plan) -> tuple[Sampler, dict[str, Any]]:
+    def load(self, model: ModelSpec | GgufFile, rows: list[Row], plan: Plan) -> tuple[Sampler, dict[str, Any]]:
         """Return a sampler of a model, and a record of its prompts, versions and hardware."""
+        if isinstance(model, GgufFile):
+            sampler, tokenizer, described = self._load_gguf(model, rows, plan)
+        else:
+            sampler, tokenizer, described = self._load_model(model, rows, plan)
+        prompts = [chat.render_row(tokenizer, row) for row in rows]
+        return sampler, {"prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(), **described}
+
+    def _load_model(self, model: ModelSpec, rows: list[Row], plan: Plan) -> tuple[Sampler, Any, dict[str, Any]]:
         tokenizer, max_tokens = build.load_tokenizer(model), plan.sampling.max_tokens
         if model.run is None:  # the tokenizer of a run's adapter has the variables of its training
             chat.set_variables(tokenizer, plan.chat_template_kwargs, max_tokens)
         sequence_tokens = build.check_context(model, tokenizer, rows, max_tokens)
         is_base = self._model and model == dataclasses.replace(self._model, label=BASE, adapter=None)
         if self._sampler is None or not is_base:
-            if self._sampler:
-                self._sampler.close()
-            self._sampler = None  # frees its memory before the next model is loaded
+            self._close()
             self._sampler = build.load_sampler(
                 model, self.backend, tokenizer, sequence_tokens, self.seed, is_auto=self._is_auto
             )
             self._model = model
-        prompts = [chat.render_row(tokenizer, row) for row in rows]
-        digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-        return self._sampler, {"prompts_sha256": digest, **build.describe(model, self.backend, self._sampler)}
+        return self._sampler, tokenizer, build.describe(model, self.backend, self._sampler)
+
+    def _load_gguf(self, file: GgufFile, rows: list[Row], plan: Plan) -> tuple[Sampler, Any, dict[str, Any]]:
+        self._close()
+        self._sampler = sampler = load_gguf(file, rows, plan.sampling.max_tokens)
+        if file.run is None:  # the template of an exported run has the variables of its training
+            chat.set_variables(sampler.tokenizer, plan.chat_template_kwargs, plan.sampling.max_tokens)
+        build.check_context(file, sampler.tokenizer, rows, plan.sampling.max_tokens)
+        return sampler, sampler.tokenizer, sampler.describe()
+
+    def _close(self) -> None:
+        """Free the memory of the loaded model before the next one is loaded."""
+        if self._sampler:
+            self._sampler.close()
+        self._sampler = self._model = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,7 @@ class ModelSamples:
     """A model to sample and grade on evaluation rows."""
 
     label: str
-    model: ModelSpec
+    model: ModelSpec | GgufFile
     plan: Plan
     data: Data
     limits: sandbox.Settings
@@ -79,7 +99,7 @@ class ModelSamples:
             "task_sha256": task_sha256(self.plan.task),
             "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples
             "seed": self.plan.seed,
-            "backend": self.loader.backend,
+            "backend": "llama.cpp" if isinstance(self.model, GgufFile) else self.loader.backend,
             "program_seconds": limits and limits.timeout_seconds,
             "program_mb": limits and limits.memory_mb,
             "prompt_style": self.plan.data.prompt_style,
@@ -94,7 +114,7 @@ class ModelSamples:
         path, rows, plan = folder / name, self.data.eval, self.plan
         environment = evaluation_folder.environment(folder, name)
         results = finished_samples(path, rows, plan.sampling)
-        adapted = self.model.adapter is not None
+        adapted = self.model.adapter is not None or isinstance(self.model, GgufFile)
         if environment is None or results is None:
             sampler, environment = self.loader.load(self.model, rows, plan)
             evaluation_folder.start(folder, name, self.request, environment)

@@ -30,8 +30,8 @@ _FOR_MODELS = (
 class EvaluateOptions:
     """Flags of `scripts/evaluate.py`. The settings of a run are the defaults for its adapter."""
 
-    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|SAMPLES")] = None
-    """Folder of a run, an adapter or a model, a Hub id, `starter`, or a file of samples."""
+    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
+    """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""
     task: str | None = None
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
     the task of the run, unless it is a file, which is run only if it is named here."""

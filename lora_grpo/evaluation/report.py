@@ -155,12 +155,21 @@ class Report(Schema):
         )
         return f"answers that pass: {'; '.join(by_model)}" if counts else None
 
+    @property
+    def cost(self) -> str | None:
+        """What a GGUF file loses against the baseline, in one line; None for other models."""
+        if not self.table or not self.baseline or "gguf_sha256" not in self.evaluated.source:
+            return None
+        note = "" if self.table[0].is_significant else ", no significant difference"
+        return f"{self.evaluated.label} costs {self.table[0].cost} against {self.baseline.label}{note}"
+
     def markdown(self) -> str:
         """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
         lines = [self.title, ""]
         for headings, rows in (self.scores_table(), self.details_table(), *self.gain_tables()):
             lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
             lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
+        lines += [f"- {self.cost}"] if self.cost else []
         lines += [f"- {row.verdict}" for row in self.table]
         lines += [f"- {self.read_from}"] if self.read_from else []
         lines += [f"- {note}" for note in self.gain_notes]
@@ -187,7 +196,7 @@ class Report(Schema):
                 + ", ".join(f"{name} {_cell(name, of_draw.health, of_draw.samples)}" for name in of_draw.health)
                 for draw, of_draw in self.evaluated.drawn.items()
             )
-        print("\n".join(map(printable, filter(None, [self.title, *lines, summary, self.read_from]))))
+        print("\n".join(map(printable, filter(None, [self.title, *lines, summary, self.cost, self.read_from]))))
 
     def show_gain(self) -> None:
         """Print what the gain is made of."""

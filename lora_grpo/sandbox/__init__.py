@@ -29,6 +29,7 @@ syscalls.py    lists the allowed system calls
 """
 
 from lora_grpo.sandbox.exam import prepare
+from lora_grpo.sandbox.lockdown import die_with_parent
 from lora_grpo.sandbox.pool import describe, run, start, stop
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 
@@ -38,6 +39,7 @@ __all__ = [
     "Settings",
     "Verdict",
     "describe",
+    "die_with_parent",
     "prepare",
     "run",
     "start",

@@ -41,6 +41,7 @@ OF_OTHER_PROGRAMS = {
     *("--chdir", "--die-with-parent", "--query-gpu", "--format", "--always", "--exclude", "--abbrev", "--dirty"),
     *("--standalone", "--nproc-per-node", "--enable-lora", "--max-lora-rank", "--max-loras", "--logprobs-mode"),
     *("--quantization", "--max-model-len", "--lora"),
+    *("--model", "--host", "--port", "--jinja", "--parallel", "--ctx-size", "--threads", "--merge"),
 }
 # Modules that speak of another command than their own: the page of a run, the check of a recipe.
 ALSO_OF = {

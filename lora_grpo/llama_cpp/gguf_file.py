@@ -1,0 +1,78 @@
+"""A GGUF file to evaluate: what its header says, and the run that it belongs to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import atomic
+from lora_grpo.runs import read_record
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A model in a GGUF file. In evaluations, it takes the place of a `models.ModelSpec`."""
+
+    path: Path
+    label: str
+    """Its type, such as `q4_0`, or its name."""
+    context_tokens: int | None
+    """Maximum length of a prompt and its completion in tokens."""
+    chat_template: str | None
+    run: Mapping[str, Any] | None
+    """run.json, if the file is in a folder of a run, as `scripts/export_gguf.py` writes it."""
+    adapter: None = None
+
+    @property
+    def base_name(self) -> str:
+        return str(self.path)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """The digest that identifies the model, and its type."""
+        return {"model": self.path.name, "gguf_sha256": atomic.sha256(self.path), "quantization": self.label}
+
+    def without_adapter(self) -> NoReturn:
+        """Raise UserError, because the adapter is merged."""
+        raise UserError(f"--compare base needs an adapter, which is merged in {self.path}; pass RUN/merged, or RUN")
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the header of a GGUF file. It is not loaded.
+
+    Raises:
+        UserError: there is no such file, it is cut off, or it is not a whole text model.
+    """
+    from gguf import GGUFReader, LlamaFileType
+
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; write it with scripts/export_gguf.py")
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, LookupError, OSError, OverflowError) as error:
+        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None
+
+    def value(name: str) -> Any:
+        field = reader.get_field(name)
+        return field.contents() if field else None
+
+    if (kind := value("general.type")) not in (None, "model"):
+        raise UserError(f"{path} is a GGUF of type {kind}, expected a model; pass the file of the whole model")
+    if (parts := value("split.count")) is not None and parts > 1:
+        raise UserError(f"{path} is one of {parts} parts; join them with `llama-gguf-split --merge`")
+    try:
+        label = LlamaFileType(value("general.file_type")).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+    except ValueError:
+        label = path.stem
+    run = path.resolve().parent.parent
+    return GgufFile(
+        path=path,
+        label=label,
+        context_tokens=value(f"{value('general.architecture')}.context_length"),
+        chat_template=value("tokenizer.chat_template"),
+        run=read_record(run) if (run / "run.json").is_file() else None,
+    )
