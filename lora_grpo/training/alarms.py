@@ -252,8 +252,8 @@ def _truncated(window: Sequence[Metrics]) -> str | None:
     if not share > _MAX_TRUNCATED:
         return None
     return (
-        f"{share:.0%} of the completions of the last {WINDOW} steps were truncated before their answers; raise "
-        "--sampling.max-completion-tokens"
+        f"{share:.0%} of the completions of the last {WINDOW} steps reached the length limit; raise "
+        "--sampling.max-completion-tokens, and --model.max-sequence-tokens by as much"
     )
 
 

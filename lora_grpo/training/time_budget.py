@@ -49,7 +49,7 @@ class TimeBudget:
         hours = run.config.hours
         self.seconds = hours * 3600 if hours else math.inf
         self.expected_steps: int | None = None
-        """Estimate of the run's last step; None before the plan."""
+        """Estimate of the run's last step; None before this process has done one."""
         self._record: dict[str, Any] = dict(run.record.get("time_budget") or {})
         self._rounds: list[float] = []
         """Seconds of the rounds of this process, without validation passes."""
