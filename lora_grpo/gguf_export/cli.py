@@ -13,6 +13,7 @@ import tyro
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, lock
+from lora_grpo.gguf_export.cost import measure_costs
 from lora_grpo.gguf_export.lora import LORA_FILE, write_lora
 from lora_grpo.gguf_export.modelfile import modelfile_path
 from lora_grpo.gguf_export.types import TypeName
@@ -79,6 +80,7 @@ def export(options: ExportOptions) -> None:
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
         notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
+        files = measure_costs(folder, outputs, trained_by).files
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         with atomic.new_file(copy) as temporary:
@@ -86,7 +88,11 @@ def export(options: ExportOptions) -> None:
     for note in notes:
         print(f"note: {note}")
     for path in outputs.values():
-        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+        file = files[path.name]
+        cost = "" if file.kl is None else f", KL(model || file) {file.kl:.2g} nats per token"
+        print(f"{path}  {file.bytes / 1e6:.1f} MB{cost}")
+    if reason := files[output.name].not_measured:
+        print(f"note: the KL divergence was not measured: {reason}")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", defaults[kinds[0]].name.rsplit(".", 2)[0].lower()).strip("-.") or "model"

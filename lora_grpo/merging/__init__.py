@@ -23,6 +23,7 @@ report.py          merge_report.json
 
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.cli import MergeOptions, merge, merged_model, plan_of
+from lora_grpo.merging.divergence import divergences_from, texts_of
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import LowRank
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report
@@ -34,9 +35,11 @@ __all__ = [
     "MergeReport",
     "Plan",
     "check_current",
+    "divergences_from",
     "empty_model",
     "merge",
     "merged_model",
     "plan_of",
     "read_report",
+    "texts_of",
 ]

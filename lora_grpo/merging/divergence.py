@@ -7,7 +7,7 @@ of the comparison, so the tests compare plans with PEFT.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
 from lora_grpo.merging.streamed_model import StreamedModel, divergences
 from lora_grpo.models import ModelSpec, base_model, run_of
-from lora_grpo.runs import system_prompt
+from lora_grpo.runs import read_record, system_prompt
 from lora_grpo.tasks import chat
 
 _TEXTS = 4
@@ -61,33 +61,54 @@ def measure_divergences(
         return Divergences(not_measured=kind + first_line(error))
 
 
+def divergences_from(
+    reference: Mapping[str, Rows],
+    others: Mapping[str, Mapping[str, Rows]],
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    keep: int,
+) -> dict[str, float]:
+    """Return KL(reference || other) in nats per token for other weights of the same model, by their names.
+
+    `model` is the result of `empty_model` and cannot be used afterward. `ids` and `keep` come from `texts_of`.
+    """
+    weights = {"": reference, **others}
+    streamed = StreamedModel(model)
+    states = {name: streamed.states(tensors, ids, keep) for name, tensors in weights.items()}
+    return {name: value for (_, name), value in divergences(states, [("", name) for name in others]).items()}
+
+
 def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
-    """Return token ids of a few prompts with completions, and the number of trailing tokens to compare."""
+    assert target.adapter is not None
     tokenizer = base_model.load_tokenizer(dataclasses.replace(target.base, name=str(target.tokenizer), revision=None))
+    return texts_of(tokenizer, run_of(target.adapter) if target.run else None, _TEXTS)
+
+
+def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
+    """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare."""
     ids = [
         [
             *tokenizer(chat.render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
-        for prompt, completion in _prompts_and_completions(target)
+        for prompt, completion in _prompts_and_completions(run, count)
     ]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 
-def _prompts_and_completions(target: ModelSpec) -> list[tuple[Any, str]]:
+def _prompts_and_completions(run: Path | None, count: int) -> list[tuple[Any, str]]:
     system: str | None = chat.SYSTEM_PROMPTS[chat.DEFAULT_STYLE]
     rows: list[dict[str, Any]] = []
-    assert target.adapter is not None
-    if target.run and (run := run_of(target.adapter)):
-        system = system_prompt(target.run)
+    if run:
+        system = system_prompt(read_record(run))
         paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
         lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
         rows = list({(row["id"], row["completion"]): row for row in lines}.values())
-        rows = rows[:: max(1, len(rows) // _TEXTS)]  # a step has many completions for each of its few questions
+        rows = rows[:: max(1, len(rows) // count)]  # a step has many completions for each of its few questions
     if not rows:
         rows = [
             {"question": question, "completion": chat.write_completion(reasoning, answer)}
             for question, reasoning, answer in _QUESTIONS
         ]
     start = [{"role": "system", "content": system}] if system else []
-    return [([*start, {"role": "user", "content": row["question"]}], row["completion"]) for row in rows[:_TEXTS]]
+    return [([*start, {"role": "user", "content": row["question"]}], row["completion"]) for row in rows[:count]]

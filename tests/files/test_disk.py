@@ -169,7 +169,7 @@ def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypat
     monkeypatch.setattr(types, "encoded", fill_and_encode)
     code, said = ended(lambda: export(options))
     assert code == 1 and f"{small}/m.gguf cannot be written: No space left on device; {small} has 0.3" in said
-    assert files(small) == {".filler", "m.gguf"} and (small / "m.gguf").read_bytes() == before
+    assert files(small) == {".filler", "m.gguf", "gguf_report.json"} and (small / "m.gguf").read_bytes() == before
 
 
 def test_an_evaluation_keeps_what_it_graded(small, tmp_path, ended, monkeypatch):

@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     run_tiny(folder, sampling={"max_completion_tokens": 96})
     merge(MergeOptions(str(folder)))
     for kind in ("f16", "q4_0"):
-        export(ExportOptions(folder, type=kind))
+        export(ExportOptions(folder, type=(kind,)))
     return folder
 
 
