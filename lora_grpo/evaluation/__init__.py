@@ -24,6 +24,7 @@ report.py         the schema of report.json; makes, reads, writes and prints rep
 """
 
 from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.comparison import percent
 from lora_grpo.evaluation.measurement import UNPARSED
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
@@ -42,6 +43,7 @@ __all__ = [
     "evaluate",
     "evaluate_and_report",
     "mcnemar_exact",
+    "percent",
     "printable",
     "read_report",
     "report_run",

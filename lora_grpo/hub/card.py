@@ -25,6 +25,7 @@ from lora_grpo.evaluation import Report
 from lora_grpo.hub.example import own_dataset
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
+from lora_grpo.hub.measured_files import files_table
 from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS, chat
 
@@ -86,6 +87,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     text = environment.get_template("card.md.jinja").render(
         table=_table,
         legend=_legend,
+        files_table=files_table,
         kit=_kit(),
         taught=_TAUGHT.get(data.get("task") or ""),
         evaluation=facts.evaluations[0] if facts.evaluations else None,
@@ -119,7 +121,8 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     if facts.record:
         tags = [method, "lora", "trl", "lora_grpo", data.get("task")]
     dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
-    results = _results(each.report for each in facts.evaluations if each.of_upload)
+    files = [(file.report, file.name) for file in facts.measured_files if file.report]
+    results = _results([*((each.report, "") for each in facts.evaluations if each.of_upload), *files])
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
@@ -142,12 +145,12 @@ def _is_sft(facts: Facts) -> bool:
     return bool(facts.record.get("config", {}).get("method") == "sft")
 
 
-def _results(reports: Iterable[Report]) -> list[EvalResult] | None:
-    """Return one result for each metric and protocol: that of the first report that has it. None if there is none."""
+def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
+    """Return one result for each metric, protocol and file: of the first report that has it. None if there is none."""
     from huggingface_hub import EvalResult
 
     results: dict[tuple[Any, ...], EvalResult] = {}
-    for report in reports:
+    for report, file in reports:
         protocol, sampling = report.protocol, report.protocol.sampling
         assert sampling is not None
         for name, score in report.evaluated.scores.items():
@@ -158,7 +161,7 @@ def _results(reports: Iterable[Report]) -> list[EvalResult] | None:
                 how += f" and top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
             how += f", {sampling.few_shot}-shot" if sampling.few_shot else ""
             settings = (sampling.prompt_style, sampling.max_completion_tokens)
-            key = (metric, how, *settings, protocol.task, protocol.task_sha256, protocol.data_sha256)
+            key = (file, metric, how, *settings, protocol.task, protocol.task_sha256, protocol.data_sha256)
             results.setdefault(
                 key,
                 EvalResult(
@@ -166,7 +169,7 @@ def _results(reports: Iterable[Report]) -> list[EvalResult] | None:
                     dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
                     dataset_name=_plain(protocol.task),
                     metric_type=metric,
-                    metric_name=f"{metric}, {how}, {protocol.rows} rows",
+                    metric_name=", ".join([metric, how, f"{protocol.rows} rows", *([_plain(file)] if file else [])]),
                     metric_value=round(100 * score, 2),
                 ),
             )

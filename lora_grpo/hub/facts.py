@@ -17,6 +17,7 @@ from lora_grpo.evaluation import Report, read_report
 from lora_grpo.files import json_files
 from lora_grpo.hub import base_license
 from lora_grpo.hub.example import Example, find
+from lora_grpo.hub.measured_files import MeasuredFile, measured_files
 from lora_grpo.merging import REPORT, MergeReport
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import BEST, adapter_sha256, base_model, source_adapter
@@ -89,6 +90,8 @@ class Facts:
     """The image of the training reward, or of the loss of SFT, in the run's report."""
     other_merge: MergeReport | None = None
     """The run's merge of the same adapter into the other kind of base: full precision or dequantized."""
+    measured_files: tuple[MeasuredFile, ...] = ()
+    """The GGUF files, if at least one of them was evaluated."""
 
 
 def gather(folder: Path, kind: str) -> Facts:
@@ -102,7 +105,11 @@ def gather(folder: Path, kind: str) -> Facts:
     path = source / "adapter_config.json"
     adapter = json_files.read_object(path) if path.is_file() else {}
     is_best = source.name == BEST and run is not None
-    evaluations = sorted(_evaluations(run, folder, kind, merge), key=lambda each: not each.of_upload) if run else []
+    reports = _reports(run) if run else {}
+    files = measured_files(folder, reports) if kind == "gguf" else ()
+    if files:  # they have a table of their own
+        reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
+    evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
     if run and not evaluations:
         command = _measuring_command(record, str(run), is_best=is_best)
         print(f"the card has no evaluation of {source}; to measure it: {command}", file=sys.stderr)
@@ -118,6 +125,7 @@ def gather(folder: Path, kind: str) -> Facts:
         example=find(run, evaluations[0].folder, evaluations[0].report) if run and evaluations else None,
         plot=_plot(run, record) if run else None,
         other_merge=_other_merge(run, folder, adapter_sha256(source), merge) if run and kind != "gguf" else None,
+        measured_files=files,
     )
 
 
@@ -215,13 +223,9 @@ def _vllm_rank(adapter: Path) -> int | None:
         return None
 
 
-def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) -> Iterator[Evaluation]:
-    """Yield the run's evaluations of the pushed weights, or of the adapter that they were made from.
-
-    The run's own is first. Evaluations of fewer rows by `--limit` are left out.
-    """
-    adapter = adapter_sha256(source_adapter(folder))
-    is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
+def _reports(run: Path) -> dict[Path, Report]:
+    """Return the reports of a run by their folders. Its own is first. Those of fewer rows by `--limit` are left out."""
+    reports = {}
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
         try:
             report = read_report(path)
@@ -236,6 +240,17 @@ def _evaluations(run: Path, folder: Path, kind: str, merge: MergeReport | None) 
                 file=sys.stderr,
             )
             continue
+        reports[path] = report
+    return reports
+
+
+def _evaluations(
+    reports: Mapping[Path, Report], folder: Path, kind: str, merge: MergeReport | None
+) -> Iterator[Evaluation]:
+    """Yield the evaluations of the pushed weights, or of the adapter that they were made from."""
+    adapter = adapter_sha256(source_adapter(folder)) if reports else None
+    is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
+    for path, report in reports.items():
         measured = report.evaluated.source
         of_adapter = measured.get("adapter_sha256") == adapter
         of_upload = of_adapter

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import yaml
 from helpers.gguf_models import published_template
-from helpers.pushed_runs import BASE, COMMIT, PRIVATE, make_merged, make_run, safetensors, write_evaluation
+from helpers.pushed_runs import (
+    BASE,
+    COMMIT,
+    PRIVATE,
+    make_merged,
+    make_run,
+    measured,
+    report_of,
+    row,
+    safetensors,
+    write_evaluation,
+)
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import RepoCard
 
@@ -583,6 +594,63 @@ def test_gguf_files_are_named(run):
     _, text, files = card_of(folder, "gguf")
     assert "trained.Modelfile" in files and "ollama create trained -f trained.Modelfile" in text
     assert "ollama run hf.co" not in text
+
+
+def write_gguf_evaluation(run, file, score, merged=0.5, **protocol):
+    """Write what `evaluate.py FILE --compare RUN/merged` leaves, with the cost of the file's type."""
+    label = file.stem.rpartition("-")[2].lower()
+    source = {"gguf_sha256": atomic.sha256(file), "quantization": label, "engine": "llama.cpp b1"}
+    report = report_of(
+        measured(label, source, **{"pass@1": score}),
+        measured("merged", {"weights_sha256": "a" * 64, "bits": 16, "quantization": "none"}, **{"pass@1": merged}),
+        table=[row("pass@1", merged, score, 0.01)],
+        **{"rows": 200, "data_sha256": "c" * 64, "num_samples": 1, "temperature": 0.0, "max_completion_tokens": 64},
+    )
+    report["protocol"] |= protocol
+    (run / "evaluation" / f"gguf-{label}").mkdir()
+    atomic.write_json(run / "evaluation" / f"gguf-{label}" / "report.json", report)
+
+
+def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, capsys):
+    folder = make_gguf(run, "trained-Q4_0.gguf")
+    for name in ("trained-Q8_0.gguf", "trained-Q5_0.gguf"):
+        shutil.copy(folder / "trained-Q4_0.gguf", folder / name)
+        with (folder / name).open("ab") as file:
+            file.write(bytes(name, "ascii") * 100_000)
+    write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488)
+    write_gguf_evaluation(run, folder / "trained-Q8_0.gguf", 0.5)
+    data, text, _ = card_of(folder, "gguf")
+    size = (folder / "trained-Q4_0.gguf").stat().st_size / 1e6
+    table = [line for line in text.splitlines() if line.startswith(("| merged", "| trained"))]
+    assert table == [
+        "| merged, 16 bits |  | 50.0 \\[40.0, 60.0\\] |  |",
+        "| trained-Q5_0.gguf | 1.7 MB | – | – |",
+        "| trained-Q8_0.gguf | 1.7 MB | 50.0 \\[40.0, 60.0\\] | +0.0 \\[-5.0, +5.0\\] |",
+        f"| trained-Q4_0.gguf | {size:.1f} MB | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] |",
+    ]
+    assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
+    assert "Not evaluated" not in text and text.index("costs 1.2") < text.index("## How to use")
+    (index,) = data["model-index"]
+    names = {(m["name"], m["value"]) for result in index["results"] for m in result["metrics"]}
+    assert ("pass@1, greedy, 200 rows, trained-Q4_0.gguf", 48.8) in names
+    assert "gguf-q4_0" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["file", "limit", "protocol"])
+def test_a_gguf_evaluation_of_another_file_or_protocol_is_left_out(run, change):
+    folder = make_gguf(run, "trained-Q4_0.gguf")
+    write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488, **({"limit": 20} if change == "limit" else {}))
+    if change == "file":
+        with (folder / "trained-Q4_0.gguf").open("ab") as file:
+            file.write(b"exported again")
+    if change == "protocol":
+        shutil.copy(folder / "trained-Q4_0.gguf", folder / "trained-Q8_0.gguf")
+        with (folder / "trained-Q8_0.gguf").open("ab") as file:
+            file.write(b"another file")
+        write_gguf_evaluation(run, folder / "trained-Q8_0.gguf", 0.3, seed=7)
+        assert card_of(folder, "gguf")[1].count("points of pass@1") == 1
+    else:
+        assert "points of pass@1" not in card_of(folder, "gguf")[1]
 
 
 # Damaged files are not uploaded

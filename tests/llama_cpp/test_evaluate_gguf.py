@@ -12,6 +12,7 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 from lora_grpo.gguf_export import ExportOptions, export
+from lora_grpo.hub.push import prepare
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.tasks.chat import render_row
@@ -35,8 +36,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gguf") / "run"
     run_tiny(folder, sampling={"max_completion_tokens": 96})
     merge(MergeOptions(str(folder)))
-    for kind in ("f16", "q4_0"):
-        export(ExportOptions(folder, type=(kind,)))
+    export(ExportOptions(folder, type=("f16", "q4_0")))
     return folder
 
 
@@ -92,8 +92,8 @@ def gap_at_first_difference(run, gguf, merged, tasks):
         yield abs(float(logprobs[first[place]] - logprobs[second[place]]))
 
 
-def test_q4_0_loses_something_and_the_report_says_how_much(run, capsys):
-    report = evaluate(run, "q4_0", k=(1, 2), temperature=1.0)
+def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
+    report = evaluate(run, "q4_0")
     row = report.table[0]
     assert report.evaluated.label == "q4_0" and report.baseline.label == "merged"
     low, high = (-100 * bound for bound in reversed(row.difference_interval))
@@ -102,6 +102,14 @@ def test_q4_0_loses_something_and_the_report_says_how_much(run, capsys):
     [folder] = (run / "evaluation").glob("starter-*")
     assert cost in (folder / "report.md").read_text()
     assert report.evaluated.source["quantization"] == "q4_0"
+    files, _ = prepare(run / "gguf", "gguf", "me/trained")
+    card = next(file for file in files if file.name == "README.md").content.decode()
+    assert f"q4_0 costs {cost}".replace("[", "\\[").replace("]", "\\]") in card
+    size = (run / "gguf" / "run.Q4_0.gguf").stat().st_size / 1e6
+    assert f"| run.Q4_0.gguf | {size:.1f} MB | {100 * row.after:.1f} " in card
+    assert f"| run.F16.gguf | {(run / 'gguf' / 'run.F16.gguf').stat().st_size / 1e6:.1f} MB | " in card
+    assert f"{100 * f16.table[0].after:.1f} " in card
+    assert f"| merged, 16 bits |  | {100 * row.before:.1f} " in card
 
 
 def test_a_seed_gives_the_same_samples_again(run, tmp_path):
