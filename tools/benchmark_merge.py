@@ -97,8 +97,8 @@ def make_model(folder: Path) -> None:
     adapted.save_pretrained(folder / "adapter")
 
 
-def measure(command: list[str]) -> tuple[float, float]:
-    """Return the peak memory of a command in MB and its run time in seconds."""
+def measure(command: list[str]) -> tuple[float, float, float]:
+    """Return the peak memory of a command in MB, its run time in seconds, and its CPU time in seconds."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -106,7 +106,7 @@ def measure(command: list[str]) -> tuple[float, float]:
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{command[:3]} failed: {errors[-2000:]}")
-    return usage.ru_maxrss / 1024, time.perf_counter() - started
+    return usage.ru_maxrss / 1024, time.perf_counter() - started, usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -134,7 +134,7 @@ def survives(folder: Path, kills: int) -> bool:
     """Kill and resume merges, and return whether all results have the same bytes as an uninterrupted merge."""
     whole, cut = folder / "whole", folder / "cut"
     staging = folder / ".cut.partial"
-    _, seconds = measure(merge_command(folder, whole))
+    _, seconds, _ = measure(merge_command(folder, whole))
     expected = {path.name: atomic.sha256(path) for path in whole.iterdir()}
     draw, same = random.Random(0), 0
     for kill in range(kills):
@@ -170,22 +170,25 @@ def compare(folder: Path, rounds: int) -> None:
         "merge.py --dtype bf16": [*kit, "--dtype", "bf16"],
         "merge.py": kit,
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
     for turn in range(rounds):
         for name, command in sides.items():
             shutil.rmtree(output, ignore_errors=True)
             subprocess.run(["sync"], check=True)
             found[name].append(measure(command))
-            print(f"round {turn + 1}: {name}: {found[name][-1][0]:.0f} MB, {found[name][-1][1]:.1f} s", file=sys.stderr)
+            memory, seconds, cpu = found[name][-1]
+            print(f"round {turn + 1}: {name}: {memory:.0f} MB, {seconds:.1f} s, CPU {cpu:.1f} s", file=sys.stderr)
     middle = {name: tuple(map(statistics.median, zip(*runs, strict=True))) for name, runs in found.items()}
     peft = middle["PEFT: load, merge, save"]
     size = sum(path.stat().st_size for path in base.glob("*.safetensors")) / 1e6
     largest = SHAPE["vocab_size"] * SHAPE["hidden_size"] * 2 / 1e6
     learned = (adapter / "adapter_model.safetensors").stat().st_size / 1e6
     print(f"base {size:.0f} MB, largest tensor {largest:.0f} MB, adapter {learned:.0f} MB, {rounds} rounds, medians")
-    print("| | peak memory, MB | of PEFT's | seconds | of PEFT's |\n|---|---:|---:|---:|---:|")
-    for name, (memory, seconds) in middle.items():
-        print(f"| {name} | {memory:.0f} | {memory / peft[0]:.2f} | {seconds:.1f} | {seconds / peft[1]:.2f} |")
+    print("| | peak memory, MB | of PEFT's | seconds | of PEFT's | CPU seconds | of PEFT's |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, (memory, *times) in middle.items():
+        cells = [f"{value:.1f} | {value / of_peft:.2f}" for value, of_peft in zip(times, peft[1:], strict=True)]
+        print(f"| {name} | {memory:.0f} | {memory / peft[0]:.2f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ _PROMPT_TOKENS = 96
 """Longer prompts are truncated on the left, because every token costs a pass through the whole model."""
 _COMPLETION_TOKENS = 32
 """Longer completions are truncated on the right."""
-_QUESTIONS = (
-    ("A pen costs 3 dollars. How much do 4 pens cost?", "Each pen costs 3 dollars, so 4 pens cost 4 * 3 = 12.", "12"),
-    ("Tom has 15 apples and eats 6. How many are left?", "He eats 6 of 15, which leaves 15 - 6 = 9 apples.", "9"),
+_PLAIN_TEXTS = (
+    "A pen costs 3 dollars, so 4 pens cost 4 * 3 = 12 dollars. Tom has 15 apples and eats 6 of them, so he has 9 left.",
+    "The train leaves at seven in the morning and needs five hours, so it arrives at noon if it stops nowhere else.",
 )
-"""Prompts for an adapter that has no run."""
+"""Texts for an adapter that has no completions. Its prompts are unknown, so these have none."""
 
 
 def measure_divergences(
@@ -44,16 +44,19 @@ def measure_divergences(
         return Divergences(not_measured="the vocabulary was resized, so the KL divergence is undefined")
     try:
         ids, keep = _texts(target)
-        weights: dict[str, Mapping[str, Rows]]
-        weights = {"adapter": plan.outputs, "merged": model_tensors(merged), "base": base}
+        written: dict[str, Rows] = {}
+        for name, tensor in model_tensors(merged).items():
+            output = plan.outputs[name]
+            is_same = not output.changed and tensor.dtype == output.base.dtype
+            written[name] = output.base if is_same else tensor  # the models share tensors of the base
+        weights: dict[str, Mapping[str, Rows]] = {"adapter": plan.outputs, "merged": written, "base": base}
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             assert target.adapter is not None
             four_bit = base_tensors(Path(target.base.name), "dequantized", model)
             weights["trained"] = make_plan(four_bit, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
-        streamed = StreamedModel(model)
-        states = {name: streamed.states(tensors, ids, keep) for name, tensors in weights.items()}
+        states = StreamedModel(model).states(weights, ids, keep)
         figures: dict[str, Any] = {"_".join(pair): value for pair, value in divergences(states, pairs).items()}
         return Divergences(texts=len(ids), tokens=keep * len(ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
@@ -72,9 +75,7 @@ def divergences_from(
 
     `model` is the result of `empty_model` and cannot be used afterward. `ids` and `keep` come from `texts_of`.
     """
-    weights = {"": reference, **others}
-    streamed = StreamedModel(model)
-    states = {name: streamed.states(tensors, ids, keep) for name, tensors in weights.items()}
+    states = StreamedModel(model).states({"": reference, **others}, ids, keep)
     return {name: value for (_, name), value in divergences(states, [("", name) for name in others]).items()}
 
 
@@ -85,30 +86,28 @@ def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
 
 
 def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
-    """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare."""
+    """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare.
+
+    Without completions, these are plain texts.
+    """
     ids = [
         [
             *tokenizer(chat.render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
         for prompt, completion in _prompts_and_completions(run, count)
-    ]
+    ] or [tokenizer(text)["input_ids"][:_COMPLETION_TOKENS] for text in _PLAIN_TEXTS]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 
 def _prompts_and_completions(run: Path | None, count: int) -> list[tuple[Any, str]]:
-    system: str | None = chat.SYSTEM_PROMPTS[chat.DEFAULT_STYLE]
-    rows: list[dict[str, Any]] = []
-    if run:
-        system = system_prompt(read_record(run))
-        paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
-        lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
-        rows = list({(row["id"], row["completion"]): row for row in lines}.values())
-        rows = rows[:: max(1, len(rows) // count)]  # a step has many completions for each of its few questions
-    if not rows:
-        rows = [
-            {"question": question, "completion": chat.write_completion(reasoning, answer)}
-            for question, reasoning, answer in _QUESTIONS
-        ]
+    """Return prompts and completions of the last steps of a run, if there are any."""
+    if not run:
+        return []
+    paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
+    lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
+    rows = list({(row["id"], row["completion"]): row for row in lines}.values())
+    rows = rows[:: max(1, len(rows) // count)]  # a step has many completions for each of its few questions
+    system = system_prompt(read_record(run))
     start = [{"role": "system", "content": system}] if system else []
     return [([*start, {"role": "user", "content": row["question"]}], row["completion"]) for row in rows[:count]]

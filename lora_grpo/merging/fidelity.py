@@ -51,9 +51,12 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
         if requested == "fp16" and (name := _too_large(plan.outputs)):
             raise UserError(f"{name} does not fit fp16's range of ±65504; pass --dtype bf16, fp32 or auto")
         return Choice(requested, f"{requested}, as requested", measure(plan.outputs, [requested]))
-    measured = measure(plan.outputs, ["fp16"] if plan.base_dtype == "F16" else ["bf16", "fp16"])
+    measured: dict[Dtype, Retained | None] = {}
     reasons = []
-    for dtype, retained in measured.items():
+    candidates: list[Dtype] = ["fp16"] if plan.base_dtype == "F16" else ["bf16", "fp16"]
+    for dtype in candidates:
+        measured |= measure(plan.outputs, [dtype])
+        retained = measured[dtype]
         if retained is None:
             return Choice(dtype, "the adapter changes nothing", measured)
         reasons.append(f"{dtype} keeps {percent(retained.overall)} of the update")
@@ -67,7 +70,7 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
 
 
 def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtype, Retained | None]:
-    """Measure in one pass over the weights what each dtype keeps of the update.
+    """Measure what each dtype keeps of the update, by one block of each tensor that a low-rank update changes.
 
     A tensor that has a different shape than the base's is skipped, because its update is not defined.
 
@@ -80,35 +83,49 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
     for name, output in outputs.items():
         if not output.changed or output.base.shape != output.shape:
             continue
-        for rows in row_blocks(output.shape):
-            merged, base, change = output.rows_and_change(*rows)
+        sample = _sample(output)
+        weight = output.shape[0] / sum(stop - start for start, stop in sample)
+        for start, stop in sample:
+            merged, base, change = output.rows_and_change(start, stop)
+            squares = _dot(change, change)
+            if not math.isfinite(squares):
+                raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
             for dtype, layers in sums.items():
-                difference = merged.to(getattr(torch, DTYPES[STORED[dtype]])).float().sub_(base)
+                error = merged.to(getattr(torch, DTYPES[STORED[dtype]]))
                 if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
-                    difference.nan_to_num_()
-                dot = (difference * change).sum(dim=-1).double().sum()
-                block = torch.stack([dot, _square(change), _square(difference.sub_(change))])
-                layers[name] = layers.get(name, 0) + block
-                if not layers[name][1].isfinite():
-                    raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
+                    error.nan_to_num_()
+                error = error.float() - base
+                error -= change
+                # Python's numbers: small tensors would fragment the heap between large ones.
+                block = (weight * value for value in (_dot(error, change), squares, _dot(error, error)))
+                layers[name] = tuple(map(sum, zip(layers.get(name, (0.0, 0.0, 0.0)), block, strict=True)))
     return {dtype: _retained(layers) for dtype, layers in sums.items()}
 
 
-def _square(matrix: Any) -> Any:
+def _sample(output: Output) -> list[tuple[int, int]]:
+    """Return the ranges of rows to measure: a block is enough (docs/decisions/0029-time-of-a-merge.md)."""
+    blocks = list(row_blocks(output.shape))
+    if output.tokens or output.replacement:  # these may change only a few rows
+        return blocks
+    return blocks[(len(blocks) - 1) // 2 :][:1]
+
+
+def _dot(first: Any, second: Any) -> float:
     import torch
 
-    # accumulated in float32 within a row and in float64 across rows
-    return torch.linalg.vector_norm(matrix, dim=-1).double().square().sum()
+    return float(torch.dot(first.reshape(-1), second.reshape(-1)))
 
 
 def _retained(layers: Mapping[str, Any]) -> Retained | None:
-    """Return the result for one dtype from (<W' - W, D>, |D|^2, |W' - W - D|^2) of every layer."""
-    shares = {name: float(dot / squares) for name, (dot, squares, _) in layers.items() if squares}
+    """Return the result for one dtype from (<W' - W - D, D>, |D|^2, |W' - W - D|^2) of every layer."""
+    shares = {name: 1 + dot / squares for name, (dot, squares, _) in layers.items() if squares}
     if not shares:
         return None
-    dot, squares, errors = map(float, sum(layers.values()))
+    dot, squares, errors = map(sum, zip(*layers.values(), strict=True))
     worst = min(shares, key=lambda name: shares[name])
-    return Retained(overall=dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst)
+    return Retained(
+        overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst
+    )
 
 
 def _too_large(outputs: Mapping[str, Output]) -> str | None:

@@ -1,18 +1,21 @@
 """A forward pass that reads weights from disk in blocks, and the KL divergence between models.
 
 A merge is evaluated by the merged model's predictions, even on machines without enough memory to load the model. All
-models use the same forward pass, in float32.
+models run in float32 and in the same pass, so a weight that several of them have is read and multiplied once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import Rows, row_blocks
 from lora_grpo.merging.base_weights import weight_name
+from lora_grpo.merging.outputs import Output
+
+Weights = Mapping[str, Rows]
 
 _SMALL_BYTES = 64 * 2**20
 """Limit for all other parameters, such as norms, which are kept in memory."""
@@ -35,7 +38,8 @@ class StreamedModel:
         if any(parameter.dim() > 2 for parameter in model.parameters()):
             raise UserError("the model is a mixture of experts")
         self._model = model
-        self._weights: Mapping[str, Rows] = {}
+        self._models: list[Weights] = []
+        self._texts = 0
         embedding = model.get_input_embeddings()
         self._head = weight_name(model, model.get_output_embeddings())
         self._embedding = weight_name(model, embedding)
@@ -51,21 +55,41 @@ class StreamedModel:
         if sum(getattr(module, part).numel() * 4 for module, part, _ in self._small) > _SMALL_BYTES:
             raise UserError(f"{type(model).__name__} has large weights outside linear layers")
 
-    def states(self, weights: Mapping[str, Rows], ids: Sequence[Sequence[int]], keep: int) -> States:
+    def states(self, models: Mapping[str, Weights], ids: Sequence[Sequence[int]], keep: int) -> dict[str, States]:
         """Run texts of at least `keep` tokens through all layers before the head. Keep that many states of each text.
 
-        A missing head is tied to the embedding.
+        The weights of each model are given by name. A missing head is tied to the embedding. Models whose small
+        parameters differ run one after the other.
 
         Raises:
             UserError: a weight is missing, or the logits are not just the product of the states and the head.
         """
         import torch
 
-        self._weights = weights
+        groups: list[tuple[list[Any], dict[str, Weights]]] = []
+        for label, weights in models.items():
+            small = [_read(_find(weights, name)) for _, _, name in self._small]
+            for values, members in groups:
+                if all(map(torch.equal, values, small)):
+                    members[label] = weights
+                    break
+            else:
+                groups.append((small, {label: weights}))
+        return {
+            label: States(hidden, _find(models[label], self._head, self._embedding))
+            for small, members in groups
+            for label, hidden in zip(members, self._run(small, list(members.values()), ids, keep), strict=True)
+        }
+
+    def _run(self, small: list[Any], models: list[Weights], ids: Sequence[Sequence[int]], keep: int) -> list[Any]:
+        """Return the states of each model, (texts * keep, hidden size). The models are stacked in the batch."""
+        import torch
+
+        self._models, self._texts = models, len(ids)
         longest = max(map(len, ids))
         # Right padding needs no mask, because no token attends to later tokens.
-        batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])
-        indices = torch.tensor([range(len(text) - keep, len(text)) for text in ids])
+        batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids] * len(models))
+        indices = torch.tensor([range(len(text) - keep, len(text)) for text in ids] * len(models))
         head = self._model.get_output_embeddings()
         inputs: list[Any] = []
 
@@ -74,31 +98,29 @@ class StreamedModel:
             return hidden
 
         head.forward = skip
-        for module, part, name in self._small:
-            setattr(module, part, torch.nn.Parameter(_read(self._find(name)), requires_grad=False))
+        for (module, part, _), values in zip(self._small, small, strict=True):
+            setattr(module, part, torch.nn.Parameter(values, requires_grad=False))
         with torch.no_grad():
             after = self._model(input_ids=batch, use_cache=False).logits
         if len(inputs) != 1 or after is not inputs[0] or head.bias is not None:
             raise UserError(f"{type(self._model).__name__} changes its logits after the head")
         hidden = after.gather(1, indices.unsqueeze(-1).expand(-1, -1, after.shape[-1]))
-        return States(hidden.flatten(0, 1), self._find(self._head))
-
-    def _find(self, name: str) -> Rows:
-        if name == self._head and name not in self._weights:
-            name = self._embedding
-        if name not in self._weights:
-            raise UserError(f"the weights have no {name}")
-        return self._weights[name]
+        return list(hidden.flatten(0, 1).chunk(len(models)))
 
     def _linear(self, name: str, bias: str | None) -> Callable[[Any], Any]:
         def forward(inputs: Any) -> Any:
-            weight = self._find(name)
-            outputs = inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
-            for start, stop in row_blocks(weight.shape):
-                outputs[..., start:stop] = inputs @ weight.rows(start, stop).float().T
+            if inputs.shape[0] % (self._texts * len(self._models)):
+                raise UserError(f"{type(self._model).__name__} does not pass the batch first to {name}")
+            weights = [_find(model, name) for model in self._models]
+            flat = inputs.reshape(-1, inputs.shape[-1]).chunk(len(weights))
+            outputs = inputs.new_empty((len(flat), len(flat[0]), weights[0].shape[0]))
+            for start, stop, block in _products(weights, flat):
+                for output, part in zip(outputs, block, strict=True):
+                    output[:, start:stop] = part.T
             if bias:
-                outputs += _read(self._find(bias))
-            return outputs
+                for output, model in zip(outputs, self._models, strict=True):
+                    output += _read(_find(model, bias))
+            return outputs.view(*inputs.shape[:-1], -1)
 
         return forward
 
@@ -110,17 +132,57 @@ class StreamedModel:
         module.padding_idx = None
 
         def forward(ids: Any) -> Any:
-            weight = self._find(self._embedding)
             tokens, numbers = ids.unique(return_inverse=True)
-            rows = torch.cat([weight.rows(token, token + 1).float() for token in tokens.tolist()])
-            module.weight = torch.nn.Parameter(rows, requires_grad=False)
-            return look_up(numbers)
+            numbers = numbers.view(len(self._models), -1, ids.shape[-1])
+            rows: dict[Rows, Any] = {}
+            for number, model in enumerate(self._models):
+                weight = _find(model, self._embedding)
+                if weight not in rows:
+                    rows[weight] = torch.cat([weight.rows(token, token + 1).float() for token in tokens.tolist()])
+                numbers[number] += list(rows).index(weight) * len(tokens)
+            module.weight = torch.nn.Parameter(torch.cat(list(rows.values())), requires_grad=False)
+            return look_up(numbers.view(ids.shape))
 
         module.forward = forward
 
 
+def _find(weights: Weights, name: str, tied_to: str | None = None) -> Rows:
+    found = weights.get(name) or (weights.get(tied_to) if tied_to else None)
+    if found is None:
+        raise UserError(f"the weights have no {name}")
+    return found
+
+
 def _read(weight: Rows) -> Any:
     return weight.rows(0, weight.shape[0]).float()
+
+
+def _products(weights: Sequence[Rows], inputs: Sequence[Any]) -> Iterator[tuple[int, int, list[Any]]]:
+    """Multiply the weight of each model, (N, K), with the model's inputs, (T, K), a block of rows at a time.
+
+    Yields the range of rows, and for each model the product of shape (rows, T). A low-rank update is applied to the
+    inputs, so that the adapter shares the base's weight.
+    """
+    import torch
+
+    parts = [weight.parts() if isinstance(weight, Output) else (weight, None) for weight in weights]
+    members: dict[Rows, list[int]] = {}
+    for number, (dense, _) in enumerate(parts):
+        members.setdefault(dense, []).append(number)
+    # MKL multiplies weight @ inputs.T faster than inputs @ weight.T, and with a multiple of eight columns.
+    stacked = {}
+    for dense, numbers in members.items():
+        together = torch.cat([inputs[number] for number in numbers])
+        stacked[dense] = torch.nn.functional.pad(together, (0, 0, 0, -len(together) % 8)).T
+    updates = {number: (low[0], low[1] @ inputs[number].T) for number, (_, low) in enumerate(parts) if low}
+    for start, stop in row_blocks(weights[0].shape):
+        block: dict[int, Any] = {}
+        for dense, numbers in members.items():
+            products = (dense.rows(start, stop).float() @ stacked[dense]).split(len(inputs[0]), dim=1)
+            block |= zip(numbers, products, strict=False)  # the last ones may be padding
+        for number, (left, right) in updates.items():
+            block[number] += left[start:stop] @ right
+        yield start, stop, [block[number] for number in range(len(weights))]
 
 
 def divergences(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
@@ -135,18 +197,19 @@ def divergences(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) 
     largest = {name: torch.full((len(model.hidden),), -torch.inf).double() for name, model in models.items()}
     total = {name: torch.zeros_like(values) for name, values in largest.items()}
     weighted = {pair: torch.zeros_like(total[pair[0]]) for pair in pairs}
-    for start, stop in row_blocks(next(iter(models.values())).head.shape):
-        logits, terms, shrink = {}, {}, {}
-        for name, model in models.items():
-            logits[name] = (model.hidden @ model.head.rows(start, stop).float().T).double()
+    heads, hidden = zip(*((model.head, model.hidden) for model in models.values()), strict=True)
+    for _, _, block in _products(heads, hidden):
+        logits = {name: part.double() for name, part in zip(models, block, strict=True)}
+        terms, shrink = {}, {}
+        for name, values in logits.items():
             before = largest[name]
-            largest[name] = torch.maximum(before, logits[name].amax(dim=1))
+            largest[name] = torch.maximum(before, values.amax(dim=0))
             shrink[name] = (before - largest[name]).exp()
-            terms[name] = (logits[name] - largest[name].unsqueeze(1)).exp()
-            total[name] = total[name] * shrink[name] + terms[name].sum(dim=1)
+            terms[name] = (values - largest[name]).exp()
+            total[name] = total[name] * shrink[name] + terms[name].sum(dim=0)
         for first, second in pairs:
-            block = (terms[first] * (logits[first] - logits[second])).sum(dim=1)
-            weighted[first, second] = weighted[first, second] * shrink[first] + block
+            summed = (terms[first] * (logits[first] - logits[second])).sum(dim=0)
+            weighted[first, second] = weighted[first, second] * shrink[first] + summed
     log_z = {name: largest[name] + total[name].log() for name in models}
     return {
         (first, second): float((summed / total[first] - log_z[first] + log_z[second]).mean())

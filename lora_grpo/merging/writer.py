@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ from lora_grpo.progress import Progress
 _LEDGER = "finished.json"
 _RESERVED_BYTES = 64 * 2**20
 """Disk space reserved for the tokenizer, the configuration, and other processes."""
+
+_PENDING_BLOCKS = 4
+"""Blocks that may wait to be written."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,12 @@ def _write(path: Path, shard: Shard) -> str:
     import torch
 
     entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
-    with TensorWriter(path, entries) as writer:
+    # Blocks are hashed and written in another thread while the next ones are computed.
+    with TensorWriter(path, entries) as writer, ThreadPoolExecutor(1) as thread:
+        pending: deque[Future[None]] = deque()
         for output, dtype in shard.tensors:
             if not output.shape:
-                writer.write(output.origin.read())
+                pending.append(thread.submit(writer.write, output.origin.read()))
                 continue
             # Changed tensors are computed in float32 and rounded once.
             source = output if output.changed else output.origin
@@ -120,7 +127,11 @@ def _write(path: Path, shard: Shard) -> str:
                         f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for "
                         "this dtype"
                     )
-                writer.write(rows)
+                pending.append(thread.submit(writer.write, rows))
+                if len(pending) > _PENDING_BLOCKS:
+                    pending.popleft().result()
+        for write in pending:
+            write.result()
         return writer.finish()
 
 

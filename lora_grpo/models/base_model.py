@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ def check_folder(name: str, flag: str) -> None:
 
 def weights_fingerprint(folder: Path) -> str:
     """Return a SHA-256 of the names and contents of the safetensors files in a folder."""
-    files = {file.name: _cached_sha256(file, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))}
+    paths = sorted(folder.glob("*.safetensors"))
+    with ThreadPoolExecutor(4) as threads:
+        digests = threads.map(_cached_sha256, paths, [path.stat().st_mtime_ns for path in paths])
+        files = {path.name: digest for path, digest in zip(paths, digests, strict=True)}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 

@@ -134,6 +134,14 @@ def save_tokenizer(folder, *added):
     return len(tokenizer)
 
 
+def test_an_untied_head_has_a_divergence(tmp_path):
+    base = make_base(tmp_path / "base", vocabulary=save_tokenizer(tmp_path / "base"))
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["embed_tokens", "q_proj"])
+    report = read_report(merge(MergeOptions(str(adapter), base=str(base), dtype="bf16")))
+    assert report.untied and report.kl.tokens == 64
+    assert 0 < report.kl.adapter_merged < 0.1 * report.kl.adapter_base
+
+
 def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
     size = save_tokenizer(tmp_path / "base")
     base = make_base(tmp_path / "base", vocabulary=size)

@@ -6,9 +6,11 @@ from helpers.adapters import make_adapter, make_base
 from safetensors.torch import load_file, save_file
 
 from lora_grpo.errors import UserError
+from lora_grpo.files import tensors
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.fidelity import choose, measure
 from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.outputs import Output
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -70,6 +72,23 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
         assert least == pytest.approx(min(worst.values()), abs=5 * tolerance)
         if dtype != "fp32":
             assert worst[name] == pytest.approx(least, abs=5 * tolerance)
+
+
+def test_of_a_large_tensor_a_block_is_measured_and_counts_for_the_whole(base, tmp_path, monkeypatch):
+    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.02)
+    (whole,) = measure(plan.outputs, ["bf16"]).values()
+    read, rows_and_change = [], Output.rows_and_change
+    monkeypatch.setattr(Output, "rows_and_change", lambda *given: read.append(given) or rows_and_change(*given))
+    monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 256)
+    (sample,) = measure(plan.outputs, ["bf16"]).values()
+    assert len(read) == sum(output.changed for output in plan.outputs.values())
+    assert sum((stop - start) / output.shape[0] for output, start, stop in read) < 0.5 * len(read)
+    assert sample.overall == pytest.approx(whole.overall, abs=0.05) and sample.overall != whole.overall
+
+    read.clear()
+    tokens = make_adapter(base, tmp_path / "tokens", trainable_token_indices={"embed_tokens": [60]})
+    measure(planned(base, tokens).outputs, ["bf16"])
+    assert {start for output, start, _ in read if output.tokens} == set(range(0, 64, 8))
 
 
 def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path):
