@@ -89,6 +89,7 @@ def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -
         texts, tokens = len(ids), keep * len(ids)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
         problem = ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + first_line(error)
+    of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
     path = next(iter(outputs.values())).parent / REPORT
     known = read_gguf_report(path.parent)
     files = {
@@ -103,7 +104,7 @@ def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -
             kl=measured.get(kind),
             texts=texts,
             tokens=tokens,
-            of_run=run is not None,
+            of_run=of_run,
             not_measured=problem,
         )
     report = GgufReport(files=files)

@@ -21,7 +21,7 @@ from lora_grpo.gguf_export.architecture import EMBEDDING, HEAD
 from lora_grpo.gguf_export.file import new_gguf
 from lora_grpo.gguf_export.types import interleaved
 from lora_grpo.merging import LowRank, Plan, plan_of
-from lora_grpo.models import ADAPTER_CONFIG, base_model
+from lora_grpo.models import ADAPTER_CONFIG, BEST, base_model
 
 LORA_FILE = "adapter_model.gguf"
 """The name of the file, beside adapter_model.safetensors."""
@@ -88,7 +88,7 @@ def write_lora(adapter: Path, output: Path) -> None:
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
-    writer.add_name(adapter.resolve().parent.name if adapter.resolve().name == "adapter" else adapter.resolve().name)
+    writer.add_name(_name(adapter.resolve()))
     writer.add_base_model_count(1)
     writer.add_base_model_name(0, Path(target.base_name).name)  # files are published: no path of this machine
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -101,6 +101,11 @@ def write_lora(adapter: Path, output: Path) -> None:
     with new_gguf(writer, output, num_bytes):
         for factor in factors:
             writer.write_tensor_data(factor)  # type: ignore[arg-type]
+
+
+def _name(adapter: Path) -> str:
+    names = {"adapter": adapter.parent.name, BEST: f"{adapter.parent.name}-{BEST}"}
+    return names.get(adapter.name, adapter.name)
 
 
 def _check(adapter: Path) -> None:

@@ -1,8 +1,11 @@
 """gguf_report.json: the KL divergence of each file is that of the model that transformers loads from it."""
 
+import json
+
 import pytest
 import torch
 from helpers.gguf_models import llama3_tokenizer, qwen_tokenizer, save
+from helpers.made_runs import make_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_grpo.gguf_export import cost, read_gguf_report
@@ -40,6 +43,19 @@ def test_a_type_costs_what_its_weights_in_transformers_differ_by(tmp_path, capsy
         assert (files[name].texts, files[name].tokens, files[name].of_run) == (len(ids), keep * len(ids), False)
     assert files["m.F32.gguf"].kl == pytest.approx(0, abs=1e-9)
     assert files["m.Q4_0.gguf"].kl > 10 * files["m.Q8_0.gguf"].kl
+
+
+def test_the_texts_are_completions_of_the_run_if_it_has_any(tmp_path):
+    run = make_run(tmp_path / "run")
+    save(run / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
+    export(ExportOptions(run / "merged"))
+    assert read_gguf_report(run / "gguf").files["run.Q8_0.gguf"].of_run is False
+    (run / "completions").mkdir()
+    rows = [{"id": n, "question": f"What is {n} + {n}?", "completion": f"It is {2 * n}. " * 20} for n in range(20)]
+    (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    export(ExportOptions(run / "merged"))
+    file = read_gguf_report(run / "gguf").files["run.Q8_0.gguf"]
+    assert (file.of_run, file.texts, file.tokens) == (True, cost.TEXTS, cost.TEXTS * 32)
 
 
 def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path, capsys, monkeypatch):

@@ -205,6 +205,9 @@ def test_the_command_writes_beside_the_adapter_and_says_how_to_use_it(tmp_path, 
     assert f"llama-cli -m BASE.gguf --lora {run / 'adapter' / LORA_FILE}" in capsys.readouterr().out
     assert read(run / "adapter" / LORA_FILE)[0]["general.name"] == "run"
     assert not (run / "merged").exists()
+    shutil.copytree(run / "adapter", run / "best")
+    export(ExportOptions(run / "best", what="adapter"))
+    assert read(run / "best" / LORA_FILE)[0]["general.name"] == "run-best"
     export(ExportOptions(run / "adapter", what="adapter", output_dir=tmp_path / "out", type=("f32",)))
     assert (tmp_path / "out" / LORA_FILE).is_file()
     for options, message in (
