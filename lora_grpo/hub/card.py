@@ -176,7 +176,7 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
     return [*results.values()] or None
 
 
-def _legend(report: Report) -> str:
+def _legend(report: Report, difference: str = "p: paired test") -> str:
     """Return what the figures of a table of scores are."""
     protocol, sampling = report.protocol, report.protocol.sampling
     assert sampling is not None
@@ -189,7 +189,7 @@ def _legend(report: Report) -> str:
         most = f"at least one of {name[5:]} samples is right" if name.startswith("pass@") else ""
         if meaning := meanings.get(name, most):
             parts.append(f"{name}: {meaning}")
-    return ". ".join([*parts, *(["p: paired test"] if report.table else [])]) + "."
+    return ". ".join([*parts, *([difference] if report.table else [])]) + "."
 
 
 def _question(facts: Facts) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -23,6 +25,7 @@ from lora_grpo.errors import RunError, UserError, first_line
 PROGRAM = "llama-server"
 _POLL_SECONDS = 0.05
 _EXTRA = "llama-cpp"
+_LONGEST_LINE = 300
 
 
 def find_program(path: Path) -> list[str]:
@@ -95,7 +98,7 @@ class LlamaServer:
                 pass
             time.sleep(_POLL_SECONDS)
         raise UserError(
-            f"llama.cpp cannot load {self.path} ({self._last_error()}); export it again, or update llama.cpp"
+            f"llama.cpp cannot load {self.path} ({self._why_ended()}); export it again, or update llama.cpp"
         )
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +112,9 @@ class LlamaServer:
         try:
             answer = self._client.post(route, json=body)
         except httpx.HTTPError as error:
-            ended = f"ended with code {self._process.poll()}: {self._last_error()}"
-            reason = first_line(error) if self._process.poll() is None else ended
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the connection closes before the process ends
+                self._process.wait(1)
+            reason = first_line(error) if self._process.poll() is None else self._why_ended()
             raise RunError(f"llama.cpp no longer answers ({reason}); run the command again to continue") from error
         if answer.status_code == 404:
             raise RunError(f"{PROGRAM} has no {route}; update llama.cpp, or take {PROGRAM} off the PATH")
@@ -119,11 +123,14 @@ class LlamaServer:
         found: dict[str, Any] = answer.json()
         return found
 
-    def _last_error(self) -> str:
+    def _why_ended(self) -> str:
+        """Return the exit code, and the first line of the server's output that speaks of an error."""
         self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if "error" in line.lower()]
-        return [*lines[-1:], *errors[:1]][-1][-300:] if lines else f"code {self._process.poll()}"
+        lines = self._log.read().decode(errors="replace").splitlines()
+        found = [
+            line.strip()[-_LONGEST_LINE:] for line in lines if re.search("error|assert|abort", line, re.IGNORECASE)
+        ]
+        return ": ".join([f"code {self._process.wait()}", *found[:1]])
 
 
 def _message(answer: Any) -> str:

@@ -629,6 +629,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
         f"| trained-Q4_0.gguf | {size:.1f} MB | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] |",
     ]
     assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
+    assert "Sampled with llama.cpp b1, at most 64 tokens, seed 0." in text
     assert "Not evaluated" not in text and text.index("costs 1.2") < text.index("## How to use")
     (index,) = data["model-index"]
     names = {(m["name"], m["value"]) for result in index["results"] for m in result["metrics"]}

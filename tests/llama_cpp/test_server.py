@@ -138,9 +138,9 @@ def test_a_file_without_a_template_gets_plain_prompts(llama, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ("refuses", UserError, "error loading model: it is odd"),
+        ("refuses", UserError, "code 1: E error loading model: it is odd"),
         ("another", UserError, "mine.gguf"),
-        ("dies", RunError, "no more memory"),
+        ("dies", RunError, "code 9: ggml: error: no more memory"),
         ("old", UserError, "/apply-template"),
         ("full", RunError, "--max-completion-tokens"),
     ],
