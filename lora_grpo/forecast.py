@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_grpo.config import STARTER
+from lora_grpo.config import STARTER, RunConfig
 
 SPEED = 150.0
 """Rise of the log-odds for a learning rate of 1 in one step."""
@@ -43,6 +43,8 @@ LAST = 5
 _SIMULATED = 2000
 _INTERVALS = 12
 """The share of groups that teach is computed in the middle of this many parts of a run."""
+_FIXED = ("lora", "grpo", "train.optimizer", "train.beta", "sampling.temperature", "sampling.top_p")
+"""Settings of the measured runs that change the speed; the runs had the defaults."""
 _EQUAL = 1e-6
 """Rewards that differ by less than this are equal, because sums of the same numbers can differ by rounding."""
 
@@ -79,7 +81,7 @@ class Forecast:
     reward: Range
     """Mean reward of the last steps."""
     pass_rate: Range
-    """pass@1 after the last step, on problems like those of the sample."""
+    """pass@1 after the last step, on problems like those of the sample. An evaluation adds its own sampling error."""
 
 
 def no_forecast(config: Mapping[str, Any]) -> str | None:
@@ -88,6 +90,11 @@ def no_forecast(config: Mapping[str, Any]) -> str | None:
         return "a forecast needs the rewards of GRPO"
     if config["model"]["name"] != STARTER:
         return f"how fast {config['model']['name']} learns was not measured, only for the bundled {STARTER} model"
+    defaults = RunConfig().to_dict()
+    for name in _FIXED:
+        section, _, key = name.partition(".")
+        if (config[section][key] if key else config[section]) != (defaults[section][key] if key else defaults[section]):
+            return f"how fast the {STARTER} model learns was measured only with the default --{name}"
     if config.get("control"):
         return "a control has other rewards than the run"
     if config["data"]["filter_by_difficulty"]:

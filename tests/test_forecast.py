@@ -65,6 +65,12 @@ def test_more_steps_or_a_higher_rate_promise_more_and_truncated_completions_limi
     assert make_forecast(groups, RATE, 500, PROMPTS).pass_rate.value > 0.95
 
 
+def test_the_reward_of_few_prompts_is_less_certain():
+    groups = sampled(np.random.default_rng(3), [0.05, 0.9] * 4)
+    few, many = (make_forecast(groups, 1e-6, 5, prompts).reward for prompts in (1, 100))
+    assert few.high - few.low > 1.2 * (many.high - many.low)
+
+
 def test_the_same_groups_give_the_same_forecast():
     groups = sampled(np.random.default_rng(2), [0.3] * 8)
     assert make_forecast(groups, RATE, 20, PROMPTS) == make_forecast(groups, RATE, 20, PROMPTS)
@@ -89,6 +95,11 @@ def test_a_group_without_a_right_completion_still_has_a_chance():
         ({"model": {"name": "Qwen/Qwen2.5-0.5B-Instruct"}}, "Qwen/Qwen2.5-0.5B-Instruct"),
         ({"control": "random"}, "control"),
         ({"method": "sft"}, "GRPO"),
+        ({"lora": {"rank": 4}}, "--lora"),
+        ({"grpo": ("num_iterations=2",)}, "--grpo"),
+        ({"train": {"beta": 0.1}}, "--train.beta"),
+        ({"train": {"optimizer": "sgd"}}, "--train.optimizer"),
+        ({"sampling": {"temperature": 1.2}}, "--sampling.temperature"),
         ({"data": {"filter_by_difficulty": True}}, "--data.filter-by-difficulty"),
     ],
 )

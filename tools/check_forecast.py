@@ -112,10 +112,11 @@ def read(run: Path) -> Run:
 
 def show(name: str, runs: Sequence[Run]) -> None:
     """Print how many intervals of these runs hold the outcome."""
-    found = [each for run in runs if (each := list(forecasts(*run).values()))]
-    for index, what in enumerate(("groups with different rewards", "reward", "pass@1")):
-        held = [each[index][0].low <= each[index][1] <= each[index][0].high for each in found]
-        width = statistics.fmean(each[index][0].high - each[index][0].low for each in found)
+    found = [each for run in runs if (each := forecasts(*run))]
+    for what in ("groups", "reward", "pass@1"):
+        pairs = [next(pair for key, pair in each.items() if key.startswith(what)) for each in found]
+        held = [forecast.low <= outcome <= forecast.high for forecast, outcome in pairs]
+        width = statistics.fmean(forecast.high - forecast.low for forecast, _ in pairs)
         low, high = wilson_interval(sum(held), len(held))
         share = f"{sum(held)} of {len(held)}, {100 * sum(held) / len(held):.0f}% [{100 * low:.0f}, {100 * high:.0f}]"
         print(f"| {name} | {what} | {share} | {width:.2f} |")
@@ -126,7 +127,7 @@ def fit(runs: Sequence[Run]) -> None:
     """Print the interval score of each pair of constants, best first."""
     scores = []
     for forecast.SPEED, forecast.SPREAD in itertools.product(range(100, 225, 25), (0.2, 0.3, 0.4, 0.5, 0.6)):
-        found = [list(each.values())[-1] for run in runs if (each := forecasts(*run))]
+        found = [pair for run in runs for key, pair in forecasts(*run).items() if key.startswith("pass@1")]
         misses = [max(0.0, each.low - outcome, outcome - each.high) for each, outcome in found]
         widths = [each.high - each.low for each, _ in found]
         score = 100 * statistics.fmean(width + 20 * miss for width, miss in zip(widths, misses, strict=True))

@@ -13,8 +13,8 @@ guess), and inside or outside the requested format.
 Each base is trained with GRPO for each seed: the run and its controls (`--control`). Then both models of the run answer
 each evaluation problem another `--truth` times. The styles' own grammar reads these answers, and gives the truth that
 the intervals of the run's report must hold. The truth of a format control is what the format is worth: the share of
-right answers among those in the format, minus the base's pass@1. That of a random control is 0 on average: a single one
-also moves by chance, so the last line tests the mean of all of them (permutation test over runs).
+right answers among those in the format, minus the base's pass@1. A random control should gain nothing; a
+single one moves by chance, so the last line tests the mean of all of them (permutation test over runs).
 
     python tools/check_gain.py outputs/gain                                     # 36 runs; stops and continues any time
     python tools/check_gain.py outputs/gain --mixtures both --seeds 0 --table   # only the table of what is finished
