@@ -3,7 +3,8 @@
     python tools/measure_settings.py outputs/settings    # every run, one or two minutes each
     python tools/measure_settings.py outputs/settings --runs default high-rate --seeds 0 1
 
-The runs `trained-temperature-...` start from the adapter of `trained`, which has to come first.
+The runs `trained-temperature-...` start from the adapter of `trained`, and `code-temperature-...` from that of
+`code-default`, which have to come first.
 
 Finished runs are kept in FOLDER/results.jsonl, so a command that is repeated continues. Runs with the same seed and
 recipe have the same adapter before training, prompts, and held-out problems.
@@ -11,6 +12,9 @@ recipe have the same adapter before training, prompts, and held-out problems.
 Columns: mean of the last 5 steps, except for the held-out accuracy of the base and the trained model (pass@1, 100
 problems x 4 samples at temperature 1). `equal` is the share of groups with equal rewards, `distinct` the number of
 distinct completions divided by the group size, and `mixed` the share of groups that have right and wrong completions.
+`format` is the mean of the reward for the requested format. Of the first 5 steps: `right 1` is the share of right
+completions, `format 1` that mean, and `mixed 4`, `mixed 8` and `mixed 16` are the shares of mixed groups, the smaller
+ones drawn from the groups of the run.
 """
 
 import argparse
@@ -23,9 +27,10 @@ from benchmark_result import execute
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST = 5
-"""Number of steps to average over."""
+"""Number of steps to average over, also for the first ones."""
 MEANS = {"reward": "reward", "equal": "frac_reward_zero_std", "entropy": "entropy", "kl": "kl", "gradient": "grad_norm"}
-MEANS |= {"truncated": "completions/clipped_ratio"}
+FORMAT = "rewards/strict_xml_format/mean"
+MEANS |= {"truncated": "completions/clipped_ratio", "format": FORMAT}
 COMMON = (
     *("--preset", "starter", "--monitor.rows", "0", "--data.eval-limit", "100", "--eval.num-samples", "4"),
     *("--eval.k", "1", "--monitor.stop-on", "nan", "--train.completions-steps", "1", "--overwrite"),
@@ -57,7 +62,9 @@ def check(completion, row):
 """A task whose base pass rates are near 0 and 1."""
 
 STEPS, STEP = ("--train.max-steps", "20"), ("--train.max-steps", "1")
-TRAINED = ("--lora.from", "{folder}/trained-{seed}", "--train.prompts-per-step", "32", *STEP)
+ON_32_PROMPTS = ("--train.prompts-per-step", "32", *STEP)
+TRAINED = ("--lora.from", "{folder}/trained-{seed}", *ON_32_PROMPTS)
+CODE_TRAINED = ("--lora.from", "{folder}/code-default-{seed}", *ON_32_PROMPTS)
 HIGH_RATE = (*STEPS, "--train.learning-rate", "1e-2")
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "default": ("gsm8k_lora", STEPS),
@@ -76,6 +83,10 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "one-step": ("gsm8k_lora", STEP),
     "one-step-few-shot": ("gsm8k_lora", (*STEP, "--data.few-shot", "2")),
     "one-step-hashes": ("gsm8k_lora", (*STEP, "--data.prompt-style", "hashes")),
+    "code-default": ("code_lora", STEPS),
+    "code-high-rate": ("code_lora", HIGH_RATE),
+    "code-temperature-1.0": ("code_lora", CODE_TRAINED),
+    "code-temperature-1.2": ("code_lora", (*CODE_TRAINED, "--sampling.temperature", "1.2")),
 }
 
 
@@ -121,13 +132,17 @@ def columns_of(run: Path) -> dict[str, float]:
     steps, table = read_lines(run / "metrics.jsonl"), read_json(run / "run.json")["results"]["table"]
     (score,) = [row for row in table if row["metric"] == "pass@1"]
     groups = [group for step in steps[-LAST:] for group in groups_of(run, step["step"])]
+    first = [group for step in steps[:LAST] for group in groups_of(run, step["step"])]
     size = len(groups[0])
     means = {name: mean([step[metric] for step in steps[-LAST:] if metric in step]) for name, metric in MEANS.items()}
     return {
         "reward 1": steps[0]["reward"],
         "entropy 1": steps[0]["entropy"],
+        "right 1": mean([line["passed"] for group in first for line in group]),
+        **{f"mixed {number}": mean([mixed(group, number) for group in first]) for number in (4, 8, 16)},
+        "format 1": mean([step[FORMAT] for step in steps[:LAST] if FORMAT in step]),
         **means,
-        "mixed": mean([0 < sum(line["passed"] for line in group) < size for group in groups]),
+        "mixed": mean([mixed(group, size) for group in groups]),
         "distinct": mean([len({line["completion"] for line in group}) / size for group in groups]),
         "unparsed": mean([line["status"] == "no_answer" for group in groups for line in group]),
         "right": mean([line["passed"] for group in groups for line in group]),
@@ -141,6 +156,13 @@ def groups_of(run: Path, step: int) -> list[list[dict]]:
     lines = read_lines(run / f"completions/step-{step:05d}.jsonl")
     size = read_json(run / "run.json")["config"]["sampling"]["num_generations"]
     return [lines[start : start + size] for start in range(0, len(lines), size)]
+
+
+def mixed(group: list[dict], number: int) -> float:
+    """Return the probability that `number` completions drawn from a group are neither all right nor all wrong."""
+    right = sum(line["passed"] for line in group)
+    equal = math.comb(right, number) + math.comb(len(group) - right, number)
+    return 1 - equal / math.comb(len(group), number)
 
 
 def mean(values: list) -> float:
