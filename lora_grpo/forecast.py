@@ -94,7 +94,7 @@ def no_forecast(config: Mapping[str, Any]) -> str | None:
     for name in _FIXED:
         section, _, key = name.partition(".")
         if (config[section][key] if key else config[section]) != (defaults[section][key] if key else defaults[section]):
-            return f"how fast the {STARTER} model learns was measured only with the default --{name}"
+            return f"how fast the {STARTER} model learns was measured only with the defaults of {name}"
     if config.get("control"):
         return "a control has other rewards than the run"
     if config["data"]["filter_by_difficulty"]:
