@@ -6,8 +6,15 @@ import pytest
 
 from lora_grpo.tasks import gsm8k
 
+STORY = (
+    "Tom pays for the pastries at a party and the farmers' market, selling eggs, apples, boxes, cans, sheep, tank tops "
+    "and seats in a bus before tax. The total number of people and friends on Monday is x. "
+)
+"""Names what the statements count."""
+ASKS_FOR_ALL = f"{STORY}How many this week, per person or in percent?"
 
-def graded(completion, answer="18", question="How many?"):
+
+def graded(completion, answer="18", question=f"{STORY}How many?"):
     return gsm8k.check(completion, {"id": "t/0", "question": question, "answer": answer})
 
 
@@ -121,6 +128,11 @@ COUNT = [
     ("So Max has 18 tank tops.", "18"),
     ("Pay = 18.", "18"),
     ("AB = 18.", "18"),
+    ("The area is 18 m².", "18"),
+    ("So the volume is 18 cm³.", "18"),
+    ("The answer is US$18.", "18"),
+    ("The answer is 18 (eighteen).", "18"),
+    ("The answer is 25 (twenty-five).", "25"),
 ]
 """(completion, its answer)."""
 NEAR_MISSES = [
@@ -424,6 +436,21 @@ NEAR_MISSES = [
     "The answer is 18 mod m.",
     "So 18 out of all the students passed.",
     "So it is 18 degrees warmer.",
+    "The answer is (18, x).",
+    "The answer is 18, x.",
+    "The answer is 18 rounded.",
+    "The answer is 18 ignoring tax.",
+    "The answer is 18 tentatively.",
+    "The answer is 18 (nineteen).",
+    "The answer is 18.5 (five).",
+    "The answer Tom gave is 18.",
+    "The result which Tom found is 18.",
+    "Total for Monday is 18.",
+    "The total on Monday is 18.",
+    "Total for Tom: 18.",
+    "The amount spent on pastries is $18.",
+    "So few people have 18.",
+    "The answer is 18 x².",
 ]
 """Completions that do not state 18 as their answer, though most contain it."""
 
@@ -439,26 +466,48 @@ RELATIVE = [
     ("So Tom has 18 more.", "Ann has 7 more. How many has Tom?", "How many more has Tom if Ann has $1.50?"),
     ("Therefore, he buys 18 more.", "How many does he buy in total?", "How many does he still have to buy?"),
     ("The sale price is 18% of the regular price.", "What is the sale price?", "What percentage is it?"),
-    ("Therefore, 18% of the students like math.", "How many like math?", "What percent of them like math?"),
-    ("So 18% of the balls are red.", "How many are red?", "Find the probability of red."),
+    ("Therefore, 18% of the students like math.", "How many students like math?", "What percent of them like math?"),
+    ("So 18% of the balls are red.", "How many balls are red?", "Find the probability of red balls."),
     ("So he ate 18 percent of the cake.", "How many pieces are left?", "What percentage did he eat?"),
     ("So he kept 18 % of it.", "How much did he keep?", "What share did he keep?"),
+    ("The discount is 18%.", "How much does he pay?", "What is the discount in percent?"),
+    ("The discount is 18 percent.", "How much does he pay after a 20% discount?", "What percent is the discount?"),
+    ("So every box has 18 apples.", "How many apples are there?", "How many apples are in each box?"),
+    ("Total for Monday is 18.", "How much does he earn on both days?", "How much does he earn on Monday?"),
 ]
 """(completion, a question that it does not answer, a question that it answers)."""
 
 
 @pytest.mark.parametrize(("completion", "other", "asks"), RELATIVE)
 def test_a_rate_a_share_or_a_comparison_counts_if_the_question_asks_for_it(completion, other, asks):
-    assert graded(completion, question=other).reason == "no_answer"
-    assert graded(completion, question=asks).passed
+    story = "Boys buy apples in red boxes. Students like math, balls, cake and the regular price of it. "
+    assert graded(completion, question=story + other).reason == "no_answer"
+    assert graded(completion, question=story + asks).passed
     assert graded(f"{completion}\n#### 18", question=other).read_from == "marker"
+
+
+def test_a_percentage_counts_if_the_reference_is_one():
+    assert graded("The answer is 18%.", "18%", "How much?").passed
+    assert graded("The answer is 18%.", "18", "How much?").reason == "no_answer"
+
+
+def test_after_the_number_only_units_and_words_of_the_question_follow():
+    assert graded("So she sells 18 scones in total.", question="How many scones does she sell?").passed
+    assert graded("So she sells 18 dollars in total.", question="How much?").passed
+    assert graded("So she sells 18 scones in total.", question="How much?").reason == "no_answer"
+
+
+@pytest.mark.parametrize("text", ["#### 18 {}", "<answer>18 {}</answer>", "\\boxed{{18 {}}}"])
+def test_the_superscript_of_a_unit_is_not_part_of_the_number(text):
+    assert graded(text.format("m²")).passed and graded(text.format("cm³")).passed
+    assert graded(text.format("x²")).reason == graded(text.format("²")).reason == "unreadable_answer"
 
 
 @pytest.mark.parametrize(("completion", "answer"), COUNT)
 def test_a_final_statement_counts(completion, answer):
-    verdict = graded(completion, answer)
+    verdict = graded(completion, answer, ASKS_FOR_ALL)
     assert (verdict.passed, verdict.reason, verdict.read_from) == (True, "correct", "statement")
-    wrong = graded(completion, f"{answer}7")
+    wrong = graded(completion, f"{answer}7", ASKS_FOR_ALL)
     assert (wrong.passed, wrong.reason, wrong.read_from) == (False, "wrong_answer", "statement")
 
 
