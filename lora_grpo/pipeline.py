@@ -122,10 +122,6 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     best = run.record.get("best")
     if best:
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    longer = f"--train.max-steps {2 * run.config.train.max_steps}"
-    if run.out_of_time:
-        longer = f"--hours {2 * (run.config.hours or 0):g}"
-    more = "--monitor.early-stopping 0" if "stopped_early" in run.record else longer
     folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
     named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
     trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
@@ -149,13 +145,25 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows"
         next_steps["0% right"] = advice
     else:
-        next_steps["longer"] = f"the same command with --resume {more}"
+        next_steps["longer"] = f"the same command with --resume {_longer(run)}"
     if times := time_table(run.record):
         rows = [("time", "planned", "used"), *times]
         print("", *(f"{phase:22}{planned:>22}{used:>22}" for phase, planned, used in rows), sep="\n")
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
     add_to_controlled_run(run.folder)
+
+
+def _longer(run: Run) -> str:
+    """Return the flags that lift the limits that ended a run or that a run twice as long would reach."""
+    hours, flags = run.config.hours, []
+    if run.stopped_early:
+        flags = ["--monitor.early-stopping 0"]
+    elif not run.out_of_time:
+        flags = [f"--train.max-steps {2 * run.config.train.max_steps}"]
+    if hours and (run.out_of_time or 2 * run.seconds_worked > 3600 * hours):
+        flags.append(f"--hours {2 * hours:g}")
+    return " ".join(flags)
 
 
 def _same_model_and_data(config: RunConfig) -> str:

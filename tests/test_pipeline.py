@@ -94,6 +94,28 @@ def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
     assert (run.evaluation / "report.md").is_file()
 
 
+EARLY = {"stopped_early": {"step": 2, "passes": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "record", "flags"),
+    [
+        ({}, EARLY, "--monitor.early-stopping 0"),
+        ({"hours": 1.0}, EARLY, "--monitor.early-stopping 0"),
+        ({"hours": 1.0}, {**EARLY, "seconds_worked": 3500.0}, "--monitor.early-stopping 0 --hours 2"),
+        ({"monitor": {"early_stopping": 0}}, EARLY, "--train.max-steps 4"),
+        ({"hours": 1.0}, {"seconds_worked": 900.0}, "--train.max-steps 4"),
+        ({"hours": 1.0}, {"seconds_worked": 3500.0}, "--train.max-steps 4 --hours 2"),
+        ({"hours": 1.0}, {"out_of_time": {"step": 2, "hours": 1.0}}, "--hours 2"),
+    ],
+)
+def test_a_longer_run_is_told_to_lift_the_limits_that_it_reaches(run, capsys, changes, record, flags):
+    config = replace(run.config, {"monitor": {"early_stopping": 3}})
+    longer = Run(replace(config, changes), run.record | record)
+    finish_run(longer, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
+    assert f"--resume {flags}\n" in capsys.readouterr().out
+
+
 def test_what_to_do_next_names_the_code_that_it_runs(run, capsys):
     task = run.folder / "my task.py"
     task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")

@@ -117,8 +117,10 @@ class TimeRecord:
     every_steps: int | None = None
     """Steps between validation passes; None before the plan."""
     training_began: float | None = None
-    """`seconds_worked` at the first step."""
+    """`seconds_worked` at the first step; if a finished run was continued, plus the seconds to start again."""
     training_ended: float | None = None
+    evaluated: float = 0.0
+    """Seconds of earlier final evaluations, if a finished run has been continued."""
     validation: float = 0.0
     """Seconds of all validation passes."""
     validation_pass: float = 0.0

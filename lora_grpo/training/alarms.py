@@ -71,6 +71,8 @@ class Alarms:
     """The mode of TRL's importance sampling correction (vLLM only)."""
     has_gold: bool = True
     """Whether the task has gold solutions, which SFT could train on."""
+    has_server: bool = False
+    """Whether the rollouts come from a vLLM server."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
@@ -149,7 +151,7 @@ class Alarms:
         return (
             f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
             f"{self.max_mismatch:g}: the rollouts come from another policy than the one being trained; pass --resume, "
-            "and if it happens again start over with --sampling.backend transformers"
+            f"and if it happens again start over with {self._other_sampler}"
         )
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
@@ -222,13 +224,18 @@ class Alarms:
         tokens, completions = _mean(window, MASKED_TOKENS), _mean(window, MASKED_COMPLETIONS)
         if not tokens > _MAX_MASKED:
             return None
-        fix = "--sampling.backend transformers"
+        fix = self._other_sampler
         if self.importance_sampling in ("sequence_mask", "sequence_truncate"):  # not the default
             fix = "--grpo vllm_importance_sampling_mode=token_truncate"
         return (
             f"importance sampling masked or truncated {tokens:.0%} of the tokens of the last {WINDOW} steps, in "
             f"{completions:.0%} of the completions, so they teach less; start over with {fix}"
         )
+
+    @property
+    def _other_sampler(self) -> str:
+        """The advice to sample without vLLM."""
+        return f"--sampling.backend transformers{' and no --sampling.server-url' if self.has_server else ''}"
 
     def _is_near_maximum(self, reward: float) -> bool:
         return reward >= _NEAR_MAXIMUM * self.max_reward

@@ -130,7 +130,11 @@ class TimeBudget:
         for metrics in sampled:
             self.add_metrics(metrics)
         if "used" in self._record:  # the run had ended and now has more hours
-            self._record = {name: value for name, value in self._record.items() if name == "eval_rows"}
+            used, kept = self._record["used"], ("eval_rows", "validation", "validation_pass")
+            self._record = {name: self._record[name] for name in kept if name in self._record}
+            # Whatever was not training or evaluation was time to start.
+            earlier = used["training"] + used["validation"] + used["evaluation"]
+            self._save(training_began=round(self._round_began - earlier, 1), evaluated=used["evaluation"])
         if "training_began" not in self._record:
             self._save(training_began=round(self._round_began, 1))
         elif sampled:
@@ -199,12 +203,12 @@ class TimeBudget:
         steps, every, one_pass = self.expected_steps or step, self.every_steps, self._record.get("validation_pass", 0.0)
         if one_pass:
             every = min(every, max(1, steps // _LEAST_PASSES))
-        done = self._record.get("validation", 0.0)
+        done, evaluated = self._record.get("validation", 0.0), self._record.get("evaluated", 0.0)
         planned = {
             "start": self._record["training_began"],
-            "training": now - self._record["training_began"] - done + (steps - step) * pace,
+            "training": now - self._record["training_began"] - evaluated - done + (steps - step) * pace,
             "validation": done + (steps - step) // every * one_pass,
-            "evaluation": self._final_evaluation(),
+            "evaluation": evaluated + self._final_evaluation(),
         }
         planned = {phase: round(seconds, 1) for phase, seconds in planned.items()}
         self._save(every_steps=every, planned={**planned, "steps": steps})
@@ -228,8 +232,10 @@ class TimeBudget:
         now = self._now()
         began = self._record.get("training_began", now)
         ended, validation = self._record.get("training_ended", now), self._record.get("validation", 0.0)
-        used = {"start": began, "training": ended - began - validation, "validation": validation}
-        used = {phase: round(seconds, 1) for phase, seconds in {**used, "evaluation": now - ended}.items()}
+        evaluated = self._record.get("evaluated", 0.0)
+        training, evaluation = ended - began - validation - evaluated, now - ended + evaluated
+        used = {"start": began, "training": training, "validation": validation, "evaluation": evaluation}
+        used = {phase: round(seconds, 1) for phase, seconds in used.items()}
         lines = distributed.broadcast_from_main(lambda: read_metrics(self.run.folder)[-1:])
         self._save(used={**used, "steps": lines[0]["step"] if lines else 0})
 

@@ -186,7 +186,8 @@ def _alarms(run: Run, model: Any, rewards: Sequence[Reward]) -> Alarms:
     uses_float16 = base_model.compute_dtype() == torch.float16
     mode = run.record.get("importance_sampling", {}).get("mode")
     has_gold = getattr(get_task(run.config.data.task), "has_gold", True)
-    return Alarms(max_reward, tolerance() if comparable else None, rewards, mode, has_gold, uses_float16)
+    has_server = bool(run.config.sampling.server_url)
+    return Alarms(max_reward, tolerance() if comparable else None, rewards, mode, has_gold, has_server, uses_float16)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

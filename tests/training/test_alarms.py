@@ -201,6 +201,17 @@ def test_masked_tokens_raise_an_alarm_with_a_fix(tokens, expected, mode):
         assert ("--sampling.backend transformers" in alarm.message) == mode.startswith("token")
 
 
+def test_another_sampler_is_advised_without_the_flag_that_refuses_it():
+    shares = {"sampling/masked_tokens": 0.5, "sampling/masked_completions": 0.9, DRIFT: 2e-4}
+    for has_server in (False, True):
+        health = Alarms(FULL, 1e-4, importance_sampling="token_truncate", has_server=has_server)
+        found = alarms(*(fine(number, **shares) for number in range(1, 12)), health=health)
+        assert {alarm.name for alarm in found} == {"masked", "logprob_mismatch"}
+        for alarm in found:
+            assert "--sampling.backend transformers" in alarm.message
+            assert ("no --sampling.server-url" in alarm.message) == has_server
+
+
 def validate(health, number, reward, right):
     """Run a validation pass over 64 rows."""
     return health.validation(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})

@@ -182,6 +182,28 @@ def test_more_hours_go_on_and_fewer_do_not(tmp_path):
         assert Simulated(tmp_path, hours, run.run.record).run.out_of_time == expected
 
 
+def test_a_finished_run_with_more_hours_books_its_earlier_work_by_phase(tmp_path):
+    first = Simulated(tmp_path, 0.1)
+    first.start(20, 40)
+    steps = first.train(lambda step: 3.0, one_pass=2.0)
+    first.end(40)
+    before = first.run.record["time_budget"]["used"]
+    record = json.loads(json.dumps(first.run.record)) | {"seconds_worked": first.run.seconds_worked}
+    del record["out_of_time"]
+    second = Simulated(tmp_path, 0.2, record)
+    second.lines = first.lines
+    second.start(15, 40)
+    last = second.train(lambda step: 3.0, one_pass=2.0, first=steps + 1)
+    second.end(40)
+    budget = second.run.record["time_budget"]
+    used, planned = budget["used"], budget["planned"]
+    assert used["start"] == pytest.approx(before["start"] + 15, abs=0.5)
+    assert used["training"] == pytest.approx(3.0 * last, abs=0.5)
+    assert used["validation"] > before["validation"] and used["evaluation"] == pytest.approx(80, abs=0.5)
+    assert sum(used[phase] for phase in used if phase != "steps") == pytest.approx(second.run.seconds_worked, abs=1)
+    assert all(planned[phase] == pytest.approx(used[phase], abs=15) for phase in used if phase != "steps")
+
+
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 400), (0.5, 114), (3.0, None)])
 def test_rows_are_left_out_only_if_both_evaluations_would_take_too_long(
     tmp_path, monkeypatch, capsys, seconds, expected
