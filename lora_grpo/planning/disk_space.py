@@ -42,7 +42,8 @@ class DiskSpace:
         if config.monitor.rows:
             logged += (1 + work.steps // config.monitor.every_steps) * config.monitor.rows
         sample = _TOKEN_BYTES * (work.prompt_tokens + work.completion_tokens) + _LINE_BYTES
-        texts = _COPIES * (logged + (work.evaluated or 0)) * sample
+        evaluated = 2 * (work.evaluated or 0) // work.evaluations  # those of a resumed run are among the existing bytes
+        texts = _COPIES * (logged + evaluated) * sample
         return cls(config.folder, checkpoints + adapters + texts, saved_bytes(config.folder), resumed)
 
     def check(self) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.files import json_files
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.roofline import StepWork, published_limits
-from lora_grpo.runs import read_metrics, read_record
+from lora_grpo.runs import newest_step, read_metrics, read_record
 
 _SHORTEST_STEP = 1.0
 """Seconds of a step if nothing else is known, for the size of the files that `--hours` may write."""
@@ -38,24 +39,29 @@ class Work:
     trained_on: str
     """`completions`, or `gold solutions` in SFT."""
     evaluated: int | None
-    """Completions of the evaluations before and after training; None if the number of rows is not known yet."""
+    """Completions of the `evaluations`; None if the number of rows is not known yet."""
+    evaluations: int = 2
+    """2, before and after training; 1 if a resumed run has evaluated the base."""
     hours: float | None = None
     """Hours that are left for a run with `--hours`."""
     fewest_steps: int | None = None
     """With `hours`: lowest estimate of the number of steps that fit, and `steps` is the highest. None if unknown."""
 
     @classmethod
-    def of(cls, config: RunConfig, done: int = 0) -> Work:
-        """Return the work that remains after `done` steps."""
+    def of(cls, config: RunConfig, *, resumed: bool = False) -> Work:
+        """Return the work of a run, or what remains of a resumed one."""
+        done = newest_step(config.folder / "checkpoints") if resumed else 0
+        evaluations = 1 if done or (resumed and _has_begun_training(config)) else 2
         rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
-        evaluated = None if rows is None else 2 * rows * (config.eval.num_samples + 1)  # 1 for greedy decoding
+        samples = config.eval.num_samples + 1  # 1 for greedy decoding
         return cls(
             steps=max(0, config.train.max_steps - done),
             completions_per_step=batch_shape(config, world_size=1).completions_per_step,
             prompt_tokens=config.model.max_sequence_tokens - completion,
             completion_tokens=completion,
             trained_on="gold solutions" if config.method == "sft" else "completions",
-            evaluated=evaluated,
+            evaluated=None if rows is None else evaluations * rows * samples,
+            evaluations=evaluations,
         )
 
     @property
@@ -76,7 +82,9 @@ class Duration:
     """The source of the estimate, or how to get one."""
     training: tuple[float, float] | None = None
     evaluation: tuple[float, float] | None = None
-    """The evaluations before and after training."""
+    """The `evaluations`."""
+    evaluations: int = 2
+    """2, before and after training, or only the second."""
     trained: str = "the steps"
     """What `training` is the duration of."""
 
@@ -86,7 +94,8 @@ class Duration:
             return self.source
         line = f"{_range(self.training)} for {self.trained}"
         if self.evaluation:
-            line += f" and {_range(self.evaluation)} for the evaluations before and after"
+            evaluations = "the final evaluation" if self.evaluations == 1 else "the evaluations before and after"
+            line += f" and {_range(self.evaluation)} for {evaluations}"
         return f"{line} ({self.source})"
 
 
@@ -95,7 +104,7 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
     if measured := _measured_steps(config):
         seconds = statistics.median(measured)
         source = f"measured: the median of {len(measured)} steps in {config.output_dir}, {seconds:.1f} s per step"
-        return Duration(source, (work.steps * seconds,) * 2, _measured_evaluations(config))
+        return Duration(source, (work.steps * seconds,) * 2, _measured_evaluations(config, work), work.evaluations)
     hint = f"run {_MEASURED_STEPS} steps in {config.output_dir} and repeat --plan, which reads its metrics.jsonl"
     if shape is None or fit is None:
         return Duration(f"no estimate, because the memory is not planned; {hint}")
@@ -130,7 +139,7 @@ def estimate(config: RunConfig, work: Work, shape: Shape | None, fit: Fit | None
         f"{fit.device.name} and guessed shares of them; {work.trained_on} at maximum length, rewards not included"
     )
     training = work.steps * (sampled[0] + trained[0]), work.steps * (sampled[1] + trained[1])
-    return Duration(source, training, sampling(work.evaluated) if work.evaluated else None)
+    return Duration(source, training, sampling(work.evaluated) if work.evaluated else None, work.evaluations)
 
 
 def within_hours(config: RunConfig, work: Work, estimated: Duration, *, resumed: bool) -> tuple[Work, Duration]:
@@ -177,12 +186,22 @@ def _measured_steps(config: RunConfig) -> list[float]:
     return seconds[1:] if len(seconds) >= _MEASURED_STEPS else []
 
 
-def _measured_evaluations(config: RunConfig) -> tuple[float, float] | None:
-    """Return twice the time of the base's evaluation in the output folder; None if it was another one or not timed."""
+def _has_begun_training(config: RunConfig) -> bool:
+    """Return whether the run in the output folder has done a step or, with `--hours`, begun with it."""
+    path = config.folder / "run.json"
+    budget = json_files.read_object(path).get("time_budget") if path.is_file() else None
+    return "training_began" in (budget or {}) or bool(read_metrics(config.folder))
+
+
+def _measured_evaluations(config: RunConfig, work: Work) -> tuple[float, float] | None:
+    """Return the time of the evaluations, from that of the base in the output folder.
+
+    None if it was another evaluation or not timed.
+    """
     record, current = json.loads((config.folder / "run.json").read_text(encoding="utf-8")), config.to_dict()
     seconds = record.get("evaluation_seconds", {}).get("base")
     alike = all(record["config"].get(name) == current[name] for name in ("data", "eval"))
-    return (2 * seconds, 2 * seconds) if seconds and alike else None
+    return (work.evaluations * seconds,) * 2 if seconds and alike else None
 
 
 def _speed_settings(settings: dict[str, Any]) -> dict[str, Any]:

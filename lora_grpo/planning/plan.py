@@ -25,7 +25,6 @@ from lora_grpo.planning.disk_space import DiskSpace
 from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate, within_hours
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
-from lora_grpo.runs import newest_step
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         if not device.on_cpu:
             resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
             config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
-    work = Work.of(config, newest_step(config.folder / "checkpoints") if invocation.resume else 0)
+    work = Work.of(config, resumed=invocation.resume)
     duration = estimate(config, work, shape, fit)
     if config.hours:
         work, duration = within_hours(config, work, duration, resumed=invocation.resume)

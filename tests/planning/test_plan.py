@@ -467,7 +467,7 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert json.loads(json.dumps(record)) == record
     assert record["work"] == {
         "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 4000,
-        "trained_on": "completions", "hours": None, "fewest_steps": None}  # fmt: skip
+        "evaluations": 2, "trained_on": "completions", "hours": None, "fewest_steps": None}  # fmt: skip
     assert (plan.work.completions, plan.work.tokens) == (7680, 7680 * 1024)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
@@ -527,6 +527,34 @@ def test_hours_are_planned_as_the_steps_that_fit(machine, tmp_path):
     (tmp_path / "run/checkpoints/checkpoint-40").mkdir(parents=True)
     _, plan = make_plan(config, Invocation(resume=True))  # only the final evaluation is left
     assert plan.work.steps == 0 and "0 s for the steps" in "\n".join(summary(plan))
+
+
+def test_a_resumed_run_plans_only_the_final_evaluation(machine, tmp_path):
+    flags, folder = ["--output-dir", str(tmp_path / "run"), "--data.eval-limit", "4"], tmp_path / "run"
+    config, fresh = recipe(*flags)
+    with_steps(folder, config, [90.0, 4.0, 6.0, 5.0])
+    record = json.loads((folder / "run.json").read_text()) | {"evaluation_seconds": {"base": 150.0}}
+    (folder / "run.json").write_text(json.dumps(record))
+    again = recipe(*flags)[1].duration
+    assert again.evaluation == (300, 300) and "before and after" in again.text()
+    _, plan = make_plan(config, Invocation(plan=True, resume=True))
+    assert plan.duration.evaluation == (150, 150) and "for the final evaluation" in plan.duration.text()
+    assert 2 * plan.work.evaluated == fresh.work.evaluated and plan.disk.num_bytes == fresh.disk.num_bytes
+
+
+def test_hours_of_a_resumed_run_are_for_the_steps_and_the_final_evaluation(machine, tmp_path):
+    flags, folder = ["--output-dir", str(tmp_path / "run"), "--hours", "0.5"], tmp_path / "run"
+    config, _ = recipe(*flags)
+    with_steps(folder, config, [90.0, 4.0, 6.0, 5.0])
+    record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "evaluation_seconds": {"base": 150.0}}
+    record |= {"data": {}, "policy": {"base_model": "starter"}, "seconds_worked": 400.0}
+    (folder / "run.json").write_text(json.dumps(record))
+    _, plan = make_plan(config, Invocation(plan=True, resume=True))
+    assert plan.work.steps == (1800 - 400 - 150) / 5 and "final evaluation" in plan.duration.text()
+    (folder / "metrics.jsonl").unlink()
+    for budget, evaluations in (({"eval_rows": 50}, 2), ({"training_began": 200.0}, 1)):  # killed before the first step
+        (folder / "run.json").write_text(json.dumps(record | {"time_budget": budget}))
+        assert make_plan(config, Invocation(plan=True, resume=True))[1].work.evaluations == evaluations
 
 
 def test_hours_on_a_known_gpu_are_a_range_of_steps(machine, tmp_path):
