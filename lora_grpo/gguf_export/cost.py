@@ -38,7 +38,7 @@ class GgufFile(BaseModel):
     texts: int = 0
     tokens: int = 0
     of_run: bool = False
-    """Whether the texts are completions of the run, or two bundled problems."""
+    """Whether the texts are completions of the run, or plain text."""
     not_measured: str | None = None
     """The reason, if the divergence was not measured."""
 

@@ -105,6 +105,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         has_chat=template and "tokenizer.json" in names,
         template_arguments=Markup("".join(f", {name}={value!r}" for name, value in chat_variables.items())),
         chat_variables=json.dumps(chat_variables) if chat_variables else "",
+        names=names,
         modelfiles=[name for name in names if name.endswith("Modelfile")],
         ggufs=[name for name in names if name.endswith(".gguf")],
     )

@@ -1,4 +1,4 @@
-"""The GGUF files of a push with their sizes, and what `scripts/evaluate.py` measured on these files."""
+"""The GGUF files of a push with their sizes, and what `evaluate.py` and `export_gguf.py` measured on these files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lora_grpo.evaluation import Report, percent
 from lora_grpo.files import atomic
+from lora_grpo.gguf_export import GgufFile, read_gguf_report
 
 Table = tuple[list[str], list[tuple[str, ...]]]
 """Headings and rows."""
@@ -23,54 +24,73 @@ class MeasuredFile:
     """In bytes."""
     report: Report | None
     """The evaluation of this file; None if it was not measured like the others."""
+    exported: GgufFile | None = None
+    """What the export measured: the KL divergence from the model that the file was made from."""
 
 
 def measured_files(folder: Path, reports: Mapping[Path, Report]) -> tuple[MeasuredFile, ...]:
-    """Return the GGUF files of a folder, with those of the reports that measured them. Empty if none was measured.
+    """Return the GGUF files of a folder with what was measured of them. Empty if nothing was.
 
     The reports share one protocol and one baseline, so that the figures of the files are comparable: those of the
     protocol with a baseline that measured most files, with most samples.
     """
     measured = {path: report for path, report in reports.items() if report.evaluated.source.get("gguf_sha256")}
-    if not measured:
-        return ()
     paths = sorted(folder.glob("*.gguf"), key=lambda path: (-path.stat().st_size, path.name))
-    digests = {path: atomic.sha256(path) for path in paths}
+    export = read_gguf_report(folder)
+    exported = {
+        path: file
+        for path in paths
+        if (file := export and export.files.get(path.name))
+        and file.kl is not None
+        and file.bytes == path.stat().st_size
+    }
+    digests = {path: atomic.sha256(path) for path in paths} if measured else {}
     alike: dict[str, dict[str, Report]] = {}
     for report in measured.values():
         if (digest := report.evaluated.source["gguf_sha256"]) in digests.values():
             baseline = report.baseline and report.baseline.label
             alike.setdefault(f"{report.protocol.model_dump_json()} {baseline}", {}).setdefault(digest, report)
-    if not alike:
+    if not alike and not exported:
         return ()
 
     def weight(group: Mapping[str, Report]) -> tuple[bool, int, int]:
         return any(report.table for report in group.values()), len(group), _samples(group)
 
-    chosen = max(alike.values(), key=weight)
+    chosen = max(alike.values(), key=weight) if alike else {}
     for path, report in measured.items():
         if report.evaluated.source["gguf_sha256"] in digests.values() and report not in chosen.values():
             print(
                 f"{path}/report.json has other settings than other GGUF files; the card leaves it out", file=sys.stderr
             )
-    return tuple(MeasuredFile(path.name, path.stat().st_size, chosen.get(digests[path])) for path in paths)
+    return tuple(
+        MeasuredFile(path.name, path.stat().st_size, chosen.get(digests.get(path, "")), exported.get(path))
+        for path in paths
+    )
 
 
 def files_table(files: Sequence[MeasuredFile]) -> Table:
-    """Return a row for each file, with its size and its score, below that of the 16-bit model."""
-    first = next(file.report for file in files if file.report)
-    metric = next(iter(first.evaluated.scores))
-    headings = ["file", "size", metric]
+    """Return a row for each file with what was measured of it, below that of the 16-bit model if there is one."""
+    first = next((file.report for file in files if file.report), None)
+    baseline = first.baseline if first else None
+    metric = next(iter(first.evaluated.scores)) if first else ""
+    headings = ["file", "size"]
+    headings += [metric] if first else []
+    headings += ["difference"] if baseline else []
+    headings += ["KL"] if any(file.exported for file in files) else []
     rows: list[tuple[str, ...]] = []
-    if first.baseline:
-        headings.append("difference")
-        rows.append((_named(first), "", _score(first.baseline.scores, first.baseline.intervals, metric), ""))
+    if first and baseline:
+        row = [_named(first), "", _score(baseline.scores, baseline.intervals, metric)]
+        rows.append((*row, *[""] * (len(headings) - len(row))))
     for file in files:
-        measured = file.report.evaluated if file.report else None
-        row = [file.name, _size(file.size), _score(measured.scores, measured.intervals, metric) if measured else "–"]
-        if first.baseline:
+        row = [file.name, _size(file.size)]
+        if first:
+            measured = file.report.evaluated if file.report else None
+            row.append(_score(measured.scores, measured.intervals, metric) if measured else "–")
+        if baseline:
             compared = [each for each in file.report.table if each.metric == metric] if file.report else []
             row += [percent(each.difference, each.difference_interval, "+") for each in compared] or ["–"]
+        if "KL" in headings:
+            row.append(f"{file.exported.kl:.2g}" if file.exported else "–")
         rows.append(tuple(row))
     return headings, rows
 

@@ -637,6 +637,29 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     assert "gguf-q4_0" not in capsys.readouterr().err
 
 
+def test_the_card_of_gguf_files_has_the_divergence_that_the_export_measured(run):
+    folder = make_gguf(run, "trained-Q4_0.gguf")
+    size = (folder / "trained-Q4_0.gguf").stat().st_size
+    entry = {"type": "q4_0", "bytes": size, "kl": 0.0153, "texts": 8, "tokens": 256, "of_run": True}
+    atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q4_0.gguf": entry}})
+    _, text, _ = card_of(folder, "gguf")
+    assert f"| trained-Q4_0.gguf | {size / 1e6:.1f} MB | 0.015 |" in text
+    assert "nats per token, on 256 tokens of completions of the run" in text
+    write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488)
+    _, text, _ = card_of(folder, "gguf")
+    assert "48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] | 0.015 |" in text and "| merged, 16 bits |" in text
+    atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q4_0.gguf": entry | {"bytes": size + 1}}})
+    assert "nats per token, on" not in card_of(folder, "gguf")[1]  # of an older export
+
+
+def test_the_card_of_files_for_ollama_runs_them_from_the_hub(run):
+    folder = make_gguf(run)
+    (folder / "trained.Modelfile").write_text('FROM ./trained-Q4_K_M.gguf\nTEMPLATE """{{ .Prompt }}"""\n')
+    (folder / "template").write_text("{{ .Prompt }}")
+    _, text, files = card_of(folder, "gguf")
+    assert "template" in files and "ollama run hf.co/me/trained" in text and "ollama create" not in text
+
+
 @pytest.mark.parametrize("change", ["file", "limit", "protocol"])
 def test_a_gguf_evaluation_of_another_file_or_protocol_is_left_out(run, change):
     folder = make_gguf(run, "trained-Q4_0.gguf")
