@@ -112,10 +112,10 @@ _CONCLUDES = re.compile(
     r"(?:so|overall|altogether|consequently|in total|in all|in conclusion|as a result|this means|that means)\b"
     r"|.*\b(?:therefore|thus|hence)\b.*#"
 )
-# Signs of ranges, operators, and quotations; negations; a number within a word, as in B12; another sentence, unless the
-# stop may be that of a unit, as in 18 sq. ft; and words of calculations and comparisons, which a question may have.
+# Signs of ranges, operators, and quotations; negations; a number by a letter, as in B12 or 2F; another sentence, unless
+# the stop may be that of a unit, as in 18 sq. ft; and words of calculations and comparisons, which a question may have.
 _NO_STATEMENT = re.compile(
-    r"[?<>≤≥≠≈~|\"“”«»;…→÷×*+@&—]|\.\.|\s-\s(?!#)|(?<![a-z])/|/(?![a-z])|/.*#|!.*#|n't\b|[a-z]-*#|i\.e\."
+    r"[?<>≤≥≠≈~|\"“”«»;…→÷×*+@&—]|\.\.|\s-\s(?!#)|(?<![a-z])/|/(?![a-z])|/.*#|!.*#|n't\b|[a-z]-*#|#[a-z]\b|i\.e\."
     r"|(?<![a-z])-[a-z]+ =|[a-z]\([a-z]\) =|#(?:[^.]*[a-z]{4})?\)?\. |(?:to \(?[a-h]\)|question [a-h]\b)"
     r"|#.*\b(?:and|so|leaving|(?:divid|multipli|add|subtract|increas|decreas|reduc|doubl|halv)ed|minimum|maximum"
     r"|less|fewer|off|past|out of|(?:high|low|old|young|tall|short|long|heavi|light|larg|great|small|bigg|cheap|warm"

@@ -451,6 +451,9 @@ NEAR_MISSES = [
     "The amount spent on pastries is $18.",
     "So few people have 18.",
     "The answer is 18 x².",
+    "Emilio = 18F.",
+    "Thus, the long side is 18S.",
+    "Thus, she sold 18A apples.",
 ]
 """Completions that do not state 18 as their answer, though most contain it."""
 
