@@ -47,7 +47,7 @@ def kinds(vocabulary, *texts):
 
 
 def test_the_starters_tokenizer_comes_back_as_it_was(tmp_path, real_data):
-    write_gguf(starter.model_path(), tmp_path / "starter.gguf", "q8_0")
+    write_gguf(starter.model_path(), {"q8_0": tmp_path / "starter.gguf"})
     tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
     again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="starter.gguf")
     rows = (real_data / "gsm8k" / "test.jsonl").read_text().splitlines()
@@ -184,7 +184,7 @@ def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
 def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
     tokenizer = llama2_tokenizer()
     save(tmp_path / "merged", "LlamaForCausalLM", tokenizer)
-    write_gguf(tmp_path / "merged", tmp_path / "m.gguf", "f16")
+    write_gguf(tmp_path / "merged", {"f16": tmp_path / "m.gguf"})
     again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
     # transformers 5.17 adds a space to an empty text and, like llama.cpp, after every special token.
     lines = [line for line in LINES if line and "</s>" not in line]
@@ -248,7 +248,7 @@ def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
     folder = save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
     ends = qwen_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.7}))
-    write_gguf(folder, tmp_path / "m.gguf", "f16")
+    write_gguf(folder, {"f16": tmp_path / "m.gguf"})
     fields = read(tmp_path / "m.gguf")
     assert [fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot")] == [ends[0]] * 2
     assert fields["general.sampling.temp"] == pytest.approx(0.7)

@@ -205,7 +205,7 @@ def test_a_prompt_does_not_depend_on_the_date():
 
 def test_prompts_are_rendered_in_one_place():
     """The other use, in the Modelfile of an exported model, has no prompt to continue."""
-    files = [path for path in (ROOT / "lora_grpo").rglob("*.py") if "apply_chat_template(" in path.read_text("utf-8")]
+    files = [path for path in (ROOT / "lora_grpo").rglob("*.py") if ".apply_chat_template(" in path.read_text("utf-8")]
     assert sorted(path.name for path in files) == ["chat.py", "modelfile.py"]
 
 
