@@ -26,15 +26,18 @@ import json
 import math
 import random
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lora_grpo.evaluation.gain import explain
 from lora_grpo.evaluation.pass_at_k import paired_permutation
+from lora_grpo.runs import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXTURES = {"format": (1.0, 1 / 3), "carelessness": (0.4, 1.0), "both": (0.5, 0.5), "nothing": (1.0, 1.0)}
@@ -142,10 +145,11 @@ def show(folder: Path, mixtures: Sequence[str], seeds: Sequence[int]) -> None:
         more = list(run.glob("evaluation/*/report.json"))
         if not more:
             continue
-        true, gain = truth(more[0].parent, _samples_of(run)), _report(run)["gain"]
+        true, samples = truth(more[0].parent, _samples_of(run)), read_run(run).samples
+        gain = explain(samples["base"], samples["trained"], _report(run)["protocol"]["seed"])
         cells = [mixture, str(seed)]
-        for part in (gain["total"], *gain["parts"]):
-            cells.append(_points(part["value"], part["interval"], true[part["name"]], held["run"]))
+        for part in (gain.total, *gain.parts):
+            cells.append(_points(part.value, part.interval, true[part.name], held["run"]))
         rows = [_report(Path(f"{run}-control-{control}"))["table"][0] for control in ("format", "random")]
         cells.append(_points(rows[0]["difference"], rows[0]["difference_interval"], true["worth"], held["format"]))
         cells.append(_points(rows[1]["difference"], rows[1]["difference_interval"]))
@@ -173,33 +177,43 @@ def truth(folder: Path, skipped: int) -> dict[str, float]:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         models.append(read([line for line in lines if line["draw"] >= skipped], golds))
     parts = dict.fromkeys(("gain in pass@1", "format", "sharpening", "rest"), 0.0)
+    k = skipped - 1
     for name in models[0]:
-        (total, right, passed, *_), (total_after, right_after, passed_after, *_) = (model[name] for model in models)
-        wrong, k, u = total - right, skipped - 1, right_after / total_after
-        none = math.comb(wrong, k) / math.comb(total, k)  # unbiased for (1 - a)^k
-        none_and_right = right / total * math.comb(wrong, k) / math.comb(total - 1, k)  # for a (1 - a)^k
-        rest = u * none - none_and_right
-        change = u - right / total
-        values = {"gain in pass@1": passed_after / total_after - passed / total}
+        base, trained = (model[name] for model in models)
+        change = statistics.fmean(after.right - before.right for before, after in zip(base, trained, strict=True))
+        values = {"gain in pass@1": statistics.fmean(each.passed for each in trained)}
+        values["gain in pass@1"] -= statistics.fmean(each.passed for each in base)
         values["format"] = values["gain in pass@1"] - change
+        # Samples of one draw have the same seed, so neither of them may decide whether k samples of the base are wrong.
+        wrong, rest = sum(not each.right for each in base), 0.0
+        for before, after in zip(base, trained, strict=True):
+            none = math.comb(wrong - (not before.right), k) / math.comb(len(base) - 1, k)
+            rest += none * (after.right - before.right) / len(base)
         for part, value in {**values, "rest": rest, "sharpening": change - rest}.items():
             parts[part] += value / len(models[0])
-    total, _, passed, formatted, right_in_format = (sum(counts) for counts in zip(*models[0].values(), strict=True))
-    return {**parts, "worth": right_in_format / formatted - passed / total}
+    samples = [each for problem in models[0].values() for each in problem]
+    in_format = statistics.fmean(each.right for each in samples if each.formatted)
+    return {**parts, "worth": in_format - statistics.fmean(each.passed for each in samples)}
 
 
-def read(lines: Sequence[Mapping[str, Any]], golds: Mapping[str, str]) -> dict[str, list[int]]:
-    """Return the numbers of samples, right ones, passed ones, ones in the format, and right ones in it, by problem."""
-    counts: dict[str, list[int]] = {}
-    for line in lines:
-        count = counts.setdefault(line["task_id"], [0] * 5)
+class Sample(NamedTuple):
+    """A sample as the grammar of the styles reads it."""
+
+    right: bool
+    passed: bool
+    formatted: bool
+
+
+def read(lines: Sequence[Mapping[str, Any]], golds: Mapping[str, str]) -> dict[str, list[Sample]]:
+    """Return the samples of each problem, in the order of their draws."""
+    samples: dict[str, list[Sample]] = {}
+    for line in sorted(lines, key=lambda line: int(line["draw"])):
         text, gold = line["completion"], golds[line["task_id"]]
         answer = re.search(r"<answer>\n(.*)\n</answer>$", text)
         found = answer or (None if line["truncated"] else _NUMBER.search(text))
         is_right = found is not None and found[1] == gold
-        for index, value in enumerate((True, is_right, line["passed"], bool(answer), is_right and bool(answer))):
-            count[index] += value
-    return counts
+        samples.setdefault(line["task_id"], []).append(Sample(is_right, line["passed"], bool(answer)))
+    return samples
 
 
 def _samples_of(run: Path) -> int:

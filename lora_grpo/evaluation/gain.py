@@ -1,21 +1,24 @@
 """What a gain in pass@1 is made of: answers that were only in the wrong format, sharpening, and the rest.
 
-Problem i has n samples of the base and some of the trained model. Let b_ij be 1 if base sample j passes, and a_ij 1 if
-it is right in any format: it passes, or it ended by itself without an answer that the headline rule can read, and
-`flexible` reads the right number. b_i and a_i are the means over j, and t_i and u_i the same of the trained model. Then
+Problem i has n samples of the base and of the trained model. Let b_ij be 1 if base sample j passes, and a_ij 1 if it is
+right in any format: it passes, or it ended by itself without an answer that the headline rule can read, and `flexible`
+reads the right number. t_ij and u_ij are the same of the trained model. Then
 
-    gain       = mean_i  t_i - b_i
-    format     = mean_i  (a_i - b_i) - (u_i - t_i)       right answers that the format hid, before minus after
-    sharpening = mean_ij s_ij (u_i - a_ij)               s_ij: one of the other k = n - 1 base samples is right
-    rest       = mean_ij (1 - s_ij) (u_i - a_ij)         none of them is
+    gain       = mean_ij t_ij - b_ij
+    format     = mean_ij (a_ij - b_ij) - (u_ij - t_ij)   right answers that the format hid, before minus after
+    sharpening = mean_ij s_ij (u_ij - a_ij)              s_ij: one of the other k = n - 1 base samples is right
+    rest       = mean_ij (1 - s_ij) (u_ij - a_ij)        none of them is
 
 and format + sharpening + rest = gain. A part of sharpening is what a majority vote would already have given: the same
 sum with the share of votes of the other k samples that the right answer wins (1, or 1/m in a tie of m answers).
 
 All parts are means over problems, so their intervals are the paired bootstrap of `pass_at_k.difference_interval`.
 Sample j is left out of its own vote. Otherwise, problems where the base was lucky would count as solved with too high a
-base rate, and sharpening would come out too small. In expectation, sharpening is the gain on each problem, weighted by
-the probability that k samples of the base contain the right answer.
+base rate, and sharpening would come out too small. Samples j of both models have the same seed, so that of the trained
+model is as lucky as that of the base, and is left out of the vote with it. In expectation, sharpening is the gain on
+each problem, weighted by the probability that k samples of the base contain the right answer. If the models have
+different numbers of samples, as files may, u_ij is the mean over the samples of the trained model: unbiased if their
+seeds differ.
 
 Limits:
 
@@ -173,10 +176,12 @@ class _Problem:
         self.answers = [_vote(result) for result in before]
         self.votes = Counter(self.answers)
         self.samples = len(before)
-        self.right_after = statistics.fmean(map(_is_right, after))
+        self.right_after = [float(_is_right(result)) for result in after]
+        if len(after) != self.samples:
+            self.right_after = [statistics.fmean(self.right_after)] * self.samples
         passed, passed_after = (statistics.fmean(result["passed"] for result in each) for each in (before, after))
         self.gain = passed_after - passed
-        self.in_any_format = self.right_after - self.votes[_RIGHT] / self.samples
+        self.in_any_format = statistics.fmean(self.right_after) - self.votes[_RIGHT] / self.samples
         self.format = self.gain - self.in_any_format
 
     def rest(self, k: int) -> float:
@@ -186,16 +191,17 @@ class _Problem:
         def none_right(wrong_others: int) -> float:
             return math.comb(wrong_others, k) / math.comb(self.samples - 1, k)
 
-        of_wrong = wrong * none_right(wrong - 1) * self.right_after if wrong else 0.0
-        of_right = self.votes[_RIGHT] * none_right(wrong) * (self.right_after - 1)
-        return (of_wrong + of_right) / self.samples
+        rest = 0.0
+        for answer, after in zip(self.answers, self.right_after, strict=True):
+            is_right = answer == _RIGHT
+            rest += none_right(wrong - (not is_right)) * (after - is_right)
+        return rest / self.samples
 
     def by_majority(self, k: int) -> float:
         """Return the gain in right answers that a majority vote of k other base samples has."""
         gained, votes = 0.0, Counter(self.answers[: k + 1])
-        for vote, count in votes.items():
-            won = _won(votes - Counter([vote]))
-            gained += count * won * (self.right_after - (vote == _RIGHT))
+        for vote, after in zip(self.answers[: k + 1], self.right_after, strict=False):
+            gained += _won(votes - Counter([vote])) * (after - (vote == _RIGHT))
         return gained / (k + 1)
 
 
@@ -250,8 +256,13 @@ def _sampled(results: Sequence[Result]) -> list[Result]:
     return sampled or list(results)
 
 
+def _draw(result: Result) -> int:
+    draw = result.get("draw")
+    return draw if isinstance(draw, int) else 0
+
+
 def _by_problem(results: Sequence[Result]) -> dict[str, list[Result]]:
     problems: dict[str, list[Result]] = {}
-    for result in sorted(_sampled(results), key=lambda result: str(result["task_id"])):
+    for result in sorted(_sampled(results), key=lambda result: (str(result["task_id"]), _draw(result))):
         problems.setdefault(str(result["task_id"]), []).append(result)
     return problems

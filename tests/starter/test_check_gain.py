@@ -25,12 +25,12 @@ def test_a_mixture_has_its_shares_and_its_answers_are_read_as_the_kit_reads_them
               for text, row in zip(texts, rows, strict=True)]  # fmt: skip
     golds = {row["id"]: row["answer"].rpartition("####")[2].strip() for row in rows}
     verdicts = grade_all("starter", rights, [{**row, "prompt_style": "xml"} for row in rows])
-    lines = [{"task_id": row["id"], "completion": text, "truncated": False, "passed": verdict.passed}
+    lines = [{"task_id": row["id"], "draw": 0, "completion": text, "truncated": False, "passed": verdict.passed}
              for row, text, verdict in zip(rows, rights, verdicts, strict=True)]  # fmt: skip
     found = check_gain.read(lines, golds)
     for row, text, verdict in zip(rows, rights, verdicts, strict=True):
         formatted = "<answer>" in text
-        assert found[row["id"]] == [1, 1, verdict.passed, formatted, formatted] and verdict.passed == formatted, text
+        assert found[row["id"]] == [(True, verdict.passed, formatted)] and verdict.passed == formatted, text
         assert verdict.rules["flexible"], text
 
 
