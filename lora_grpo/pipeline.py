@@ -8,12 +8,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
 from lora_grpo.audit import audit, quick_audit
 from lora_grpo.cli import changed_settings, parse, run_command
-from lora_grpo.config import Overrides, RunConfig, flag
+from lora_grpo.config import Overrides, RunConfig, control_folder, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
@@ -70,9 +71,21 @@ def run_recipe(
             quick_audit(config, data)
         run = open_run(config, invocation, recipe, data.record, plan.record() | {"changed_settings": changed})
         print("\n".join(summary(plan)), file=sys.stderr)
+        note_missing_run(config)
         train_and_evaluate(run, data)
 
     sys.exit(run_command(main))
+
+
+def note_missing_run(config: RunConfig) -> None:
+    """Say that the run that a control is compared with is not in its folder."""
+    folder = config.output_dir.removesuffix(control_folder("", config.control))
+    if config.control and not (Path(folder) / "run.json").is_file():
+        print(
+            f"note: {folder} has no run to compare this control with; train it too, before or after: the same command "
+            f"without --control {config.control}",
+            file=sys.stderr,
+        )
 
 
 def train_and_evaluate(run: Run, data: Data) -> None:

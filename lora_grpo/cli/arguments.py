@@ -126,6 +126,9 @@ def parse(
             raise UserError(f"{path}: {error}") from None
     parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
     _check_invocation(parsed.invocation)
+    if parsed.run.method != method:
+        other = "sft_lora.py" if method == "grpo" else "gsm8k_lora.py"
+        raise UserError(f"--method: this recipe trains with {method}; leave it out, or run python recipes/{other}")
     if method == "sft":
         _refuse_unused(config, parsed)
     if parsed.invocation.resume:

@@ -111,6 +111,11 @@ def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[Mode
     models: list[ModelSpec | GgufFile | None] = []
     for name in names:
         if name == BASE and models:
+            if models[0] is None and options.explain:
+                raise UserError(
+                    f"--explain is for a run or an adapter, and {names[0]} is a file of samples; pass the run, or a "
+                    "second file of samples with --compare"
+                )
             if models[0] is None:
                 raise UserError("--compare base means the base below an adapter; pass another file of samples")
             models.append(models[0].without_adapter())

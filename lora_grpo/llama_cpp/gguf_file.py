@@ -38,7 +38,10 @@ class GgufFile:
 
     def without_adapter(self) -> NoReturn:
         """Raise UserError, because the adapter is merged."""
-        raise UserError(f"--compare base needs an adapter, which is merged in {self.path}; pass RUN/merged, or RUN")
+        raise UserError(
+            f"--compare base (or --explain) needs an adapter, which is merged in {self.path}; pass --compare "
+            "RUN/merged, or RUN"
+        )
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -89,7 +89,10 @@ class ModelSpec:
             UserError: there is no adapter, or the adapter that the run started from is missing.
         """
         if self.adapter is None:
-            raise UserError(f"--compare base needs an adapter, and {self.label} has none; name the other model instead")
+            raise UserError(
+                f"--compare base (or --explain) needs an adapter, and {self.label} has none; name the other model with "
+                "--compare"
+            )
         if self.start and not (self.start / ADAPTER_WEIGHTS).is_file():
             raise UserError(f"{self.start} is missing; pass --compare {self.base_name} for the base without an adapter")
         return dataclasses.replace(self, label=START if self.start else BASE, adapter=self.start)

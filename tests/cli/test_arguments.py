@@ -273,6 +273,10 @@ def test_a_list_flag_given_twice_would_lose_the_first(arguments):
         (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
         (["--preset", "16gb"], "preset 16gb needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES"),
         (["--resume", "--overwrite"], "pass one of them"),
+        (
+            ["--method", "sft"],
+            "--method: this recipe trains with grpo; leave it out, or run python recipes/sft_lora.py",
+        ),
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--train.micro-batch-size", "7"], "do not divide"),
         (["--data.train", "a.jsonl"], "--data.train and --data.eval need each other"),

@@ -279,7 +279,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"compare": ""}, "the name of a model is empty"),
         ({"source": "./missing"}, r"\./missing does not exist"),
         ({"compare": "./missing"}, r"\./missing does not exist"),
-        ({"source": "starter", "task": "starter"}, "--compare base needs an adapter"),
+        ({"source": "starter", "task": "starter"}, "needs an adapter"),
         ({"source": "starter", "compare": None}, "--task is missing"),
         ({"limit": 0}, "--limit is 0"),
         ({"few_shot": -1}, "--few-shot is -1"),

@@ -374,6 +374,7 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
     [
         ({"k": (1, 10)}, "--k 10 exceeds 2, the fewest samples of a task; pass --k 2 or less"),
         ({"compare": "base"}, "--compare base means the base below an adapter"),
+        ({"explain": True}, "--explain is for a run or an adapter, and .* with --compare"),
         ({"source": "./run"}, "nothing or two things to evaluate"),
         ({"task": None}, "--task is missing; expected gsm8k, humaneval"),
         ({"temperature": float("nan")}, "--temperature is nan; expected"),
