@@ -55,6 +55,8 @@ def _settings(plan: Plan) -> Iterator[str]:
 
 def _steps(work: Work) -> str:
     """Return the number of steps, completions and tokens as text."""
+    if not work.steps and not work.hours:
+        return "no steps are left"
     each = f"steps x {work.completions_per_step}"
     if work.hours is None:
         return f"{work.steps:,} {each} = {work.completions:,} {work.trained_on}, at most {_count(work.tokens)} tokens"

@@ -125,6 +125,8 @@ class TimeRecord:
     """Seconds of all validation passes."""
     validation_pass: float = 0.0
     """Seconds of the last one."""
+    startup: float = 0.0
+    """Seconds until the first evaluation of the newest process."""
     planned: dict[str, float] | None = None
     """Seconds of the phases `start`, `training`, `validation` and `evaluation`, and the number of `steps`."""
     used: dict[str, float] | None = None

@@ -103,7 +103,12 @@ class Run:
     @property
     def seconds_worked(self) -> float:
         """Seconds that the run's processes have worked, without the time between stop and resume."""
-        return self._worked_before + self.clock() - self._opened
+        return self._worked_before + self.seconds_open
+
+    @property
+    def seconds_open(self) -> float:
+        """Seconds since this process opened the run."""
+        return self.clock() - self._opened
 
     @property
     def remaining_bytes(self) -> int | None:

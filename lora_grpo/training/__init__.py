@@ -29,12 +29,13 @@ from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.memory_probe import synthetic_inputs
 from lora_grpo.training.run import train
 from lora_grpo.training.step_metrics import StepMetrics, is_masked
-from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.time_budget import TimeBudget, check_time_left
 from lora_grpo.training.trainer import make_trainer
 
 __all__ = [
     "StepMetrics",
     "TimeBudget",
+    "check_time_left",
     "filter_by_difficulty",
     "is_masked",
     "make_trainer",

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from lora_grpo import distributed
-from lora_grpo.errors import RunError
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import evaluate
-from lora_grpo.runs import Run, duration, read_metrics
+from lora_grpo.runs import Run, duration, read_metrics, read_record
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, sample_rows
 
@@ -30,6 +31,8 @@ _MEASURED_ROUNDS = 3
 """The plan is made after this many rounds. The first is a warm-up and does not count."""
 _LEAST_STEPS, _USEFUL_STEPS = 5, 20
 """A run with time for fewer steps is refused; the error suggests time for more."""
+_UNMEASURED_STEPS, _MARGIN = 60.0, 1.2
+"""In the hours that an error suggests: least seconds for steps that are not measured, and room for a slower machine."""
 _LEAST_PASSES = 4
 """Number of validation passes that a short run makes room for, besides that of the base."""
 _WINDOW = 10
@@ -74,6 +77,7 @@ class TimeBudget:
         """
         if self.is_endless:
             return rows
+        self._save(startup=round(self._shared(self.run.seconds_open), 1))
         began = self._shared(any(self.run.evaluation.glob("base.samples.jsonl*")))
         if "eval_rows" not in self._record and not began and len(rows) > _LEAST_ROWS:
             number = self._rows_that_fit(sampler, rows)
@@ -98,7 +102,7 @@ class TimeBudget:
         if number < _LEAST_ROWS:
             raise self._too_little(
                 f"is too little: evaluating {_LEAST_ROWS} rows twice takes {duration(2 * _LEAST_ROWS * seconds)}",
-                2 * _LEAST_ROWS * seconds / _EVALUATION_SHARE,
+                _LEAST_ROWS * seconds * (1 + 2 / _EVALUATION_SHARE),  # their speed is measured again
                 "; or pass a smaller --eval.num-samples and --eval.k with --overwrite",
             )
         print(
@@ -118,8 +122,21 @@ class TimeBudget:
             raise self._too_little(
                 f"is too little: evaluating the base took {duration(self._base_evaluation)}, as the final evaluation "
                 "will",
-                2 * self._base_evaluation,
+                self._base_evaluation + self._useful_steps(),
             )
+
+    def check_resumed(self) -> None:
+        """Raise a UserError if the run cannot go on in its hours, whatever it does next."""
+        evaluation = self.run.record.get("evaluation_seconds", {}).get("base", 0.0)
+        used = self.run.seconds_worked
+        if self.is_endless or self.run.is_trained or used + evaluation < self.seconds:
+            return
+        self._base_evaluation = evaluation
+        left = f", and the final evaluation takes {duration(evaluation)}" if evaluation else ""
+        raise UserError(
+            f"{used / 3600:.2g} of {self.run.config.hours:g} h are used{left}; pass --resume --hours "
+            f"{self._enough_hours(evaluation + self._useful_steps()):g}"
+        )
 
     def begin_training(self, sampled: Sequence[dict[str, Any]]) -> None:
         """Start the clock of the first round. `sampled` are the metrics of earlier steps."""
@@ -130,7 +147,7 @@ class TimeBudget:
         for metrics in sampled:
             self.add_metrics(metrics)
         if "used" in self._record:  # the run had ended and now has more hours
-            used, kept = self._record["used"], ("eval_rows", "validation", "validation_pass")
+            used, kept = self._record["used"], ("eval_rows", "startup", "validation", "validation_pass")
             self._record = {name: self._record[name] for name in kept if name in self._record}
             # Whatever was not training or evaluation was time to start.
             earlier = used["training"] + used["validation"] + used["evaluation"]
@@ -187,7 +204,7 @@ class TimeBudget:
             if self.expected_steps < min(_LEAST_STEPS, max_steps):
                 raise self._too_little(
                     f"leaves time for {self.expected_steps} steps of {pace / uses:.1f} s",
-                    reserve + (_USEFUL_STEPS - step) / uses * pace,
+                    reserve + one_pass + _USEFUL_STEPS / uses * pace,  # these few steps have no checkpoint
                     f" for {_USEFUL_STEPS} steps",
                 )
             if "planned" not in self._record:
@@ -251,10 +268,27 @@ class TimeBudget:
         now, before = statistics.median(self._sampling[-size:]), statistics.median(self._sampling[:size])
         return self._base_evaluation * min(3.0, max(0.5, now / before))
 
+    def _useful_steps(self) -> float:
+        """Return the seconds of some steps, before this process has done one.
+
+        Without earlier steps of the run, they get the share of the time that the evaluations leave.
+        """
+        lines = read_metrics(self.run.folder)[-_WINDOW:]
+        if earlier := [line["step_time"] for line in lines if "step_time" in line]:
+            return _USEFUL_STEPS * statistics.median(earlier)
+        return max(_UNMEASURED_STEPS, 2 * self._base_evaluation * (1 / _EVALUATION_SHARE - 1))
+
     def _too_little(self, problem: str, more: float, fix: str = "") -> RunError:
-        """Return the error of a run that needs `more` seconds from now."""
-        hours = math.ceil(100 * (self._now() + more) / 3600) / 100
-        return RunError(f"--hours {self.run.config.hours:g} {problem}; pass --resume --hours {hours:g}{fix}")
+        """Return the error of a run that needs `more` seconds once it has started again."""
+        return RunError(
+            f"--hours {self.run.config.hours:g} {problem}; {duration(self._now())} are used, start-up included; pass "
+            f"--resume --hours {self._enough_hours(more):g}{fix}"
+        )
+
+    def _enough_hours(self, more: float) -> float:
+        """Return the hours of a run that starts again now and then needs `more` seconds."""
+        needed = self._now() + _MARGIN * (self._record.get("startup", 0.0) + more)
+        return math.ceil(100 * needed / 3600) / 100
 
     def _now(self) -> float:
         return self._shared(self.run.seconds_worked)
@@ -266,3 +300,9 @@ class TimeBudget:
     def _save(self, **entries: Any) -> None:
         self._record |= entries
         self.run.update(time_budget=self._record)
+
+
+def check_time_left(config: RunConfig) -> None:
+    """Raise a UserError if the hours of the run in the output folder are used up, before anything is loaded."""
+    if distributed.is_main() and (config.folder / "run.json").is_file():
+        TimeBudget(Run(config, read_record(config.folder))).check_resumed()

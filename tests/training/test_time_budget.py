@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import endless_steps, replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.errors import RunError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import run as evaluation_run
 from lora_grpo.files import lock
 from lora_grpo.pipeline import train_and_evaluate
@@ -49,6 +50,7 @@ class Simulated:
         """Take the seconds that a process needs to start, and evaluate the base if that has not been done."""
         self.budget = TimeBudget(self.run)
         self.clock.now += seconds
+        self.budget.choose_rows(None, [])
         if "base" not in self.run.record["evaluation_seconds"]:
             self.clock.now += evaluation
             self.run.record["evaluation_seconds"]["base"] = evaluation
@@ -162,7 +164,7 @@ def test_whichever_comes_first_ends_the_run(tmp_path):
     ("evaluation", "step", "expected"),
     [
         (100, 1, "--hours 0.05 is too little: evaluating the base took 1 min 40 s"),
-        (30, 40, "--hours 0.05 leaves time for 2 steps of 40.0 s; pass --resume --hours 0.25 for 20 steps"),
+        (30, 40, "--hours 0.05 leaves time for 2 steps of 40.0 s; 2 min 0 s are used, "),
     ],
 )
 def test_too_few_hours_are_one_line_that_says_how_many_would_do(tmp_path, evaluation, step, expected):
@@ -171,6 +173,34 @@ def test_too_few_hours_are_one_line_that_says_how_many_would_do(tmp_path, evalua
         run.start(10, evaluation)
         run.train(lambda _: step)
     assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+    again = resumed(tmp_path, run, advised(error.value))
+    again.start(12, evaluation)
+    assert again.train(lambda _: max(step, 0.1 * evaluation)) >= 20
+    assert again.end(evaluation) <= 3600 * again.run.config.hours
+
+
+def advised(error):
+    return float(re.search(r"--resume --hours ([\d.]+)", str(error))[1])
+
+
+def resumed(folder, run, hours):
+    """Return the simulated run with more hours, in a new process."""
+    record = json.loads(json.dumps(run.run.record)) | {"seconds_worked": run.run.seconds_worked}
+    return Simulated(folder, hours, record, run.clock)
+
+
+def test_used_up_hours_are_refused_before_anything_is_loaded(tmp_path):
+    run = Simulated(tmp_path, 0.05)
+    run.start(10, 30)
+    run.train(lambda step: 2.0, kill_after=50)
+    run.clock.now += 40  # of 180 s, 180 are used
+    again = resumed(tmp_path, run, 0.05)
+    with pytest.raises(UserError, match=r"0\.05 of 0\.05 h are used, and the final evaluation takes 30 s") as error:
+        TimeBudget(again.run).check_resumed()
+    TimeBudget(resumed(tmp_path, run, advised(error.value)).run).check_resumed()
+    again.run.adapter.mkdir()
+    again.run.record["out_of_time"] = {"step": 50, "hours": 0.05}
+    TimeBudget(again.run).check_resumed()  # trained: it may still be evaluated
 
 
 def test_more_hours_go_on_and_fewer_do_not(tmp_path):
@@ -220,7 +250,9 @@ def test_rows_are_left_out_only_if_both_evaluations_would_take_too_long(
     rows = [{"id": str(number)} for number in range(400)]
     budget = TimeBudget(run.run)
     if expected is None:
-        with pytest.raises(RunError, match="is too little: evaluating 50 rows twice takes 5 min 0 s; pass --resume"):
+        with pytest.raises(
+            RunError, match="is too little: evaluating 50 rows twice takes 5 min 0 s; 2 min 30 s are used"
+        ):
             budget.choose_rows(None, rows)
         return
     run.clock.now += 50
