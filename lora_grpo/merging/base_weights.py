@@ -75,7 +75,7 @@ def base_tensors(folder: Path, onto: Onto, model: Any) -> dict[str, StoredTensor
     if onto == "dequantized":
         for name, transposed in _quantized_weights(model).items():
             if stored := tensors.get(name):
-                tensors[name] = Nf4Tensor(stored.name, stored.dtype, stored.shape, stored.path, transposed)
+                tensors[name] = Nf4Tensor(**vars(stored), transposed=transposed)
     return tensors
 
 
