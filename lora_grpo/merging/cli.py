@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -66,8 +67,8 @@ class _Merge:
     target: ModelSpec
     adapter: Path
     output: Path
-    identity: dict[str, str]
-    """Everything that determines the merged bytes, except for the dtype."""
+    identity: Future[dict[str, str]]
+    """Everything that determines the merged bytes, except for the dtype. Another thread hashes the files."""
 
 
 def merge(options: MergeOptions) -> Path:
@@ -78,8 +79,9 @@ def merge(options: MergeOptions) -> Path:
         RunError: a merged weight is NaN or infinite, or the disk is full.
     """
     base_model.wait_without_spinning()
-    job = _resolve(dataclasses.replace(options, source=choose_adapter(options.source, options.what)))
-    show(job.output, _finished_report(job) or _merge(job))
+    with ThreadPoolExecutor(1) as thread:
+        job = _resolve(dataclasses.replace(options, source=choose_adapter(options.source, options.what)), thread)
+        show(job.output, _finished_report(job) or _merge(job))
     return job.output
 
 
@@ -120,7 +122,7 @@ def default_output(source: str, adapter: Path) -> Path:
     return adapter.with_name(f"{adapter.name}-merged")
 
 
-def _resolve(options: MergeOptions) -> _Merge:
+def _resolve(options: MergeOptions, thread: ThreadPoolExecutor) -> _Merge:
     if Path(options.source).is_file():
         raise UserError(f"{options.source} is a file; pass the folder of a run or of an adapter")
     local = Path(options.source).expanduser()
@@ -139,10 +141,14 @@ def _resolve(options: MergeOptions) -> _Merge:
     output = (options.output or default_output(options.source, target.adapter)).expanduser().resolve()
     if output.is_file():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
-    digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
-    digests["base_sha256"] = base_model.weights_fingerprint(Path(target.base.name))
-    identity = {**digests, "onto": options.onto, "kit": __version__}
-    return _Merge(options, target, target.adapter, output, identity)
+    return _Merge(options, target, target.adapter, output, thread.submit(_identity, target, options.onto))
+
+
+def _identity(target: ModelSpec, onto: Onto) -> dict[str, str]:
+    base_sha256 = base_model.weights_fingerprint(Path(target.base.name))
+    found = target.identity
+    digests = {name: found[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
+    return {**digests, "base_sha256": base_sha256, "onto": onto, "kit": __version__}
 
 
 def _finished_report(job: _Merge) -> MergeReport | None:
@@ -153,7 +159,7 @@ def _finished_report(job: _Merge) -> MergeReport | None:
     report = read_report(output)
     if report is None:
         raise UserError(f"{output} holds other files; pass another --output-dir")
-    differs = [name for name, value in job.identity.items() if report.identity.get(name) != value]
+    differs = [name for name, value in job.identity.result().items() if report.identity.get(name) != value]
     if dtype not in (report.requested_dtype, report.dtype):
         differs.append(f"dtype ({report.dtype}, now {dtype})")
     if differs:
@@ -177,19 +183,20 @@ def _merge(job: _Merge) -> MergeReport:
     check_vocabulary(job.target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
     choice = choose(options.dtype, plan)
     shards = writer.lay_out(plan, choice.dtype)
+    identity = job.identity.result()
     staging = writer.staging_folder(job.output)
     writer.check_disk(staging, shards)
     with lock.holding(staging), disk.writing(job.output):
-        files = writer.write_shards(staging, shards, {**job.identity, "dtype": choice.dtype})
+        files = writer.write_shards(staging, shards, {**identity, "dtype": choice.dtype})
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)
         _copy_other_files(job.target, staging)
-        if adapter_sha256(job.adapter) != job.identity["adapter_sha256"]:
+        if adapter_sha256(job.adapter) != identity["adapter_sha256"]:
             raise UserError(f"{job.adapter} changed during the merge; run the command again")
-        if base_model.weights_fingerprint(folder) != job.identity["base_sha256"]:
+        if base_model.weights_fingerprint(folder) != identity["base_sha256"]:
             raise UserError(f"{folder} changed during the merge; run the command again")
         report = MergeReport(
-            identity=job.identity,
+            identity=identity,
             requested_dtype=options.dtype,
             dtype=choice.dtype,
             reason=choice.reason,
@@ -218,7 +225,7 @@ def _base(job: _Merge) -> Base:
     return Base(
         name=_public(job.target.base_name),
         revision=revision,
-        fingerprint=job.identity["base_sha256"],
+        fingerprint=job.identity.result()["base_sha256"],
         checked=is_recorded and not job.options.force_base,
     )
 
