@@ -100,9 +100,10 @@ class TimeBudget:
         if number >= len(rows):
             return len(rows)
         if number < _LEAST_ROWS:
+            self._base_evaluation = _LEAST_ROWS * seconds
             raise self._too_little(
-                f"is too little: evaluating {_LEAST_ROWS} rows twice takes {duration(2 * _LEAST_ROWS * seconds)}",
-                _LEAST_ROWS * seconds * (1 + 2 / _EVALUATION_SHARE),  # their speed is measured again
+                f"is too little: evaluating {_LEAST_ROWS} rows twice takes {duration(2 * self._base_evaluation)}",
+                3 * self._base_evaluation + self._useful_steps(),  # their speed is measured again
                 "; or pass a smaller --eval.num-samples and --eval.k with --overwrite",
             )
         print(

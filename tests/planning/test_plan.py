@@ -551,6 +551,8 @@ def test_hours_of_a_resumed_run_are_for_the_steps_and_the_final_evaluation(machi
     (folder / "run.json").write_text(json.dumps(record))
     _, plan = make_plan(config, Invocation(plan=True, resume=True))
     assert plan.work.steps == (1800 - 400 - 150) / 5 and "final evaluation" in plan.duration.text()
+    (folder / "run.json").write_text(json.dumps(record | {"seconds_worked": 1800.0}))
+    assert "no steps are left" in "\n".join(summary(make_plan(config, Invocation(plan=True, resume=True))[1]))
     (folder / "metrics.jsonl").unlink()
     for budget, evaluations in (({"eval_rows": 50}, 2), ({"training_began": 200.0}, 1)):  # killed before the first step
         (folder / "run.json").write_text(json.dumps(record | {"time_budget": budget}))

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.report_runs import write_run
 from helpers.tiny_runs import TINY
 from helpers.warm_process import finish
 
@@ -20,7 +21,7 @@ from lora_grpo.runs import Run, open_run, read_run, time_table
 from lora_grpo.tasks import load_data
 from lora_grpo.training import time_budget
 from lora_grpo.training.step_metrics import StepMetrics
-from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.time_budget import TimeBudget, check_time_left
 from lora_grpo.training.validation import Validation
 
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
@@ -203,6 +204,15 @@ def test_used_up_hours_are_refused_before_anything_is_loaded(tmp_path):
     TimeBudget(again.run).check_resumed()  # trained: it may still be evaluated
 
 
+def test_the_hours_of_a_run_are_checked_in_its_folder(tmp_path):
+    config = RunConfig(output_dir=str(tmp_path / "run"), hours=0.1)
+    check_time_left(config)  # no run yet
+    write_run(config.folder, config=config, seconds_worked=361.0, status="failed")
+    with pytest.raises(UserError, match=r"0\.1 of 0\.1 h are used; pass --resume --hours 0"):
+        check_time_left(config)
+    check_time_left(replace(config, {"hours": 0.2}))
+
+
 def test_more_hours_go_on_and_fewer_do_not(tmp_path):
     run = Simulated(tmp_path, 0.05)
     run.start(10, 10)
@@ -252,8 +262,11 @@ def test_rows_are_left_out_only_if_both_evaluations_would_take_too_long(
     if expected is None:
         with pytest.raises(
             RunError, match="is too little: evaluating 50 rows twice takes 5 min 0 s; 2 min 30 s are used"
-        ):
+        ) as error:
             budget.choose_rows(None, rows)
+        again = resumed(tmp_path, run, advised(error.value))
+        run.clock.now += 50
+        assert len(TimeBudget(again.run).choose_rows(None, rows)) >= 50
         return
     run.clock.now += 50
     chosen = budget.choose_rows(None, rows)
