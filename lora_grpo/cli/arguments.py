@@ -128,7 +128,7 @@ def parse(
     _check_invocation(parsed.invocation)
     if parsed.run.method != method:
         other = "sft_lora.py" if method == "grpo" else "gsm8k_lora.py"
-        raise UserError(f"--method: this recipe trains with {method}; leave it out, or run python recipes/{other}")
+        raise UserError(f"this recipe trains with {method}, not {parsed.run.method}; run python recipes/{other}")
     if method == "sft":
         _refuse_unused(config, parsed)
     if parsed.invocation.resume:
