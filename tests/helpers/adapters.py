@@ -33,8 +33,8 @@ def make_adapter(base, folder, *, resize=None, **options):
     if resize:
         model.resize_token_embeddings(resize, mean_resizing=False)
     options = {"r": 4, "lora_alpha": 6, "target_modules": LINEAR, **options}
-    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     torch.manual_seed(1)
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
