@@ -25,6 +25,8 @@ SPEED and its spread are a fit to 64 short runs of the bundled starter model; 32
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -92,8 +94,8 @@ def no_forecast(config: Mapping[str, Any]) -> str | None:
         return f"how fast {config['model']['name']} learns was not measured, only for the bundled {STARTER} model"
     defaults = RunConfig().to_dict()
     for name in _FIXED:
-        section, _, key = name.partition(".")
-        if (config[section][key] if key else config[section]) != (defaults[section][key] if key else defaults[section]):
+        ours, measured = (functools.reduce(operator.getitem, name.split("."), each) for each in (config, defaults))
+        if ours != measured:
             return f"how fast the {STARTER} model learns was measured only with the defaults of {name}"
     if config.get("control"):
         return "a control has other rewards than the run"

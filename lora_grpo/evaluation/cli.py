@@ -162,10 +162,9 @@ def _choose_ks(options: EvaluateOptions, fewest: int) -> list[int]:
 def _default_folder(target: str, side: Side) -> Path:
     given = Path(target).expanduser()
     name = f"{side.request['task']}-{evaluation_folder.digest(side.request)}"
-    run = run_of(given)
-    if isinstance(side, ModelSamples) and isinstance(side.model, GgufFile) and side.model.run:
-        run = given.resolve().parent.parent
-    if isinstance(side, ModelSamples) and run:
-        return run / "evaluation" / name
+    if isinstance(side, ModelSamples):
+        run = side.model.run_folder if isinstance(side.model, GgufFile) else run_of(given)
+        if run:
+            return run / "evaluation" / name
     stem = json_files.stem(given) if isinstance(side, SampleFile) else target.strip("/.~").replace("/", "--")
     return Path("outputs") / "evaluation" / f"{stem}-{name}"

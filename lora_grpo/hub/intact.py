@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import atomic, file_tensors, model_tensors
+from lora_grpo.files import atomic, file_tensors, gguf_header, model_tensors
 from lora_grpo.gguf_export import HUB_FILES, LORA_FILE, check_hub_file
 from lora_grpo.merging import REPORT, read_report
 
@@ -51,13 +51,10 @@ def check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
 
 def _check_gguf(path: Path, kind: str) -> None:
     """Raise a UserError if a header or a tensor of a GGUF file is missing or cut off, or if a model is an adapter."""
-    from gguf import GGUFReader, GGUFType
+    from gguf import GGUFType
 
-    try:
-        content = GGUFReader(path).get_field("general.type")
-    except (ValueError, LookupError, OSError, OverflowError) as error:
-        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None
-    if kind == "gguf" and content and content.contents() == GGUFType.ADAPTER:
+    content = gguf_header.value_of(gguf_header.read_header(path), "general.type")
+    if kind == "gguf" and content == GGUFType.ADAPTER:
         raise UserError(
             f"{path} is an adapter, and the card of a GGUF folder is about models; move it to the folder of its "
             f"adapter as {LORA_FILE}, and push that"

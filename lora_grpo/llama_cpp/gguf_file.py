@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import atomic
+from lora_grpo.errors import UserError
+from lora_grpo.files import atomic, gguf_header
 from lora_grpo.runs import read_record
 
 
@@ -23,8 +23,10 @@ class GgufFile:
     context_tokens: int | None
     """Maximum length of a prompt and its completion in tokens."""
     chat_template: str | None
+    run_folder: Path | None
+    """The run, if the file is in one of its folders, as `scripts/export_gguf.py` writes it."""
     run: Mapping[str, Any] | None
-    """run.json, if the file is in a folder of a run, as `scripts/export_gguf.py` writes it."""
+    """Its run.json."""
     adapter: None = None
 
     @property
@@ -50,19 +52,11 @@ def read_gguf(path: Path) -> GgufFile:
     Raises:
         UserError: there is no such file, it is cut off, or it is not a whole text model.
     """
-    from gguf import GGUFReader, LlamaFileType
+    from gguf import LlamaFileType
 
     if not path.is_file():
         raise UserError(f"{path} does not exist; write it with scripts/export_gguf.py")
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, LookupError, OSError, OverflowError) as error:
-        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None
-
-    def value(name: str) -> Any:
-        field = reader.get_field(name)
-        return field.contents() if field else None
-
+    value = functools.partial(gguf_header.value_of, gguf_header.read_header(path))
     if (kind := value("general.type")) not in (None, "model"):
         raise UserError(f"{path} is a GGUF of type {kind}, expected a model; pass the file of the whole model")
     if (parts := value("split.count")) is not None and parts > 1:
@@ -71,11 +65,13 @@ def read_gguf(path: Path) -> GgufFile:
         label = LlamaFileType(value("general.file_type")).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
     except ValueError:
         label = path.stem
-    run = path.resolve().parent.parent
+    above = path.resolve().parent.parent
+    run = above if (above / "run.json").is_file() else None
     return GgufFile(
         path=path,
         label=label,
         context_tokens=value(f"{value('general.architecture')}.context_length"),
         chat_template=value("tokenizer.chat_template"),
-        run=read_record(run) if (run / "run.json").is_file() else None,
+        run_folder=run,
+        run=read_record(run) if run else None,
     )
