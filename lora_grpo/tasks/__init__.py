@@ -18,8 +18,7 @@ gsm8k.py             word problems with a numeric answer: grades them by the str
 final_statement.py   reads the answer of a text without a marker ("The answer is 18.")
 humaneval.py         functions to complete
 mbpp.py              short programs
-starter.py           bundled word problems
-starter_code.py      bundled code problems
+starter.py           bundled word problems and code problems
 task_file.py         a user's task: one Python file
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion

@@ -124,8 +124,9 @@ def get_task(name: str) -> Task:
     if not is_file and name not in TASK_NAMES:
         hint = suggestion(name, TASK_NAMES, otherwise=f"expected one of {', '.join(TASK_NAMES)}, or a file: my_task.py")
         raise UserError(f"unknown task {name!r}; {hint}")
-    module = importlib.import_module(f"lora_grpo.tasks.{'task_file' if is_file else name.replace('-', '_')}")
-    return cast(Task, module.read(name) if is_file else module)
+    file = "task_file" if is_file else name.removesuffix("-code")
+    module = importlib.import_module(f"lora_grpo.tasks.{file}")
+    return cast(Task, module.read(name) if file in ("task_file", "starter") else module)
 
 
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:

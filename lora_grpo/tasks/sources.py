@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files, tables
 from lora_grpo.tasks.registry import Row
@@ -32,13 +31,6 @@ _OTHER_NAMES = {
     "test_list": ("tests", "asserts"),
     "task_id": ("id",),
 }
-
-
-def load_bundled(task: str, split: str, source: str | None = None) -> list[Row]:
-    """Return bundled rows of the task "starter" or "starter-code"; see `Task.load`. No problem is in both splits."""
-    if source is not None:
-        raise UserError(f"the {task} task uses its bundled problems, got source {source!r}; remove the source")
-    return starter.problems(task, split)
 
 
 def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import get_task, sources
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "counted_evaluate.py"
 KILLS = 5
@@ -30,10 +30,8 @@ def noted(path):
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
     """Evaluate programs from the embedded model, and compare them with a file of samples, which are also run."""
-    from lora_grpo.tasks import starter_code
-
     samples = tmp_path_factory.mktemp("samples") / "theirs.jsonl"
-    rows = sources.sample(starter_code.load("eval"), ROWS, 0)
+    rows = sources.sample(get_task("starter-code").load("eval"), ROWS, 0)
     lines = [
         {"task_id": row["id"], "completion": row["answer"] + "\n" * (number + 1)}
         for row in rows
