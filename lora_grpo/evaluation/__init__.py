@@ -28,7 +28,7 @@ from lora_grpo.evaluation.comparison import percent
 from lora_grpo.evaluation.measurement import UNPARSED
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
-from lora_grpo.evaluation.report import Report, printable, read_report
+from lora_grpo.evaluation.report import Report, printable, read_report, read_reports
 from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.run import count_passed, evaluate, report_run, sample_and_grade
 
@@ -46,6 +46,7 @@ __all__ = [
     "percent",
     "printable",
     "read_report",
+    "read_reports",
     "report_run",
     "sample_and_grade",
     "wilson_interval",

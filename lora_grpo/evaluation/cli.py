@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import Report, make_report, read_report, write_report
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
-from lora_grpo.llama_cpp import GgufFile, find_program, read_gguf
+from lora_grpo.llama_cpp import GgufModel, find_program, read_gguf
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
 from lora_grpo.runs import read_run
 from lora_grpo.sampling import build
@@ -54,6 +55,8 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
     if report.evaluated.tasks < report.protocol.rows:
         print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
     print(f"results   {folder / RESULTS}\nreport    {folder / 'report.md'}")
+    if run := _run_of_gguf(sides[0]):
+        print(f"page      python scripts/report.py {shlex.quote(str(run))}  # shows what each type costs")
     return report
 
 
@@ -105,10 +108,10 @@ def _sides(options: EvaluateOptions) -> list[Side]:
     return sides
 
 
-def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[ModelSpec | GgufFile | None]:
+def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[ModelSpec | GgufModel | None]:
     """Return the model spec of each name, or None for a file of samples."""
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
-    models: list[ModelSpec | GgufFile | None] = []
+    models: list[ModelSpec | GgufModel | None] = []
     for name in names:
         if name == BASE and models:
             if models[0] is None and options.explain:
@@ -127,14 +130,14 @@ def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[Mode
             models.append(None if _is_samples_file(name) else resolve(name, overrides))
         # --base and --revision apply only to the evaluated model.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
-    if all(isinstance(model, GgufFile) for model in models):
+    if all(isinstance(model, GgufModel) for model in models):
         for given, flag in ((options.bits, "--bits"), (options.backend != "auto", "--backend")):
             if given:
                 raise UserError(f"{flag} does not apply to a GGUF file, which llama.cpp runs as it is; leave it out")
     return models
 
 
-def _gguf(path: Path) -> GgufFile:
+def _gguf(path: Path) -> GgufModel:
     file = read_gguf(path)
     find_program(path)  # also if all samples are there, to say so before anything is loaded
     return file
@@ -159,12 +162,14 @@ def _choose_ks(options: EvaluateOptions, fewest: int) -> list[int]:
     return ks
 
 
+def _run_of_gguf(side: Side) -> Path | None:
+    return side.model.run_folder if isinstance(side, ModelSamples) and isinstance(side.model, GgufModel) else None
+
+
 def _default_folder(target: str, side: Side) -> Path:
     given = Path(target).expanduser()
     name = f"{side.request['task']}-{evaluation_folder.digest(side.request)}"
-    if isinstance(side, ModelSamples):
-        run = side.model.run_folder if isinstance(side.model, GgufFile) else run_of(given)
-        if run:
-            return run / "evaluation" / name
+    if isinstance(side, ModelSamples) and (run := _run_of_gguf(side) or run_of(given)):
+        return run / "evaluation" / name
     stem = json_files.stem(given) if isinstance(side, SampleFile) else target.strip("/.~").replace("/", "--")
     return Path("outputs") / "evaluation" / f"{stem}-{name}"

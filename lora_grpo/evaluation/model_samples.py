@@ -17,7 +17,7 @@ from lora_grpo.evaluation.options import Plan
 from lora_grpo.evaluation.report import Graded, make_protocol
 from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
-from lora_grpo.llama_cpp import GgufFile
+from lora_grpo.llama_cpp import GgufModel
 from lora_grpo.llama_cpp import load_sampler as load_gguf
 from lora_grpo.models import BASE, ModelSpec
 from lora_grpo.sampling import Sampler, build
@@ -32,9 +32,9 @@ class Loader:
         self._model: ModelSpec | None = None
         self._sampler: Sampler | None = None
 
-    def load(self, model: ModelSpec | GgufFile, rows: list[Row], plan: Plan) -> tuple[Sampler, dict[str, Any]]:
+    def load(self, model: ModelSpec | GgufModel, rows: list[Row], plan: Plan) -> tuple[Sampler, dict[str, Any]]:
         """Return a sampler of a model, and a record of its prompts, versions and hardware."""
-        if isinstance(model, GgufFile):
+        if isinstance(model, GgufModel):
             sampler, tokenizer, described = self._load_gguf(model, rows, plan)
         else:
             sampler, tokenizer, described = self._load_model(model, rows, plan)
@@ -55,7 +55,7 @@ class Loader:
             self._model = model
         return self._sampler, tokenizer, build.describe(model, self.backend, self._sampler)
 
-    def _load_gguf(self, file: GgufFile, rows: list[Row], plan: Plan) -> tuple[Sampler, Any, dict[str, Any]]:
+    def _load_gguf(self, file: GgufModel, rows: list[Row], plan: Plan) -> tuple[Sampler, Any, dict[str, Any]]:
         self._close()
         self._sampler = sampler = load_gguf(file, rows, plan.sampling.max_tokens)
         if file.run is None:  # the template of an exported run has the variables of its training
@@ -75,7 +75,7 @@ class ModelSamples:
     """A model to sample and grade on evaluation rows."""
 
     label: str
-    model: ModelSpec | GgufFile
+    model: ModelSpec | GgufModel
     plan: Plan
     data: Data
     limits: sandbox.Settings
@@ -99,7 +99,7 @@ class ModelSamples:
             "task_sha256": task_sha256(self.plan.task),
             "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples
             "seed": self.plan.seed,
-            "backend": "llama.cpp" if isinstance(self.model, GgufFile) else self.loader.backend,
+            "backend": "llama.cpp" if isinstance(self.model, GgufModel) else self.loader.backend,
             "program_seconds": limits and limits.timeout_seconds,
             "program_mb": limits and limits.memory_mb,
             "prompt_style": self.plan.data.prompt_style,
@@ -114,7 +114,7 @@ class ModelSamples:
         path, rows, plan = folder / name, self.data.eval, self.plan
         environment = evaluation_folder.environment(folder, name)
         results = finished_samples(path, rows, plan.sampling)
-        adapted = self.model.adapter is not None or isinstance(self.model, GgufFile)
+        adapted = self.model.adapter is not None or isinstance(self.model, GgufModel)
         if environment is None or results is None:
             sampler, environment = self.loader.load(self.model, rows, plan)
             evaluation_folder.start(folder, name, self.request, environment)

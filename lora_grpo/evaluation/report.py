@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -282,6 +283,28 @@ def read_report(folder: Path) -> Report | None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"{path} is not an evaluation report: {where}: {first['msg']}; evaluate again") from None
+
+
+def read_reports(run: Path) -> dict[Path, Report]:
+    """Return the reports of a run's evaluations by their folders. The run's own is first.
+
+    Reports of files of samples are left out, and with a message those of fewer rows by `--limit` and damaged ones.
+    """
+    reports = {}
+    for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
+        try:
+            report = read_report(path)
+        except UserError as error:
+            print(f"{error}; it is left out", file=sys.stderr)
+            continue
+        if report is None or report.protocol.sampling is None:
+            continue
+        if report.protocol.limit:
+            command = f"`evaluate.py --limit {report.protocol.limit}`"
+            print(f"{path}/report.json is of {command}; it is left out", file=sys.stderr)
+            continue
+        reports[path] = report
+    return reports
 
 
 def how_graded(task: str, *, as_program: bool = False) -> str:

@@ -80,7 +80,7 @@ def export(options: ExportOptions) -> None:
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
         notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
-        files = measure_costs(folder, outputs, trained_by).files
+        files = measure_costs(folder, outputs, trained_by)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         with atomic.new_file(copy) as temporary:

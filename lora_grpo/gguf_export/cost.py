@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import Rows, atomic, model_tensors
 from lora_grpo.gguf_export import architecture
 from lora_grpo.gguf_export.types import interleaved
-from lora_grpo.merging import divergences_from, texts_of
+from lora_grpo.merging import divergences_from, read_report, texts_of
 from lora_grpo.models import base_model
 
 REPORT = "gguf_report.json"
@@ -26,7 +26,7 @@ TEXTS = 8
 """Number of texts, with up to 32 tokens of an answer each."""
 
 
-class GgufFile(BaseModel):
+class ExportedFile(BaseModel):
     """One file of an export."""
 
     model_config = ConfigDict(frozen=True)
@@ -41,15 +41,15 @@ class GgufFile(BaseModel):
     """Whether the texts are completions of the run, or plain text."""
     not_measured: str | None = None
     """The reason, if the divergence was not measured."""
+    adapter_sha256: str | None = None
+    """The adapter that was merged into the model, if that is known."""
 
 
-class GgufReport(BaseModel):
+class _Report(BaseModel):
     """The contents of gguf_report.json."""
 
-    model_config = ConfigDict(frozen=True)
-
-    files: dict[str, GgufFile]
-    """The files in the folder, by name."""
+    files: dict[str, ExportedFile]
+    """By name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class _Dequantized:
         return torch.from_numpy(dequantize(self.tensor.data[chosen], self.tensor.tensor_type).copy())
 
 
-def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -> GgufReport:
-    """Measure the files of a model in `folder` by type, and write gguf_report.json beside them.
+def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -> dict[str, ExportedFile]:
+    """Measure the files of a model in `folder` by type, and write gguf_report.json beside them. Return its files.
 
     The report keeps the entries of other files in that folder. `run` is the run that trained the model.
     """
@@ -90,15 +90,10 @@ def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
         problem = ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + first_line(error)
     of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
-    path = next(iter(outputs.values())).parent / REPORT
-    known = read_gguf_report(path.parent)
-    files = {
-        name: file
-        for name, file in (known.files if known else {}).items()
-        if (path.parent / name).is_file() and (path.parent / name).stat().st_size == file.bytes
-    }
+    beside, merge = next(iter(outputs.values())).parent, read_report(folder)
+    files = exported_files(beside)
     for kind, output in outputs.items():
-        files[output.name] = GgufFile(
+        files[output.name] = ExportedFile(
             type=kind,
             bytes=output.stat().st_size,
             kl=measured.get(kind),
@@ -106,18 +101,23 @@ def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -
             tokens=tokens,
             of_run=of_run,
             not_measured=problem,
+            adapter_sha256=merge.identity.get("adapter_sha256") if merge else None,
         )
-    report = GgufReport(files=files)
-    atomic.write_json(path, report.model_dump())
-    return report
+    atomic.write_json(beside / REPORT, _Report(files=files).model_dump())
+    return files
 
 
-def read_gguf_report(folder: Path) -> GgufReport | None:
-    """Return the report of a folder of GGUF files, or None if it has no readable one."""
+def exported_files(folder: Path) -> dict[str, ExportedFile]:
+    """Return the files that gguf_report.json describes by their names, as far as they are in the folder.
+
+    Files that were replaced by others are left out. Empty if there is no readable report.
+    """
     try:
-        return GgufReport.model_validate_json((folder / REPORT).read_bytes())
+        report = _Report.model_validate_json((folder / REPORT).read_bytes())
     except (OSError, ValidationError):
-        return None
+        return {}
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.gguf")}
+    return {name: file for name, file in report.files.items() if sizes.get(name) == file.bytes}
 
 
 def _weights(path: Path, tensors: list[architecture.Tensor]) -> dict[str, Rows]:

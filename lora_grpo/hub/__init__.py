@@ -13,7 +13,6 @@ files.py          selects the files to upload and rejects unsafe ones
 intact.py         checks that the files are complete
 token.py          finds the Hub token and keeps it secret
 facts.py          the base model, the run, the merge, and the evaluations of these weights
-measured_files.py the GGUF files: size, score, and what their type costs
 base_license.py   the license of the base model, from its folder, the Hub cache or the Hub
 example.py        chooses the problem whose answers before and after training the card shows
 card.py           renders README.md: front matter, and text from card.md.jinja

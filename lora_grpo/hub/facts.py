@@ -13,11 +13,11 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import Report, read_report
+from lora_grpo.evaluation import Report, read_reports
 from lora_grpo.files import json_files
+from lora_grpo.gguf_export import MeasuredFile, measured_files
 from lora_grpo.hub import base_license
 from lora_grpo.hub.example import Example, find
-from lora_grpo.hub.measured_files import MeasuredFile, measured_files
 from lora_grpo.merging import REPORT, MergeReport
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import BEST, adapter_sha256, base_model, source_adapter
@@ -91,7 +91,7 @@ class Facts:
     other_merge: MergeReport | None = None
     """The run's merge of the same adapter into the other kind of base: full precision or dequantized."""
     measured_files: tuple[MeasuredFile, ...] = ()
-    """The GGUF files, if at least one of them was evaluated."""
+    """The GGUF files, if anything was measured of them."""
 
 
 def gather(folder: Path, kind: str) -> Facts:
@@ -105,8 +105,8 @@ def gather(folder: Path, kind: str) -> Facts:
     path = source / "adapter_config.json"
     adapter = json_files.read_object(path) if path.is_file() else {}
     is_best = source.name == BEST and run is not None
-    reports = _reports(run) if run else {}
-    files = measured_files(folder, reports) if kind == "gguf" else ()
+    reports = read_reports(run) if run else {}
+    files = measured_files([*folder.glob("*.gguf")], reports) if kind == "gguf" else ()
     if files:  # they have a table of their own
         reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
     evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
@@ -223,27 +223,6 @@ def _vllm_rank(adapter: Path) -> int | None:
         return None
 
 
-def _reports(run: Path) -> dict[Path, Report]:
-    """Return the reports of a run by their folders. Its own is first. Those of fewer rows by `--limit` are left out."""
-    reports = {}
-    for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
-        try:
-            report = read_report(path)
-        except UserError as error:
-            print(f"{error}; the card leaves it out", file=sys.stderr)
-            continue
-        if report is None or report.protocol.sampling is None:
-            continue
-        if report.protocol.limit:
-            print(
-                f"{path}/report.json is of `evaluate.py --limit {report.protocol.limit}`; the card leaves it out",
-                file=sys.stderr,
-            )
-            continue
-        reports[path] = report
-    return reports
-
-
 def _evaluations(
     reports: Mapping[Path, Report], folder: Path, kind: str, merge: MergeReport | None
 ) -> Iterator[Evaluation]:
@@ -260,4 +239,4 @@ def _evaluations(
         if of_upload or (of_adapter and is_from_adapter):
             yield Evaluation(report, of_upload, path)
         else:
-            print(f"{path}/report.json measured other weights; the card leaves it out", file=sys.stderr)
+            print(f"{path}/report.json measured other weights; it is left out", file=sys.stderr)

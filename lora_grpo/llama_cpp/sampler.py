@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.llama_cpp.gguf_file import GgufFile
+from lora_grpo.llama_cpp.gguf_model import GgufModel
 from lora_grpo.llama_cpp.server import LlamaServer
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams
 from lora_grpo.tasks import Row
@@ -61,7 +61,7 @@ class GgufSampler(Sampler):
     serves_training = False
     streams = True
 
-    def __init__(self, file: GgufFile, server: LlamaServer) -> None:
+    def __init__(self, file: GgufModel, server: LlamaServer) -> None:
         super().__init__(None, GgufTokenizer(server, file.chat_template), ())
         self._server = server
 
@@ -122,7 +122,7 @@ class GgufSampler(Sampler):
         self._server.close()
 
 
-def load_sampler(file: GgufFile, rows: Sequence[Row], max_tokens: int) -> GgufSampler:
+def load_sampler(file: GgufModel, rows: Sequence[Row], max_tokens: int) -> GgufSampler:
     """Start a server for the prompts of rows and completions of `max_tokens`. See `LlamaServer` for errors."""
     # A token has at least one byte.
     longest = max(sum(len(message["content"].encode()) for message in row["prompt"]) for row in rows)

@@ -13,6 +13,7 @@ writing.py         the command and its output files
 facts.py           summarizes a run in sentences and tables
 controls.py        compares a run with its controls
 forecasts.py       compares the forecast of a run with its outcome
+gguf_files.py      the table of the run's GGUF files
 plots.py           selects the curves to plot, for one run or two
 charts.py          draws a plot as SVG and PNG
 sampled_texts.py   data for the page's completion browser

@@ -12,13 +12,14 @@ from typing import Any
 from lora_grpo.evaluation import Report, printable
 from lora_grpo.report import controls, facts, forecasts
 from lora_grpo.report.charts import Chart
+from lora_grpo.report.gguf_files import GgufSection
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
 from lora_grpo.runs import RunFiles
 
 _FILES = Path(__file__).parent / "page"
 
 
-def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart]) -> str:
+def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart], ggufs: Sequence[GgufSection]) -> str:
     """Return the page of one run."""
     texts = sampled_texts(run)
     return _rendered(
@@ -27,6 +28,7 @@ def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart
         run=run,
         page=evaluation,
         charts=charts,
+        ggufs=ggufs,
         shown=len(texts["rows"]),
         total=texts["total"],
         data=embedded(texts),

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import Report, printable
 from lora_grpo.report import controls, facts, forecasts
+from lora_grpo.report.gguf_files import GgufSection
 from lora_grpo.runs import RunFiles
 
 
-def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
+def report_markdown(run: RunFiles, evaluation: Report | None, ggufs: Sequence[GgufSection]) -> str:
     """Return the report of one run."""
     lines = [f"# {escape(run.name)}", "", escape(facts.state(run)), ""]
     related = [(label, name) for label, name, _ in facts.related_runs(run)]
@@ -27,6 +28,14 @@ def report_markdown(run: RunFiles, evaluation: Report | None) -> str:
         lines += [line for note in controls.notes(run) for line in (escape(note), "")]
     if forecast := forecasts.forecast_table(run, evaluation):
         lines += ["## Forecast and outcome", "", *table(*forecast)]
+    for section in ggufs:
+        lines += [
+            f"## {section.heading}",
+            "",
+            *([escape(section.title), ""] if section.title else []),
+            *table(*section.table),
+        ]
+        lines += [*(f"- {escape(note)}" for note in section.notes), ""]
     if changes := facts.changes(run):
         lines += [f"## {facts.trained_metrics(run)[0]}", "", *table(["", "first step", "last step"], changes)]
     if times := facts.times(run):

@@ -19,6 +19,7 @@ from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
 from lora_grpo.report.controls import controlled_run
+from lora_grpo.report.gguf_files import gguf_sections
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import report_markdown
 from lora_grpo.report.plots import common_plots, plots_of
@@ -54,11 +55,11 @@ def write_report(folder: Path) -> Path:
         UserError: the folder is not a run, one of its files cannot be read, or the report cannot be written.
     """
     run, evaluation = read_run(folder), read_report(folder / "evaluation")
-    charts = [draw(plot) for plot in plots_of(run, evaluation)]
+    charts, ggufs = [draw(plot) for plot in plots_of(run, evaluation)], gguf_sections(folder)
     output = folder / "report"
     with _writing(output), atomic.new_folder(output) as staging:
-        (staging / "report.html").write_text(report_html(run, evaluation, charts), encoding="utf-8")
-        (staging / "report.md").write_text(report_markdown(run, evaluation), encoding="utf-8")
+        (staging / "report.html").write_text(report_html(run, evaluation, charts, ggufs), encoding="utf-8")
+        (staging / "report.md").write_text(report_markdown(run, evaluation, ggufs), encoding="utf-8")
         for chart in charts:
             (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
         for diff in output.glob("diff-*"):

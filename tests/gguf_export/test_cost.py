@@ -8,8 +8,9 @@ from helpers.gguf_models import llama3_tokenizer, qwen_tokenizer, save
 from helpers.made_runs import make_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lora_grpo.gguf_export import cost, read_gguf_report
+from lora_grpo.gguf_export import cost
 from lora_grpo.gguf_export.cli import ExportOptions, export
+from lora_grpo.gguf_export.cost import exported_files
 from lora_grpo.merging import texts_of
 
 
@@ -23,7 +24,7 @@ from lora_grpo.merging import texts_of
 def test_a_type_costs_what_its_weights_in_transformers_differ_by(tmp_path, capsys, architecture, tokenizer, changes):
     folder = save(tmp_path / "m", architecture, tokenizer(), **changes)
     export(ExportOptions(folder, type=("q8_0", "q4_0", "f32"), output_dir=tmp_path / "out"))
-    printed, files = capsys.readouterr().out, read_gguf_report(tmp_path / "out").files
+    printed, files = capsys.readouterr().out, exported_files(tmp_path / "out")
     ids, keep = texts_of(AutoTokenizer.from_pretrained(folder), None, cost.TEXTS)
 
     def logprobs(path, **options):
@@ -49,12 +50,13 @@ def test_the_texts_are_completions_of_the_run_if_it_has_any(tmp_path):
     run = make_run(tmp_path / "run")
     save(run / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
     export(ExportOptions(run / "merged"))
-    assert read_gguf_report(run / "gguf").files["run.Q8_0.gguf"].of_run is False
+    assert exported_files(run / "gguf")["run.Q8_0.gguf"].of_run is False
+    assert exported_files(run / "gguf")["run.Q8_0.gguf"].adapter_sha256 is None  # there is no merge report
     (run / "completions").mkdir()
     rows = [{"id": n, "question": f"What is {n} + {n}?", "completion": f"It is {2 * n}. " * 20} for n in range(20)]
     (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     export(ExportOptions(run / "merged"))
-    file = read_gguf_report(run / "gguf").files["run.Q8_0.gguf"]
+    file = exported_files(run / "gguf")["run.Q8_0.gguf"]
     assert (file.of_run, file.texts, file.tokens) == (True, cost.TEXTS, cost.TEXTS * 32)
 
 
@@ -69,9 +71,9 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     monkeypatch.setattr(cost, "divergences_from", fail)
     export(ExportOptions(folder, type=("f16",), output_dir=out))
     assert "note: the KL divergence was not measured: ValueError: no such tensor" in capsys.readouterr().out
-    files = read_gguf_report(out).files
+    files = exported_files(out)
     assert files.keys() == {"m.Q8_0.gguf", "m.F16.gguf"}
     assert files["m.Q8_0.gguf"].kl is not None
     assert (files["m.F16.gguf"].kl, files["m.F16.gguf"].texts) == (None, 0)
     (out / cost.REPORT).write_text("{")
-    assert read_gguf_report(out) is None
+    assert exported_files(out) == {}

@@ -38,7 +38,7 @@ from lora_grpo.merging import check_current
 from lora_grpo.models import adapter_sha256
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS
 
-LEFT_OUT = "measured other weights; the card leaves it out"
+LEFT_OUT = "measured other weights; it is left out"
 
 
 def write_adapter(run, name, content):
@@ -476,7 +476,7 @@ def test_a_quick_look_stays_here_and_a_protocol_has_one_entry(run, capsys):
     write_evaluation(run, run / "adapter", limit=40, rows=40)
     names, text = published()
     assert names == own and "54.3" not in text
-    assert "gsm8k/report.json is of `evaluate.py --limit 40`; the card leaves it out" in capsys.readouterr().err
+    assert "gsm8k/report.json is of `evaluate.py --limit 40`; it is left out" in capsys.readouterr().err
 
     # The same greedy protocol as the run's own evaluation: its figure is published already.
     write_evaluation(run, run / "adapter", rows=30, data_sha256="c" * 64, max_completion_tokens=64)
@@ -573,7 +573,7 @@ def test_what_best_pushes_the_best_adapter(run, capsys):
 def test_a_broken_report_is_left_out(run, capsys, content):
     (run / "evaluation" / "report.json").write_bytes(content.encode("latin1"))
     _, text, _ = card_of(run / "adapter", "adapter")
-    assert "| pass@1 |" not in text and capsys.readouterr().err.count("the card leaves it out\n") == 1
+    assert "| pass@1 |" not in text and capsys.readouterr().err.count("it is left out\n") == 1
 
 
 def test_an_unfinished_run_is_called_so(tmp_path):

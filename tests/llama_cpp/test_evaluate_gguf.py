@@ -15,6 +15,7 @@ from lora_grpo.gguf_export import ExportOptions, export
 from lora_grpo.hub.push import prepare
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models.base_model import load_tokenizer
+from lora_grpo.report import write_report
 from lora_grpo.tasks.chat import render_row
 from lora_grpo.tasks.loading import load_data
 
@@ -110,6 +111,9 @@ def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
     assert f"| run.F16.gguf | {(run / 'gguf' / 'run.F16.gguf').stat().st_size / 1e6:.1f} MB | " in card
     assert f"{100 * f16.table[0].after:.1f} " in card
     assert f"| merged, 16 bits |  | {100 * row.before:.1f} " in card
+    write_report(run)
+    page = (run / "report" / "report.md").read_text()
+    assert f"| run.Q4_0.gguf | {size:.1f} MB | {100 * row.after:.1f} " in page and f"q4_0 costs {cost}" in page
 
 
 def test_a_seed_gives_the_same_samples_again(run, tmp_path):

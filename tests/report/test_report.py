@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
 
 import pytest
+from helpers.graded_samples import samples
+from helpers.made_runs import make_adapter
 from helpers.report_runs import HOSTILE, completion, write_run
 
 from lora_grpo.cli import read_flags
@@ -12,7 +15,11 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import DataConfig, EvalConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
-from lora_grpo.files import lock
+from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
+from lora_grpo.evaluation.report import write_report as write_evaluation
+from lora_grpo.files import atomic, lock
+from lora_grpo.gguf_export.cost import ExportedFile, exported_files
+from lora_grpo.models import adapter_sha256
 from lora_grpo.report.charts import draw
 from lora_grpo.report.facts import changes
 from lora_grpo.report.markdown import escape, table
@@ -96,6 +103,74 @@ def test_a_run_and_its_controls_are_compared(tmp_path, capsys):
     assert "Control" in page and "format rewards only" in page and "The run and its controls" not in page
     (tmp_path / "mine-control-random/evaluation/report.json").write_text("{}")  # damaged
     assert "random rewards" not in text_of(page_of(run))
+
+
+def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling):
+    """Write a GGUF file of an adapter, what its export leaves and, with samples, what its evaluation leaves."""
+    path = run / folder / f"mine.{kind.upper()}.gguf"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(kind.encode() * (800_000 if kind == "f16" else 200_000))
+    entry = {"type": kind, "bytes": path.stat().st_size, "kl": 0.0153, "texts": 8, "tokens": 256, "of_run": True}
+    files = exported_files(path.parent)
+    entry = ExportedFile(**entry, adapter_sha256=adapter_sha256(run / adapter))
+    files = {name: file.model_dump() for name, file in {**files, path.name: entry}.items()}
+    atomic.write_json(path.parent / "gguf_report.json", {"files": files})
+    if after:
+        settings = {"num_samples": 2, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 64, **sampling}
+        protocol = Protocol(
+            task="starter", rows=4, data_sha256="", contaminated=[], grading="", seed=0,
+            sampling=Sampling(prompt_style="xml", few_shot=0, **settings),
+        )  # fmt: skip
+        merged = Graded("merged", samples("----", ["++", "+-", "--", "--"]), {"quantization": "none"}, protocol)
+        source = {"gguf_sha256": atomic.sha256(path), "quantization": kind}
+        measured = make_report((1,), Graded(kind, samples("----", after), source, protocol), merged)
+        (run / "evaluation" / f"{folder}-{kind}").mkdir()
+        write_evaluation(run / "evaluation" / f"{folder}-{kind}", measured)
+    return path
+
+
+def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
+    run = write_run(tmp_path / "mine")
+    make_adapter(run / "adapter")
+    make_adapter(run / "best", alpha=8)
+    assert "GGUF" not in text_of(page_of(run)) and "GGUF" not in (run / "report/report.md").read_text()
+    add_gguf(run, "f16", after=["++", "+-", "--", "--"])
+    add_gguf(run, "q8_0")
+    add_gguf(run, "q4_0", after=["++", "--", "--", "--"])
+    add_gguf(run, "q5_0", folder="best-gguf", adapter="best")
+    page, markdown = text_of(page_of(run)), (run / "report/report.md").read_text()
+    lines = [line for line in markdown.splitlines() if line.startswith(("| merged", "| mine.", "- q4", "- KL"))]
+    assert [line.split(" [")[0] for line in lines] == [
+        "| merged, 16 bits |  | 37.5",
+        "| mine.F16.gguf | 2.4 MB | 37.5",
+        "| mine.Q4_0.gguf | 0.8 MB | 25.0",
+        "| mine.Q8_0.gguf | 0.8 MB | – | – | 0.015 |",
+        "- q4_0 costs 12.5 points of pass@1",
+        "- KL: divergence from the model before the export, in nats per token, on 256 tokens of completions of the run",
+        "| mine.Q5_0.gguf | 0.8 MB | 0.015 |",
+        "- KL: divergence from the model before the export, in nats per token, on 256 tokens of completions of the run",
+    ]
+    assert "| -12.5 [" in lines[2] and lines[2].endswith("| 0.015 |")
+    assert "## GGUF files of the best adapter" in markdown
+    assert "<h3>GGUF files</h3>" in page and "<h3>GGUF files of the best adapter</h3>" in page
+    for text in ("merged, 16 bits", "mine.Q8_0.gguf", "0.8 MB", "q4_0 costs 12.5 points of pass@1 [", "0.015"):
+        assert text in page, text
+
+
+@pytest.mark.parametrize("change", ["trained on", "another file", "deleted"])
+def test_the_report_has_no_figures_of_gguf_files_of_another_adapter(tmp_path, change):
+    run = write_run(tmp_path / "mine", evaluated=False)
+    make_adapter(run / "adapter")
+    path = add_gguf(run, "q4_0", after=["++", "--", "--", "--"])
+    assert "mine.Q4_0.gguf" in text_of(page_of(run))  # also if the run itself was not evaluated
+    if change == "trained on":
+        shutil.rmtree(run / "adapter")
+        make_adapter(run / "adapter", alpha=16)
+    elif change == "another file":
+        path.write_bytes(b"another")
+    else:
+        path.unlink()
+    assert "mine.Q4_0.gguf" not in text_of(page_of(run)) and "GGUF" not in (run / "report/report.md").read_text()
 
 
 def test_the_end_of_a_control_writes_the_report_of_its_run(tmp_path, capsys):

@@ -14,7 +14,7 @@ from lora_grpo.runs import read_record
 
 
 @dataclass(frozen=True)
-class GgufFile:
+class GgufModel:
     """A model in a GGUF file. In evaluations, it takes the place of a `models.ModelSpec`."""
 
     path: Path
@@ -46,7 +46,7 @@ class GgufFile:
         )
 
 
-def read_gguf(path: Path) -> GgufFile:
+def read_gguf(path: Path) -> GgufModel:
     """Read the header of a GGUF file. It is not loaded.
 
     Raises:
@@ -67,7 +67,7 @@ def read_gguf(path: Path) -> GgufFile:
         label = path.stem
     above = path.resolve().parent.parent
     run = above if (above / "run.json").is_file() else None
-    return GgufFile(
+    return GgufModel(
         path=path,
         label=label,
         context_tokens=value(f"{value('general.architecture')}.context_length"),

@@ -1,4 +1,4 @@
-"""The GGUF files of a push with their sizes, and what `evaluate.py` and `export_gguf.py` measured on these files."""
+"""GGUF files with their sizes, and what `evaluate.py` and `export_gguf.py` measured on these files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lora_grpo.evaluation import Report, percent
 from lora_grpo.files import atomic
-from lora_grpo.gguf_export import GgufFile, read_gguf_report
+from lora_grpo.gguf_export.cost import ExportedFile, exported_files
+from lora_grpo.models import adapter_sha256, source_adapter
 
 Table = tuple[list[str], list[tuple[str, ...]]]
 """Headings and rows."""
@@ -24,25 +25,35 @@ class MeasuredFile:
     """In bytes."""
     report: Report | None
     """The evaluation of this file; None if it was not measured like the others."""
-    exported: GgufFile | None = None
-    """What the export measured: the KL divergence from the model that the file was made from."""
+    exported: ExportedFile | None = None
+    """What the export measured, if that is known."""
+
+    @property
+    def kl(self) -> float | None:
+        """Divergence from the model that the file was made from, in nats per token, if the export measured it."""
+        return self.exported.kl if self.exported else None
 
 
-def measured_files(folder: Path, reports: Mapping[Path, Report]) -> tuple[MeasuredFile, ...]:
-    """Return the GGUF files of a folder with what was measured of them. Empty if nothing was.
+def current_files(folder: Path) -> list[Path]:
+    """Return the GGUF files in a folder of a run that were made from the adapter that the run has now."""
+    exported = exported_files(folder)
+    adapter = adapter_sha256(source_adapter(folder)) if exported else ""
+    return [folder / name for name, file in exported.items() if file.adapter_sha256 == adapter]
 
-    The reports share one protocol and one baseline, so that the figures of the files are comparable: those of the
-    protocol with a baseline that measured most files, with most samples.
+
+def measured_files(paths: Sequence[Path], reports: Mapping[Path, Report]) -> tuple[MeasuredFile, ...]:
+    """Return GGUF files, the largest first, with what was measured of them. Empty if nothing was.
+
+    Of the evaluations of a run by their folders, only those with one protocol and one baseline are used, so that the
+    scores of the files are comparable: those of the protocol with a baseline that measured most files, with most
+    samples.
     """
     measured = {path: report for path, report in reports.items() if report.evaluated.source.get("gguf_sha256")}
-    paths = sorted(folder.glob("*.gguf"), key=lambda path: (-path.stat().st_size, path.name))
-    export = read_gguf_report(folder)
+    paths = sorted(paths, key=lambda path: (-path.stat().st_size, path.name))
     exported = {
-        path: file
-        for path in paths
-        if (file := export and export.files.get(path.name))
-        and file.kl is not None
-        and file.bytes == path.stat().st_size
+        folder / name: file
+        for folder in {path.parent for path in paths}
+        for name, file in exported_files(folder).items()
     }
     digests = {path: atomic.sha256(path) for path in paths} if measured else {}
     alike: dict[str, dict[str, Report]] = {}
@@ -50,8 +61,6 @@ def measured_files(folder: Path, reports: Mapping[Path, Report]) -> tuple[Measur
         if (digest := report.evaluated.source["gguf_sha256"]) in digests.values():
             baseline = report.baseline and report.baseline.label
             alike.setdefault(f"{report.protocol.model_dump_json()} {baseline}", {}).setdefault(digest, report)
-    if not alike and not exported:
-        return ()
 
     def weight(group: Mapping[str, Report]) -> tuple[bool, int, int]:
         return any(report.table for report in group.values()), len(group), _samples(group)
@@ -59,13 +68,12 @@ def measured_files(folder: Path, reports: Mapping[Path, Report]) -> tuple[Measur
     chosen = max(alike.values(), key=weight) if alike else {}
     for path, report in measured.items():
         if report.evaluated.source["gguf_sha256"] in digests.values() and report not in chosen.values():
-            print(
-                f"{path}/report.json has other settings than other GGUF files; the card leaves it out", file=sys.stderr
-            )
-    return tuple(
+            print(f"{path}/report.json has other settings than other GGUF files; it is left out", file=sys.stderr)
+    files = [
         MeasuredFile(path.name, path.stat().st_size, chosen.get(digests.get(path, "")), exported.get(path))
         for path in paths
-    )
+    ]
+    return tuple(files) if any(file.report or file.kl is not None for file in files) else ()
 
 
 def files_table(files: Sequence[MeasuredFile]) -> Table:
@@ -76,7 +84,7 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
     headings = ["file", "size"]
     headings += [metric] if first else []
     headings += ["difference"] if baseline else []
-    headings += ["KL"] if any(file.exported for file in files) else []
+    headings += ["KL"] if any(file.kl is not None for file in files) else []
     rows: list[tuple[str, ...]] = []
     if first and baseline:
         row = [_named(first), "", _score(baseline.scores, baseline.intervals, metric)]
@@ -90,9 +98,19 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
             compared = [each for each in file.report.table if each.metric == metric] if file.report else []
             row += [percent(each.difference, each.difference_interval, "+") for each in compared] or ["–"]
         if "KL" in headings:
-            row.append(f"{file.exported.kl:.2g}" if file.exported else "–")
+            row.append("–" if file.kl is None else f"{file.kl:.2g}")
         rows.append(tuple(row))
     return headings, rows
+
+
+def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
+    """Return a sentence on what the type of each evaluated file costs, and one on the KL divergence."""
+    notes = [file.report.cost for file in files if file.report and file.report.cost]
+    for exported in [file.exported for file in files if file.exported and file.kl is not None][:1]:
+        texts = "completions of the run" if exported.of_run else "plain text"
+        start = "KL: divergence from the model before the export, in nats per token"
+        notes.append(f"{start}, on {exported.tokens} tokens of {texts}")
+    return notes
 
 
 def _samples(group: Mapping[str, Report]) -> int:
