@@ -1,4 +1,4 @@
-"""Tools that measure and compare: benchmark_step.py, benchmark_result.py, compare_scaling.py."""
+"""Tools that measure and compare: benchmark_step.py, benchmark_result.py, compare_scaling.py; runs that they keep."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import benchmark_result
 import benchmark_step
 import compare_scaling
+import kept_runs
 import pytest
 
 ROOT = Path(benchmark_step.__file__).parents[1]
@@ -76,10 +77,16 @@ def test_scalings_are_compared_with_group_over_rows_and_seeds(tmp_path):
     assert cells["none"][3:5] == ["77.5%", "+35.0, +35.0; p <0.001"] and cells["none"][5] == "+0.0, +0.0; p 1.000"
 
 
-def test_a_finished_run_of_a_scaling_is_kept(tmp_path, monkeypatch):
-    write_scaling_run(tmp_path / "gsm8k-group-0", [[True]])
-    monkeypatch.setattr(compare_scaling, "execute", lambda *_: pytest.fail("trained again"))
-    compare_scaling.train(tmp_path, "gsm8k", "group", 0, 8)
+def test_only_a_complete_run_is_kept(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(kept_runs, "execute", lambda _, command: trained.append(command))
+    for name, status in (("a", "complete"), ("b", "interrupted")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"status": status}))
+    for name in "abc":
+        kept_runs.train(tmp_path / name, "gsm8k_lora", "--seed", 1)
+    flags = ["--overwrite", "--seed", 1]
+    assert trained == [["recipes/gsm8k_lora.py", "--output-dir", tmp_path / name, *flags] for name in "bc"]
 
 
 @pytest.mark.slow

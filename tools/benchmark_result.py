@@ -18,14 +18,13 @@ import json
 import math
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import benchmark_step
-from benchmark_step import ROOT, checked_out, environment
+from benchmark_step import ROOT, checked_out
+from kept_runs import execute
 
 COLUMNS = {"step": "step", "training": "training, s", "cpu": "training, CPU s", "elapsed": "since start, s"}
 COLUMNS |= {"passes": "forward and backward, s", "whole": "whole run, s", "whole_cpu": "whole run, CPU s"}
@@ -105,15 +104,6 @@ def evaluate(checkpoint: Path, folder: Path, config: dict) -> float:
     command += ["--max-completion-tokens", config["sampling"]["max_completion_tokens"]]
     execute(ROOT, command)
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))["pass@1"]
-
-
-def execute(tree: Path, command: list) -> None:
-    """Run a Python file of a tree with the tree's package, or exit with its errors."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=tree, env=environment(tree), capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"exit code {done.returncode} from {' '.join(map(str, command))}\n{done.stderr}")
 
 
 if __name__ == "__main__":

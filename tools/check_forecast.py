@@ -16,21 +16,20 @@ of it. Lower is better (Gneiting and Raftery 2007, doi:10.1198/01621450600000143
 
 import argparse
 import itertools
-import json
 import math
 import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmark_result import execute
+from kept_runs import train
 
 from lora_grpo import forecast
 from lora_grpo.evaluation import Report, read_report, wilson_interval
 from lora_grpo.report.forecasts import forecasts
 from lora_grpo.runs import RunFiles, read_run
 
-ROOT = Path(__file__).resolve().parents[1]
 USED = 64
 """Number of runs that the formula was chosen on."""
 TASK = """
@@ -62,7 +61,7 @@ def main() -> None:
         (folder / f"difficulty_{difficulty}.py").write_text(TASK.format(difficulty=difficulty), encoding="utf-8")
     numbers = range(arguments.first, arguments.first + arguments.runs)
     for number in numbers:
-        train(folder, number)
+        train(folder / f"run-{number:03d}", *settings(folder, number))
     runs = {number: read(folder / f"run-{number:03d}") for number in numbers}
     sets = {
         "of the fit": [run for number, run in runs.items() if number < USED],
@@ -76,24 +75,12 @@ def main() -> None:
             show(name, each)
 
 
-def train(folder: Path, number: int) -> None:
-    """Train a run, unless it is finished."""
-    run = folder / f"run-{number:03d}"
-    record = run / "run.json"
-    if record.exists() and json.loads(record.read_text(encoding="utf-8"))["status"] == "complete":
-        return
-    flags = settings(folder, number)
-    execute(ROOT, [*flags, "--output-dir", run, "--overwrite"])
-    table = json.loads(record.read_text(encoding="utf-8"))["results"]["table"]
-    print(f"{run.name}: {table[0]['before']:.1%} -> {table[0]['after']:.1%}, {' '.join(map(str, flags))}", flush=True)
-
-
-def settings(folder: Path, number: int) -> list[object]:
-    """Return the command of a run."""
+def settings(folder: Path, number: int) -> list[Any]:
+    """Return the recipe and the flags of a run."""
     rng = random.Random(number)
     task = rng.choice(["gsm8k", "gsm8k", "code", 1, 2, 3])
     recipe = "code_lora" if task == "code" else "gsm8k_lora"
-    flags: list[object] = [f"recipes/{recipe}.py", "--preset", "starter", "--seed", number]
+    flags = [recipe, "--preset", "starter", "--seed", number]
     flags += ["--task", folder / f"difficulty_{task}.py"] if isinstance(task, int) else []
     flags += ["--train.learning-rate", f"{math.exp(rng.uniform(math.log(1e-4), math.log(2e-3))):.1e}"]
     flags += ["--train.max-steps", rng.randint(4, 40), "--train.prompts-per-step", rng.choice([4, 8])]

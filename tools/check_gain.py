@@ -27,19 +27,17 @@ import math
 import random
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from kept_runs import ROOT, execute, train
 
 from lora_grpo.evaluation.gain import explain
 from lora_grpo.evaluation.pass_at_k import paired_permutation
 from lora_grpo.runs import read_run
 
-ROOT = Path(__file__).resolve().parents[1]
 MIXTURES = {"format": (1.0, 1 / 3), "carelessness": (0.4, 1.0), "both": (0.5, 0.5), "nothing": (1.0, 1.0)}
 """Share of careful answers, and share of answers in the format."""
 ARMS = {"run": (), "format": ("--control", "format"), "random": ("--control", "random")}
@@ -63,7 +61,8 @@ def main() -> None:
             base = build(folder / mixture / "base", *MIXTURES[mixture])
             run = folder / mixture / f"seed-{seed}"
             for arm in asked.arms:
-                train(run, ARMS[arm], base, seed, asked.steps, asked.rows)
+                folder_of_arm = Path(f"{run}-control-{arm}") if ARMS[arm] else run
+                train(folder_of_arm, "gsm8k_lora", *ARMS[arm], *settings(base, seed, asked.steps, asked.rows))
             more_answers(run, asked.truth)
     show(folder, asked.mixtures, asked.seeds)
 
@@ -109,30 +108,17 @@ def documents(rng: random.Random, careful: float, in_format: float) -> Iterator[
         yield corpus.Example(parts)
 
 
-def train(run: Path, control: Sequence[str], base: Path, seed: int, steps: int, rows: int) -> None:
-    """Train one arm, or continue it, unless it is complete."""
-    folder = Path(f"{run}-control-{control[1]}") if control else run
-    record = folder / "run.json"
-    if record.is_file() and json.loads(record.read_text())["status"] == "complete":
-        return
-    flags = ["--preset", "starter", "--model.name", base, "--output-dir", run, *control, "--seed", seed]
-    flags += ["--train.max-steps", steps, "--sampling.num-generations", 8, "--train.learning-rate", 1e-3]
-    flags += ["--data.eval-limit", rows, "--monitor.rows", 0, "--monitor.stop-on", "nan"]
-    call(run, "recipes/gsm8k_lora.py", *flags, *(["--resume"] if record.is_file() else []))
+def settings(base: Path, seed: int, steps: int, rows: int) -> list[Any]:
+    """Return the flags of a run."""
+    flags = ["--preset", "starter", "--model.name", base, "--seed", seed, "--train.max-steps", steps]
+    flags += ["--sampling.num-generations", 8, "--train.learning-rate", 1e-3]
+    return [*flags, "--data.eval-limit", rows, "--monitor.rows", 0, "--monitor.stop-on", "nan"]
 
 
 def more_answers(run: Path, truth: int) -> None:
     """Sample the base and the trained model again; the first samples are those of the run."""
     if (run / "adapter").is_dir() and not list(run.glob("evaluation/*/report.json")):
-        call(run, "scripts/evaluate.py", run, "--explain", "--num-samples", _samples_of(run) + truth)
-
-
-def call(run: Path, *command: object) -> None:
-    """Run a command of the kit, and append what it prints to a file next to the run."""
-    words = [sys.executable, *map(str, command)]
-    print("$", *words[1:], flush=True)
-    with Path(f"{run}.log").open("a", encoding="utf-8") as log:
-        subprocess.run(words, check=True, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        execute(ROOT, ["scripts/evaluate.py", run, "--explain", "--num-samples", _samples_of(run) + truth])
 
 
 def show(folder: Path, mixtures: Sequence[str], seeds: Sequence[int]) -> None:

@@ -22,14 +22,14 @@ import argparse
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from benchmark_result import execute
 from check_gain import build
+from kept_runs import train
 
 from lora_grpo.evaluation.pass_at_k import paired_permutation
 
-ROOT = Path(__file__).resolve().parents[1]
 SCALINGS = {
     "group": "scale_rewards=group",
     "batch": "scale_rewards=batch",
@@ -57,27 +57,18 @@ def main() -> None:
         _, scalings = TASKS[task]
         for number, seed in enumerate(arguments.seeds):
             for scaling in scalings if number % 2 == 0 else reversed(scalings):
-                train(arguments.folder, task, scaling, seed, arguments.steps)
+                run = arguments.folder / f"{task}-{scaling}-{seed}"
+                train(run, *settings(arguments.folder, task, scaling, seed, arguments.steps))
             print(table(arguments.folder, task, arguments.seeds[: number + 1]), flush=True)
 
 
-def train(folder: Path, task: str, scaling: str, seed: int, steps: int) -> None:
-    """Train one run, unless it is finished."""
-    run = folder / f"{task}-{scaling}-{seed}"
-    record = run / "run.json"
-    if record.exists() and json.loads(record.read_text(encoding="utf-8"))["status"] == "complete":
-        return
+def settings(folder: Path, task: str, scaling: str, seed: int, steps: int) -> list[Any]:
+    """Return the recipe and the flags of a run."""
     recipe, _ = TASKS[task]
-    command = [f"recipes/{recipe}.py", "--preset", "starter", "--output-dir", str(run.resolve())]
-    command += ["--overwrite", "--seed", str(seed), "--grpo", SCALINGS[scaling], "--train.max-steps", str(steps)]
-    command += ["--train.checkpoint-steps", str(steps), "--eval.num-samples", "0", "--data.eval-limit", "20"]
-    command += ["--monitor.rows", "200", "--monitor.every-steps", str(EVERY), "--monitor.stop-on", "nan"]
-    if task == "late":
-        command += ["--model.name", str(build(folder.resolve() / "base", *LATE))]
-    execute(ROOT, command)
-    took = json.loads(record.read_text(encoding="utf-8"))["seconds_worked"]
-    steps_and_rates = ", ".join(f"{rate:.1%}" for rate in passed(run).mean(0))
-    print(f"{run.name}: {steps_and_rates} ({took:.0f} s)", flush=True)
+    flags = [recipe, "--preset", "starter", "--seed", seed, "--grpo", SCALINGS[scaling], "--train.max-steps", steps]
+    flags += ["--train.checkpoint-steps", steps, "--eval.num-samples", 0, "--data.eval-limit", 20]
+    flags += ["--monitor.rows", 200, "--monitor.every-steps", EVERY, "--monitor.stop-on", "nan"]
+    return [*flags, "--model.name", build(folder.resolve() / "base", *LATE)] if task == "late" else flags
 
 
 def validations(run: Path) -> list[list[dict]]:

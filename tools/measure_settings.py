@@ -6,7 +6,7 @@
 The runs `trained-temperature-...` start from the adapter of `trained`, and `code-temperature-...` from that of
 `code-default`, which have to come first.
 
-Finished runs are kept in FOLDER/results.jsonl, so a command that is repeated continues. Runs with the same seed and
+Finished runs are kept, so a repeated command continues. Runs with the same seed and
 recipe have the same adapter before training, prompts, and held-out problems.
 
 Columns: mean of the last 5 steps, except for the held-out accuracy of the base and the trained model (pass@1, 100
@@ -23,9 +23,8 @@ import math
 import statistics
 from pathlib import Path
 
-from benchmark_result import execute
+from kept_runs import train
 
-ROOT = Path(__file__).resolve().parents[1]
 LAST = 5
 """Number of steps to average over, also for the first ones."""
 MEANS = {"reward": "reward", "equal": "frac_reward_zero_std", "entropy": "entropy", "kl": "kl", "gradient": "grad_norm"}
@@ -33,7 +32,7 @@ FORMAT = "rewards/strict_xml_format/mean"
 MEANS |= {"truncated": "completions/clipped_ratio", "format": FORMAT}
 COMMON = (
     *("--preset", "starter", "--monitor.rows", "0", "--data.eval-limit", "100", "--eval.num-samples", "4"),
-    *("--eval.k", "1", "--monitor.stop-on", "nan", "--train.completions-steps", "1", "--overwrite"),
+    *("--eval.k", "1", "--monitor.stop-on", "nan", "--train.completions-steps", "1"),
 )
 
 UNEVEN = '''
@@ -97,15 +96,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    results = arguments.folder / "results.jsonl"
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    found = {(line["run"], line["seed"]): line for line in map(json.loads, lines)}
-    for seed in arguments.seeds:
-        for name in arguments.runs:
-            if (name, seed) not in found:
-                found[name, seed] = {"run": name, "seed": seed, **measure(name, seed, arguments.folder)}
-                with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found[name, seed]) + "\n")
+    found = {
+        (name, seed): {"run": name, "seed": seed, **measure(name, seed, arguments.folder.resolve())}
+        for seed in arguments.seeds
+        for name in arguments.runs
+    }
     wanted = [found[name, seed] for name in arguments.runs for seed in arguments.seeds]
     columns = list(dict.fromkeys(name for line in wanted for name in line))
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
@@ -119,12 +114,10 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, float]:
     task: tuple[str, ...] = ()
     if recipe == "UNEVEN":
         (folder / "uneven.py").write_text(UNEVEN, encoding="utf-8")
-        recipe, task = "your_task", ("--task", str((folder / "uneven.py").resolve()))
+        recipe, task = "your_task", ("--task", str(folder / "uneven.py"))
     run = folder / f"{name}-{seed}"
-    flags = tuple(flag.format(folder=folder.resolve(), seed=seed) for flag in flags)
-    command = [f"recipes/{recipe}.py", *COMMON, *task, *flags, "--seed", str(seed)]
-    command += ["--output-dir", str(run.resolve())]
-    execute(ROOT, command)
+    flags = tuple(flag.format(folder=folder, seed=seed) for flag in flags)
+    train(run, recipe, *COMMON, *task, *flags, "--seed", seed)
     return columns_of(run)
 
 
