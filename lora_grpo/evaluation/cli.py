@@ -12,7 +12,6 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation import samples_file
 from lora_grpo.evaluation.folder import RESULTS
-from lora_grpo.evaluation.gain import explain
 from lora_grpo.evaluation.model_samples import Loader, ModelSamples
 from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import Report, make_report, read_report, write_report
@@ -20,7 +19,6 @@ from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
 from lora_grpo.llama_cpp import GgufModel, find_program, read_gguf
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
-from lora_grpo.runs import read_run
 from lora_grpo.sampling import build
 from lora_grpo.tasks import chat, load_evaluation_rows, start_sandbox
 
@@ -61,17 +59,16 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
 
 
 def _stored_report(options: EvaluateOptions) -> Report | None:
-    """Return the report of a finished run with its gain explained, or None if flags ask for other samples."""
+    """Return the report of a finished run, or None if flags ask for other samples."""
     run = run_of(Path(options.source or "").expanduser())
     if run is None or options != EvaluateOptions(source=options.source, explain=True):
         return None
-    report, samples = read_report(run / "evaluation"), read_run(run).samples
-    if report is None or not {BASE, "trained"} <= samples.keys():
+    report = read_report(run / "evaluation")
+    if report is None:
         raise UserError(f"the run in {run} is not evaluated yet; finish it with its recipe and --resume")
-    if any(len(samples[model.label]) != model.samples for model in report.models):
-        raise UserError(f"{run / 'evaluation'} lacks samples of some problems; pass --num-samples 4 for new samples")
-    gain = explain(samples[BASE], samples["trained"], report.protocol.seed)
-    return report.model_copy(update={"gain": gain})
+    if report.gain is None:
+        raise UserError(f"the report of the run in {run} is of an older version; pass --num-samples 4 for new samples")
+    return report
 
 
 def _sides(options: EvaluateOptions) -> list[Side]:

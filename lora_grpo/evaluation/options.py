@@ -40,7 +40,7 @@ class EvaluateOptions:
     the adapter that its run started from), or another run, adapter or model."""
     explain: bool = False
     """Also print what the gain is made of: format, sharpening and the rest. Implies `--compare base`. Without other
-    flags, the samples of the run are used, and no model is loaded."""
+    flags, the report of the run is read, and no model is loaded."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     what: Literal["adapter", "best"] = "adapter"

@@ -12,6 +12,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.gain import explain
 from lora_grpo.evaluation.options import EvaluateOptions
+from lora_grpo.evaluation.report import write_report
 from lora_grpo.evaluation.results import sampled
 from lora_grpo.sampling import SampledTokens
 from lora_grpo.tasks import chat, gsm8k
@@ -196,7 +197,7 @@ def test_the_intervals_hold_the_truth_of_known_mixtures(name, same_seeds):
 # The command
 
 
-def test_explain_reads_the_samples_of_a_run_and_loads_no_model(tmp_path, capsys):
+def test_explain_reads_the_report_of_a_run_and_loads_no_model(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     report = evaluate_and_report(EvaluateOptions(str(run), explain=True))
     printed = capsys.readouterr().out
@@ -205,9 +206,10 @@ def test_explain_reads_the_samples_of_a_run_and_loads_no_model(tmp_path, capsys)
         assert text in printed, text
     from_file = report.model_copy(update={"protocol": report.protocol.model_copy(update={"sampling": None})})
     assert "--num-samples" not in from_file.markdown() and "upper bound" in from_file.markdown()
-    path = run / "evaluation/trained.samples.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="lacks samples of some problems; pass --num-samples 4"):
+    (run / "evaluation/trained.samples.jsonl").unlink()
+    assert evaluate_and_report(EvaluateOptions(str(run), explain=True)) == report
+    write_report(run / "evaluation", report.model_copy(update={"gain": None}))
+    with pytest.raises(UserError, match="older version; pass --num-samples 4"):
         evaluate_and_report(EvaluateOptions(str(run), explain=True))
     (run / "evaluation/report.json").unlink()
     with pytest.raises(UserError, match="is not evaluated yet"):
