@@ -32,7 +32,8 @@ hub/           files, model card and push
 gpu_check/     does this GPU run the recipes, how fast, in how much memory
 files/         files that are complete or absent, locks, JSON lines, safetensors
 
-distributed.py, progress.py, errors.py and optional.py serve all folders. A folder imports only names in the `__all__`
+measured_files.py is the table of GGUF files on the page of a run and on the model card. distributed.py, progress.py,
+errors.py and optional.py serve all folders. A folder imports only names in the `__all__`
 of other folders, and only from folders listed above it in the table of tests/test_structure.py. Heavy packages (torch,
 transformers, trl, peft, unsloth, vllm, datasets) are imported inside functions, so that --help and --plan start
 quickly; see docs/decisions/0015-packages-and-faces.md.

@@ -14,7 +14,6 @@ transformers.
 cli.py             command-line flags and printed output
 writer.py          writes a model
 cost.py            gguf_report.json: the KL divergence between a model and its files
-measured.py        files with their sizes, their scores, and what their types cost, for the report and the model card
 lora.py            writes an adapter
 file.py            opens a file that is complete or absent
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
@@ -25,19 +24,16 @@ modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat t
 """
 
 from lora_grpo.gguf_export.cli import ExportOptions, export
+from lora_grpo.gguf_export.cost import ExportedFile, exported_files
 from lora_grpo.gguf_export.lora import LORA_FILE
-from lora_grpo.gguf_export.measured import MeasuredFile, current_files, files_notes, files_table, measured_files
 from lora_grpo.gguf_export.modelfile import HUB_FILES, check_hub_file
 
 __all__ = [
     "HUB_FILES",
     "LORA_FILE",
     "ExportOptions",
-    "MeasuredFile",
+    "ExportedFile",
     "check_hub_file",
-    "current_files",
     "export",
-    "files_notes",
-    "files_table",
-    "measured_files",
+    "exported_files",
 ]

@@ -79,8 +79,8 @@ def export(options: ExportOptions) -> None:
     trained_by = next((parent for parent in above if (parent / "run.json").is_file()), None)
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
-        notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
-        files = measure_costs(folder, outputs, trained_by)
+        model, notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
+        files = measure_costs(model, outputs, trained_by)
     report, copy = folder / REPORT, output.with_name(REPORT)
     if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
         with atomic.new_file(copy) as temporary:

@@ -6,20 +6,19 @@ in float32. llama.cpp also rounds the inputs of quantized weights, which is not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import Rows, atomic, model_tensors
-from lora_grpo.gguf_export import architecture
+from lora_grpo.files import Rows, atomic
+from lora_grpo.gguf_export.architecture import Tensor
 from lora_grpo.gguf_export.types import interleaved
+from lora_grpo.gguf_export.writer import SourceModel
 from lora_grpo.merging import divergences_from, read_report, texts_of
-from lora_grpo.models import base_model
 
 REPORT = "gguf_report.json"
 TEXTS = 8
@@ -73,30 +72,29 @@ class _Dequantized:
         return torch.from_numpy(dequantize(self.tensor.data[chosen], self.tensor.tensor_type).copy())
 
 
-def measure_costs(folder: Path, outputs: Mapping[str, Path], run: Path | None) -> dict[str, ExportedFile]:
-    """Measure the files of a model in `folder` by type, and write gguf_report.json beside them. Return its files.
+def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | None) -> dict[str, ExportedFile]:
+    """Measure the files of a model by type, and write gguf_report.json beside them. Return its files.
 
-    The report keeps the entries of other files in that folder. `run` is the run that trained the model.
+    The report keeps the entries of other files in that folder. `run` is the run that trained the model. The
+    model's network cannot be used afterward.
     """
     measured, texts, tokens, problem = dict[str, float](), 0, 0, None
     try:
-        model = architecture.read_model(folder)
-        tensors = architecture.named_tensors(model, model_tensors(folder), folder)
-        tokenizer = base_model.load_tokenizer(ModelConfig(name=str(folder.absolute())))
-        ids, keep = texts_of(tokenizer, run, TEXTS)
-        others = {kind: _weights(path, tensors) for kind, path in outputs.items()}
-        measured = divergences_from({tensor.source.name: tensor.source for tensor in tensors}, others, model, ids, keep)
+        ids, keep = texts_of(model.tokenizer, run, TEXTS)
+        reference = {tensor.source.name: tensor.source for tensor in model.tensors}
+        others = {kind: _weights(path, model.tensors) for kind, path in outputs.items()}
+        measured = divergences_from(reference, others, model.network, ids, keep)
         texts, tokens = len(ids), keep * len(ids)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
         problem = ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + first_line(error)
     of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
-    beside, merge = next(iter(outputs.values())).parent, read_report(folder)
+    beside, merge = next(iter(outputs.values())).parent, read_report(model.folder)
     files = exported_files(beside)
     for kind, output in outputs.items():
         files[output.name] = ExportedFile(
             type=kind,
             bytes=output.stat().st_size,
-            kl=measured.get(kind),
+            kl=max(0.0, round(measured[kind], 9)) if kind in measured else None,  # less is rounding
             texts=texts,
             tokens=tokens,
             of_run=of_run,
@@ -120,7 +118,7 @@ def exported_files(folder: Path) -> dict[str, ExportedFile]:
     return {name: file for name, file in report.files.items() if sizes.get(name) == file.bytes}
 
 
-def _weights(path: Path, tensors: list[architecture.Tensor]) -> dict[str, Rows]:
+def _weights(path: Path, tensors: Sequence[Tensor]) -> dict[str, Rows]:
     """Return the weights of a GGUF file by their names in transformers."""
     import numpy as np
     from gguf import GGUFReader

@@ -30,11 +30,14 @@ QUANTIZE = "llama-quantize"
 
 
 @dataclass(frozen=True)
-class _Model:
-    """A model to export."""
+class SourceModel:
+    """A transformers model to export."""
 
-    config: Any
+    folder: Path
+    network: Any
+    """The model without weights."""
     tensors: Sequence[Tensor]
+    tokenizer: Any
     vocabulary: Vocabulary
     card: Any
     """A `gguf.Metadata`."""
@@ -42,8 +45,8 @@ class _Model:
 
 def write_gguf(
     folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
-) -> list[str]:
-    """Write a transformers model as GGUF files of several types, and return notes for the user.
+) -> tuple[SourceModel, list[str]]:
+    """Write a transformers model as GGUF files of several types. Return the model, and notes for the user.
 
     Args:
         folder: a 16-bit or 32-bit model with its tokenizer.
@@ -77,7 +80,7 @@ def write_gguf(
     with atomic.write_errors(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
     name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
-    model = _Model(config, tensors, vocabulary, _model_card(folder, name, tensors))
+    model = SourceModel(folder, network, tensors, tokenizer, vocabulary, _model_card(folder, name, tensors))
     files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
     source = output.with_name(f".{output.name}.16bit")
     needed = sum(file.num_bytes + HEADER_BYTES for file in files)
@@ -102,7 +105,7 @@ def write_gguf(
         notes += file.notes()
     if modelfile:
         notes += write_modelfiles([*outputs.values()], tokenizer, vocabulary, system_prompt)
-    return list(dict.fromkeys(notes))
+    return model, list(dict.fromkeys(notes))
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,13 @@ class _File:
         return [f"{start}: {', '.join(odd[:3])}"] if odd else []
 
 
-def _file(output: Path, kind: str, model: _Model) -> _File:
+def _file(output: Path, kind: str, model: SourceModel) -> _File:
     """Return a file with its metadata."""
     import gguf
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape
 
-    config, tensors = model.config, model.tensors
+    config, tensors = model.network.config, model.tensors
     shapes = {tensor.name: tensor.source.shape for tensor in tensors}
     types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
     sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
@@ -156,9 +159,9 @@ def _file(output: Path, kind: str, model: _Model) -> _File:
     return _File(output, kind, writer, types, sizes)
 
 
-def _write_tensors(files: Sequence[_File], model: _Model) -> None:
+def _write_tensors(files: Sequence[_File], model: SourceModel) -> None:
     """Write the tensors to all files, one tensor after the other, while the system has its data in memory."""
-    factors = architecture.rope_factors(model.config)
+    factors = architecture.rope_factors(model.network.config)
     progress = Progress(len(model.tensors), "GGUF")
     try:
         if factors is not None:

@@ -42,7 +42,7 @@ def test_a_type_costs_what_its_weights_in_transformers_differ_by(tmp_path, capsy
         assert f"KL(model || file) {expected:.2g} nats per token" in printed
         assert (files[name].type, files[name].bytes) == (kind, (tmp_path / "out" / name).stat().st_size)
         assert (files[name].texts, files[name].tokens, files[name].of_run) == (len(ids), keep * len(ids), False)
-    assert files["m.F32.gguf"].kl == pytest.approx(0, abs=1e-9)
+    assert files["m.F32.gguf"].kl == 0
     assert files["m.Q4_0.gguf"].kl > 10 * files["m.Q8_0.gguf"].kl
 
 
@@ -64,6 +64,11 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     folder, out = save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer()), tmp_path / "out"
     export(ExportOptions(folder, type=("q8_0", "q5_0"), output_dir=out))
     (out / "m.Q5_0.gguf").unlink()
+
+    monkeypatch.setattr(cost, "divergences_from", lambda *_: {"bf16": -3e-15})
+    export(ExportOptions(folder, type=("bf16",), output_dir=out))
+    assert "KL(model || file) 0 nats" in capsys.readouterr().out  # and no rounding error
+    (out / "m.BF16.gguf").unlink()
 
     def fail(*_):
         raise ValueError("no such tensor")

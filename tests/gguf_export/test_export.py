@@ -148,7 +148,7 @@ def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kin
 
 def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), intermediate_size=72)
-    notes = write_gguf(tmp_path / "merged", {"q4_0": tmp_path / "m.gguf"})
+    _, notes = write_gguf(tmp_path / "merged", {"q4_0": tmp_path / "m.gguf"})
     tensors = read(tmp_path / "m.gguf")[1]
     assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
@@ -217,7 +217,7 @@ def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
 
 def test_a_sliding_window_ends_the_context(tmp_path):
     save(tmp_path / "m", "MistralForCausalLM", llama2_tokenizer(), sliding_window=100)
-    notes = write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
+    _, notes = write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
     assert read(tmp_path / "m.gguf")[0]["llama.context_length"] == 100
     assert "the context is 100 tokens, the model's sliding window" in notes
 
@@ -381,7 +381,7 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     (tmp_path / "out").mkdir()
     path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/requested; cp "$1" "$2"')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
-    notes = write_gguf(tmp_path / "merged", {"q4_k_m": tmp_path / "out" / "m.Q4_K_M.gguf"})
+    _, notes = write_gguf(tmp_path / "merged", {"q4_k_m": tmp_path / "out" / "m.Q4_K_M.gguf"})
     assert (tmp_path / "requested").read_text() == "Q4_K_M\n"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["m.Q4_K_M.gguf"]
     fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lora_grpo.evaluation import Report, percent
 from lora_grpo.files import atomic
-from lora_grpo.gguf_export.cost import ExportedFile, exported_files
+from lora_grpo.gguf_export import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256, source_adapter
 
 Table = tuple[list[str], list[tuple[str, ...]]]
