@@ -41,10 +41,13 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
     sides = _sides(options)
     ks = _choose_ks(options, min(side.fewest for side in sides))
     request = sides[0].request
-    folder = options.output_dir or _default_folder(options.target, sides[0])
+    default = _default_folder(options.target, sides[0])
+    folder = options.output_dir or default
     evaluation_folder.check(folder, request, overwrite=options.overwrite)
     names = [RESULTS, *(f"compared-{evaluation_folder.digest(side.request)}.{RESULTS}" for side in sides[1:])]
     with lock.holding(folder):
+        for side, name in zip(sides, names, strict=True):
+            evaluation_folder.copy_results(folder / name, side.request, default.parent)
         report = make_report(ks, *(side.grade(folder, name) for side, name in zip(sides, names, strict=True)))
         write_report(folder, report)
     report.show()

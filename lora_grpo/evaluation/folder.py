@@ -6,8 +6,11 @@ may change; its results have their own file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,24 @@ def environment(folder: Path, name: str) -> dict[str, Any] | None:
 def start(folder: Path, name: str, request: Request, environment: Mapping[str, Any]) -> None:
     """Record the request and environment of a results file."""
     atomic.write_json(folder / STATE, _read(folder) | {name: {"request": request, "environment": environment}})
+
+
+def copy_results(path: Path, request: Request, evaluations: Path) -> None:
+    """Copy the results of the same request from another evaluation in a folder, unless `path` was started before.
+
+    So a model that several others are compared with is sampled once. Missing results are sampled as after a kill.
+    """
+    if environment(path.parent, path.name) is not None:
+        return
+    for folder in sorted(state.parent for state in evaluations.glob(f"*/{STATE}")):
+        with contextlib.suppress(UserError):  # a damaged file: the command that wrote that folder says so
+            for name, entry in _read(folder).items():
+                if entry["request"] == request and (folder / name).is_file():
+                    start(path.parent, path.name, request, entry["environment"])
+                    with atomic.new_file(path) as temporary:
+                        shutil.copyfile(folder / name, temporary)
+                    print(f"{path}: copied from {folder / name}", file=sys.stderr)
+                    return
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from lora_grpo import sandbox, starter
 from lora_grpo.config.schema import ModelConfig, RunConfig
@@ -152,6 +153,34 @@ def test_the_base_below_an_adapter_is_the_base_evaluated_alone(finished, tmp_pat
     assert alone.evaluated.scores == report.baseline.scores
     (folder,) = (tmp_path / "outputs" / "evaluation").glob("starter-starter-????????")
     assert (folder / "results.jsonl").read_bytes() == compared_results(options.output_dir).read_bytes()
+
+
+def test_a_model_that_others_are_compared_with_is_sampled_once(finished, run_folder, tmp_path, sampled, capsys):
+    options, report, _ = finished
+    other = shutil.copytree(run_folder, tmp_path / "other")
+    weights = load_file(other / "adapter" / "adapter_model.safetensors")
+    halved = {name: weight / 2 if "lora_B" in name else weight for name, weight in weights.items()}
+    save_file(halved, other / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
+    shutil.copytree(options.output_dir, other / "evaluation" / "first")
+    damaged = other / "evaluation" / "damaged" / "evaluation.json"
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+
+    def compare(**changes):
+        sampled.clear()
+        report = evaluate_and_report(EvaluateOptions(str(other), **{"compare": "base", "k": (1, 2), **changes}))
+        return report, sum(sampled)
+
+    results = compared_results(other / "evaluation" / "first")
+    moved = results.rename(tmp_path / "results.jsonl")  # as if it was killed before the first result
+    assert compare(output_dir=tmp_path / "without it")[1] == 48
+    moved.rename(results)
+    second, count = compare()
+    assert count == 24  # the adapter alone; 48 with its base
+    assert second.baseline == report.baseline
+    assert "first/compared-" in capsys.readouterr().err
+    assert compare(seed=1)[1] == compare(max_completion_tokens=39)[1] == compare(limit=11)[1] + 4 == 48
+    assert compare(output_dir=tmp_path / "out", compare=str(run_folder))[1] == 0  # both were evaluated
 
 
 def test_a_changed_setting_is_another_folder_and_the_given_one_is_refused(copied, run_folder, no_model):
