@@ -68,7 +68,7 @@ def _stored_report(options: EvaluateOptions) -> Report | None:
         return None
     report = read_report(run / "evaluation")
     if report is None:
-        raise UserError(f"the run in {run} is not evaluated yet; finish it with its recipe and --resume")
+        raise UserError(f"{run / 'evaluation'} has no report.json; run the recipe with --resume to evaluate")
     if report.gain is None:
         raise UserError(f"the report of the run in {run} is of an older version; pass --num-samples 4 for new samples")
     return report

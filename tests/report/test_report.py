@@ -325,6 +325,17 @@ def test_a_failed_run_says_why(tmp_path):
     assert "Failed: no row &#60;b&#62;3" in (run / "report" / "report.md").read_text()
 
 
+def test_a_finished_run_without_its_samples_or_its_report_says_how_to_get_them_again(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert "--resume" not in page_of(run)
+    for path in (run / "evaluation").glob("*.samples.jsonl"):
+        path.unlink()
+    assert "are missing: the recipe with --resume draws them again" in page_of(run) and "pass@1" in page_of(run)
+    (run / "evaluation/report.json").unlink()
+    page = page_of(run)
+    assert "evaluation/report.json is missing: the recipe with --resume" in page and "Not evaluated" not in page
+
+
 def test_a_run_before_its_first_step_has_a_page(tmp_path):
     run = write_run(tmp_path / "run", steps=0, status="failed", completions=[], evaluated=False)
     page = page_of(run)
