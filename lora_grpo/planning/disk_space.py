@@ -29,6 +29,8 @@ class DiskSpace:
     existing: int
     """Bytes of it that a resumed or replaced run has already written."""
     resumed: bool
+    every_1000_steps: int | None = None
+    """Bytes of the texts of 1,000 steps if the number of steps is unknown, so that `num_bytes` is without them."""
 
     @classmethod
     def of(cls, config: RunConfig, work: Work, fit: Fit, vocabulary: int, *, resumed: bool) -> DiskSpace:
@@ -36,15 +38,22 @@ class DiskSpace:
         saved = fit.parts["adapter"] + _VOCABULARY_BYTES * vocabulary
         checkpoints = (config.train.keep_checkpoints + 1) * (saved + fit.parts["optimizer"])
         adapters = (3 if config.monitor.rows else 1) * saved  # `adapter`, `best` and the next `best`
-        logged = 0
-        if config.method == "grpo":
-            logged = (1 + work.steps // config.train.completions_steps) * work.completions_per_step
-        if config.monitor.rows:
-            logged += (1 + work.steps // config.monitor.every_steps) * config.monitor.rows
+
+        def logged(steps: int) -> int:
+            texts = 0
+            if config.method == "grpo":
+                texts = (1 + steps // config.train.completions_steps) * work.completions_per_step
+            if config.monitor.rows:
+                texts += (1 + steps // config.monitor.every_steps) * config.monitor.rows
+            return texts
+
         sample = _TOKEN_BYTES * (work.prompt_tokens + work.completion_tokens) + _LINE_BYTES
         evaluated = 2 * (work.evaluated or 0) // work.evaluations  # those of a resumed run are among the existing bytes
-        texts = _COPIES * (logged + evaluated) * sample
-        return cls(config.folder, checkpoints + adapters + texts, saved_bytes(config.folder), resumed)
+        texts = _COPIES * (logged(work.steps) + evaluated) * sample
+        unknown = work.hours is not None and work.fewest_steps is None
+        every_1000_steps = _COPIES * logged(1000) * sample if unknown else None
+        planned = checkpoints + adapters + texts
+        return cls(config.folder, planned, saved_bytes(config.folder), resumed, every_1000_steps)
 
     def check(self) -> None:
         """Raise a UserError if the disk is too small."""
@@ -55,4 +64,5 @@ class DiskSpace:
         """Return the estimate as one line."""
         existing = f", {disk.size(self.existing)} of it already there" if self.existing else ""
         _, free = disk.free_space(self.folder)
-        return f"about {disk.size(self.num_bytes)} in {self.folder}{existing}; {disk.size(free)} are free"
+        more = f", and {disk.size(self.every_1000_steps)} for every 1,000 steps" if self.every_1000_steps else ""
+        return f"about {disk.size(self.num_bytes)} in {self.folder}{existing}{more}; {disk.size(free)} are free"

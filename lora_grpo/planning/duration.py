@@ -15,10 +15,8 @@ from lora_grpo.files import json_files
 from lora_grpo.models import Shape
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.roofline import StepWork, published_limits
-from lora_grpo.runs import newest_step, read_metrics, read_record
+from lora_grpo.runs import Run, newest_step, read_metrics, read_record
 
-_SHORTEST_STEP = 1.0
-"""Seconds of a step if nothing else is known, for the size of the files that `--hours` may write."""
 _MEASURED_STEPS = 3
 """Minimum number of steps for an estimate. The first is a warm-up and does not count."""
 TRAINING_SHARE = (0.15, 0.5)
@@ -32,6 +30,7 @@ class Work:
     """The remaining work of a run, with every prompt and completion at its maximum length."""
 
     steps: int
+    """With `hours`: highest estimate of the number of steps that fit; 0 if unknown."""
     completions_per_step: int
     prompt_tokens: int
     """Longest prompt that fits in the context."""
@@ -45,17 +44,19 @@ class Work:
     hours: float | None = None
     """Hours that are left for a run with `--hours`."""
     fewest_steps: int | None = None
-    """With `hours`: lowest estimate of the number of steps that fit, and `steps` is the highest. None if unknown."""
+    """With `hours`: lowest estimate of the number of steps that fit; None if unknown."""
 
     @classmethod
     def of(cls, config: RunConfig, *, resumed: bool = False) -> Work:
         """Return the work of a run, or what remains of a resumed one."""
+        path = config.folder / "run.json"
+        run = Run(config, json_files.read_object(path) if resumed and path.is_file() else {})
         done = newest_step(config.folder / "checkpoints") if resumed else 0
-        evaluations = 1 if done or (resumed and _has_begun_training(config)) else 2
+        evaluations = 1 if done or (resumed and _has_begun_training(run)) else 2
         rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
         samples = config.eval.num_samples + 1  # 1 for greedy decoding
         return cls(
-            steps=max(0, config.train.max_steps - done),
+            steps=0 if run.is_trained else max(0, config.train.max_steps - done),
             completions_per_step=batch_shape(config, world_size=1).completions_per_step,
             prompt_tokens=config.model.max_sequence_tokens - completion,
             completion_tokens=completion,
@@ -150,8 +151,7 @@ def within_hours(config: RunConfig, work: Work, estimated: Duration, *, resumed:
     if resumed and (config.folder / "run.json").is_file():
         hours = max(0.0, hours - read_record(config.folder)["seconds_worked"] / 3600)
     if estimated.training is None:
-        most = min(work.steps, int(3600 * hours / _SHORTEST_STEP))
-        return dataclasses.replace(work, steps=most, hours=hours), estimated
+        return dataclasses.replace(work, steps=0, hours=hours), estimated
     fastest, slowest = (seconds / work.steps for seconds in estimated.training)
     least, longest = estimated.evaluation or (0.0, 0.0)
     fewest = max(0, min(work.steps, int((3600 * hours - longest) / slowest)))
@@ -186,11 +186,9 @@ def _measured_steps(config: RunConfig) -> list[float]:
     return seconds[1:] if len(seconds) >= _MEASURED_STEPS else []
 
 
-def _has_begun_training(config: RunConfig) -> bool:
-    """Return whether the run in the output folder has done a step or, with `--hours`, begun with it."""
-    path = config.folder / "run.json"
-    budget = json_files.read_object(path).get("time_budget") if path.is_file() else None
-    return "training_began" in (budget or {}) or bool(read_metrics(config.folder))
+def _has_begun_training(run: Run) -> bool:
+    """Return whether a run has done a step or, with `--hours`, begun with it."""
+    return "training_began" in (run.record.get("time_budget") or {}) or bool(read_metrics(run.folder))
 
 
 def _measured_evaluations(config: RunConfig, work: Work) -> tuple[float, float] | None:

@@ -62,7 +62,7 @@ class Plan:
             "work": dataclasses.asdict(self.work),
             "time": self.duration.text(),
             "assumptions": list(self.assumptions),
-            "disk_bytes": self.disk.num_bytes if self.disk else None,
+            "disk_bytes": self.disk.num_bytes if self.disk and not self.disk.every_1000_steps else None,
         }
         return {"memory": {"derived": list(self.derived), **memory}, "plan": plan}
 

@@ -10,6 +10,7 @@ from lora_grpo.models import GIB
 from lora_grpo.planning.duration import Work
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.plan import Plan
+from lora_grpo.runs import duration
 
 _SAMPLERS = {
     "transformers": "the built-in sampler",
@@ -60,7 +61,7 @@ def _steps(work: Work) -> str:
     each = f"steps x {work.completions_per_step}"
     if work.hours is None:
         return f"{work.steps:,} {each} = {work.completions:,} {work.trained_on}, at most {_count(work.tokens)} tokens"
-    hours = f"in {work.hours:.2g} h"
+    hours = f"in {duration(3600 * work.hours)}"
     if work.fewest_steps is None:
         return f"as many {each} {work.trained_on} as fit {hours}"
     steps = " to ".join(f"{number:,}" for number in dict.fromkeys((work.fewest_steps, work.steps)))

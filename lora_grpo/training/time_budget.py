@@ -135,7 +135,7 @@ class TimeBudget:
         self._base_evaluation = evaluation
         left = f", and the final evaluation takes {duration(evaluation)}" if evaluation else ""
         raise UserError(
-            f"{used / 3600:.2g} of {self.run.config.hours:g} h are used{left}; pass --resume --hours "
+            f"{round(used / 3600, 2):g} of {self.run.config.hours:g} h are used{left}; pass --resume --hours "
             f"{self._enough_hours(evaluation + self._useful_steps()):g}"
         )
 

@@ -512,10 +512,15 @@ def test_hours_are_planned_as_the_steps_that_fit(machine, tmp_path):
     flags = ["--output-dir", str(tmp_path / "run"), "--hours", "0.5"]
     config, plan = recipe(*flags)
     shown = "\n".join(summary(plan))
-    assert "as many steps x 128 completions as fit in 0.5 h" in shown and plan.work.steps == 1800
+    assert "as many steps x 128 completions as fit in 30 min 0 s" in shown
+    assert re.search(r"disk +about .*, and [\d.]+ \w+ for every 1,000 steps; ", shown)
+    _, endless = recipe(*flags, "--hours", "10000")
+    assert endless.disk == plan.disk and "10000 h 0 min" in "\n".join(summary(endless))
+    assert plan.record()["plan"]["disk_bytes"] is None  # a full disk cannot say what the rest needs
     with_steps(tmp_path / "run", config, [90.0, 4.0, 6.0, 5.0])
     _, plan = recipe(*flags)
     assert (plan.work.fewest_steps, plan.work.steps) == (360, 360) and "5 s for each step" in plan.duration.text()
+    assert plan.disk.every_1000_steps is None and plan.record()["plan"]["disk_bytes"] == plan.disk.num_bytes
     record = {"config": config.to_dict(), "evaluation_seconds": {"base": 150.0}}
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     assert (
@@ -559,6 +564,18 @@ def test_hours_of_a_resumed_run_are_for_the_steps_and_the_final_evaluation(machi
         assert make_plan(config, Invocation(plan=True, resume=True))[1].work.evaluations == evaluations
 
 
+def test_a_trained_run_has_no_steps_left_though_it_has_hours(machine, tmp_path):
+    config, _ = recipe("--output-dir", str(tmp_path / "run"), "--hours", "0.5")
+    with_steps(tmp_path / "run", config, [2.0])
+    (tmp_path / "run/adapter").mkdir()
+    record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "data": {}}
+    record |= {"policy": {"base_model": "starter"}, "seconds_worked": 60.0, "out_of_time": {"step": 5, "hours": 0.5}}
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    for hours, has_steps in ((0.5, False), (1.0, True)):
+        _, plan = make_plan(replace(config, {"hours": hours}), Invocation(resume=True))
+        assert ("no steps are left" in "\n".join(summary(plan))) != has_steps
+
+
 def test_hours_on_a_known_gpu_are_a_range_of_steps(machine, tmp_path):
     machine(script="echo '0, GPU-1, NVIDIA GeForce RTX 4090, 24564, 24000'")
     flags = ["--preset", "24gb", "--model.name", folder_of(tmp_path, QWEN25_HALF), "--sampling.backend", "vllm"]
@@ -568,7 +585,7 @@ def test_hours_on_a_known_gpu_are_a_range_of_steps(machine, tmp_path):
     evaluation, (fastest, slowest) = day.duration.evaluation, day.duration.training
     assert day.work.fewest_steps == int((86400 - evaluation[1]) / slowest)
     assert day.work.steps == int((86400 - evaluation[0]) / fastest)
-    assert "steps x 64 completions fit in 24 h" in "\n".join(summary(day))
+    assert "steps x 64 completions fit in 24 h 0 min" in "\n".join(summary(day))
     assert hour.disk.num_bytes < day.disk.num_bytes
 
 
