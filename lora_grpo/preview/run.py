@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, load_policy, prepare_tokenizer, start_folder
 from lora_grpo.preview.groups import Answer, Group
 from lora_grpo.preview.page import show
-from lora_grpo.rewards import Reward, parse_reward_specs, resolve, score, trl_rows
+from lora_grpo.rewards import Reward, RewardError, parse_reward_specs, resolve, score, trl_rows
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 from lora_grpo.tasks import (
+    CheckError,
     Data,
     Row,
     TaskFile,
@@ -36,6 +38,8 @@ def preview(config: RunConfig, data: Data) -> None:
     sampler = build_sampler(policy, config)
     try:
         groups = sample_groups(config, sampler, rows)
+    except (CheckError, RewardError) as error:  # there is no run that failed
+        raise UserError(str(error)) from None
     finally:
         sampler.close()
     show(config, groups, mean_learning_rate(config))

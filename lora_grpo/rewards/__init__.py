@@ -11,6 +11,7 @@ scoring.py      builds the dataset for TRL's trainer; calls rewards the way TRL 
 """
 
 from lora_grpo.rewards.functions import TEST_REWARDS, RewardFunction, completion_text
+from lora_grpo.rewards.guard import RewardError
 from lora_grpo.rewards.scoring import score, training_set, trl_rows
 from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, is_format_reward, parse_reward_specs, resolve
 
@@ -18,6 +19,7 @@ __all__ = [
     "RIGHT_REWARDS",
     "TEST_REWARDS",
     "Reward",
+    "RewardError",
     "RewardFunction",
     "completion_text",
     "is_format_reward",

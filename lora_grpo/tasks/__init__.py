@@ -56,11 +56,12 @@ from lora_grpo.tasks.registry import (
 )
 from lora_grpo.tasks.sources import read_rows
 from lora_grpo.tasks.sources import sample as sample_rows
-from lora_grpo.tasks.task_file import TaskFile
+from lora_grpo.tasks.task_file import CheckError, TaskFile
 
 __all__ = [
     "CODE_TASKS",
     "TASK_NAMES",
+    "CheckError",
     "Data",
     "Row",
     "Task",

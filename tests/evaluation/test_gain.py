@@ -212,5 +212,5 @@ def test_explain_reads_the_report_of_a_run_and_loads_no_model(tmp_path, capsys):
     with pytest.raises(UserError, match="older version; pass --num-samples 4"):
         evaluate_and_report(EvaluateOptions(str(run), explain=True))
     (run / "evaluation/report.json").unlink()
-    with pytest.raises(UserError, match="evaluation has no report.json; run the recipe with --resume"):
+    with pytest.raises(UserError, match=r"evaluation has no report\.json; run the recipe with --resume"):
         evaluate_and_report(EvaluateOptions(str(run), explain=True))

@@ -12,11 +12,12 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.preview.diagnosis import judge
 from lora_grpo.preview.groups import Answer, Group, measure
 from lora_grpo.preview.page import show
-from lora_grpo.preview.run import dry_run, sample_groups
+from lora_grpo.preview.run import dry_run, preview, sample_groups
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
@@ -89,6 +90,20 @@ def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
     assert found.word != "can learn"
     assert "truncated at 4 tokens" in found.findings[0].found
     assert found.findings[0].advice.startswith("--sampling.max-completion-tokens 8 ")
+
+
+@pytest.mark.parametrize("what", ["check", "reward"])
+def test_a_check_or_a_reward_that_raises_is_an_error_of_the_user(what, starter, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def load(split): return [{'question': f'{split} {n}'} for n in range(9)]\n"
+        "def check(completion, row): return 1 / 0\n"
+        "def mine(completions, **columns): return 1 / 0\n"
+    )
+    own = str(tmp_path / "own.py")
+    changes = {"data": {"task": own}} if what == "check" else {"rewards": (f"{own}:mine",)}
+    config = replace(starter[0], changes)
+    with pytest.raises(UserError, match=r"own\.py:\d: .* raised ZeroDivisionError"):
+        preview(config, load_data(config))
 
 
 # Groups that fail in one way each
