@@ -195,5 +195,5 @@ def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(run, capsys):
     printed = capsys.readouterr().out
     assert "-100.0 [" in printed
     assert "<0.001" in printed
-    assert "0 tasks fixed, 20 regressed" in printed
+    assert "0 problems fixed, 20 regressed (solved: at least half of the sampled" in printed
     assert "20 regressed: t0 (2/2 to 0/2), " in (run.evaluation / "report.md").read_text()

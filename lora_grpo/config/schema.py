@@ -276,7 +276,10 @@ def control_folder(folder: str, control: str | None) -> str:
     """Return the folder of the control of a run, given the folder of the run or of one of its controls."""
     if control is None:
         return folder
-    return re.sub(r"(-control-(format|random))?/*$", f"-control-{control}", folder, count=1)
+    path = Path(folder)
+    if path.name in ("", ".."):  # such as `.`, whose control is beside it
+        path = path.resolve()
+    return re.sub(r"(-control-(format|random))?$", f"-control-{control}", str(path), count=1)
 
 
 def endless_steps(hours: float) -> int:

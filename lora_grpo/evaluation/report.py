@@ -143,6 +143,13 @@ class Report(Schema):
         return [*self.gain.notes, *([more] if self.gain.others and self.protocol.sampling else [])]
 
     @property
+    def changed(self) -> str:
+        """How many problems were fixed and regressed, and which answers count."""
+        answers = "sampled" if "sampled" in self.models[0].drawn else "greedy"
+        counts = f"{len(self.fixed)} problems fixed, {len(self.regressed)} regressed"
+        return f"{counts} (solved: at least half of the {answers} answers pass)"
+
+    @property
     def read_from(self) -> str | None:
         """How many samples of each model pass by which path of the grading rule; None if it has only one."""
         counts = {
@@ -190,7 +197,7 @@ class Report(Schema):
         """Print the title, the scores and a one-line summary."""
         lines = _aligned(self.scores_table())
         if self.table:
-            summary = f"{self.table[0].verdict}; {len(self.fixed)} tasks fixed, {len(self.regressed)} regressed"
+            summary = f"{self.table[0].verdict}; {self.changed}"
         else:
             summary = "; ".join(
                 f"% of {'samples' if len(self.evaluated.drawn) == 1 else f'{draw} samples'}: "

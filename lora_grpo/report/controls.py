@@ -41,7 +41,7 @@ def controlled_run(folder: Path) -> Path | None:
     """Return the folder of the run that a run is the control of; None if it is not a control or has no run."""
     control = read_record(folder)["config"].get("control")
     path = str(folder.resolve())
-    ending = control_folder("", control)
+    ending = f"-control-{control}"
     run = Path(path.removesuffix(ending))
     return run if control and path.endswith(ending) and (run / "run.json").is_file() else None
 

@@ -101,8 +101,7 @@ def _report_url(run: RunFiles, other: str | None) -> str | None:
 
 def verdicts(report: Report) -> list[str]:
     """Return a sentence for each score, the number of changed problems, and where the answers were read."""
-    changed = f"{len(report.fixed)} problems fixed, {len(report.regressed)} regressed"
-    return [*(row.verdict for row in report.table), changed, *([report.read_from] if report.read_from else [])]
+    return [*(row.verdict for row in report.table), report.changed, *([report.read_from] if report.read_from else [])]
 
 
 def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -166,7 +167,8 @@ def check_resume(folder: Path) -> None:
     """Raise a UserError if a folder has no run to resume. A run that was killed while it started is one, at step 0."""
     if (folder / "run.json").is_file() or (folder / ".lock").is_file():
         return
-    runs = [path.parent.name for path in folder.parent.glob("*/run.json")]
+    control = re.search("-control-[a-z]+$", folder.name)
+    runs = [path.parent.name for path in folder.parent.glob(f"*{control[0] if control else ''}/run.json")]
     hint = suggestion(folder.name, runs, otherwise="leave out --resume to start one")
     raise UserError(f"--resume: there is no run in {folder}; {hint}")
 

@@ -144,6 +144,23 @@ def test_the_folder_of_another_control_stands_for_its_run():
         assert config("--output-dir", folder, "--control", "random").output_dir == "mine-control-random"
 
 
+def test_a_control_of_the_current_folder_is_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "mine/deeper").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    for folder in (".", "./", "deeper/..", "../mine/."):
+        made = config("--output-dir", folder, "--control", "random").output_dir
+        assert os.path.normpath(tmp_path / "mine" / made) == str(tmp_path / "mine-control-random")
+
+
+def test_resuming_a_control_names_only_controls_of_its_kind():
+    for name in ("mine", "mine-control-format"):
+        run_folder(name)
+    flags = ("--output-dir", "mine", "--control", "random", "--resume")
+    assert "mine-control-random; leave out --resume" in refusal(*flags)
+    run_folder("mina-control-random")
+    assert "did you mean 'mina-control-random'" in refusal(*flags)
+
+
 def test_a_control_without_format_rewards_is_refused():
     message = refusal("--control", "format", "--rewards", "correct_answer=1.0", "near_length:20")
     assert "--rewards has none: correct_answer=1.0 near_length:20; pass --control random" in message

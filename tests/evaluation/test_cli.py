@@ -118,7 +118,7 @@ def test_a_run_is_evaluated_as_it_was_trained_and_compared_with_its_base(finishe
         assert text in printed and text in page
     for text in ("strict rule", "pass@k over k, base", "Protocol: `{", "| truncated |"):
         assert text in page and text not in printed
-    assert "points (p " in printed and "tasks fixed" in printed
+    assert "points (p " in printed and "problems fixed" in printed
 
 
 def test_a_finished_evaluation_answers_without_a_model(finished, copied, no_model):

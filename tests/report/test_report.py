@@ -71,6 +71,16 @@ def test_the_report_says_what_the_gain_is_made_of(tmp_path):
     assert "What the gain is made of" not in page_of(run)
 
 
+def test_the_report_says_which_answers_count_for_a_fixed_problem(tmp_path):
+    run = write_run(tmp_path / "mine")
+    counts = "1 problems fixed, 0 regressed (solved: at least half of the {} answers pass)"
+    assert counts.format("sampled") in text_of(page_of(run))
+    assert escape(counts.format("sampled")) in (run / "report/report.md").read_text()
+    path = run / "evaluation/report.json"
+    path.write_text(path.read_text().replace('"sampled": {', '"greedy": {'))
+    assert counts.format("greedy") in text_of(page_of(run))
+
+
 def test_the_report_says_where_the_answers_that_pass_were_read(tmp_path):
     run = write_run(tmp_path / "mine")
     assert "answers that pass" not in page_of(run)  # as with code, and evaluations of older versions
