@@ -82,7 +82,7 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
     baseline = first.baseline if first else None
     metric = next(iter(first.evaluated.scores)) if first else ""
     headings = ["file", "size"]
-    headings += [metric] if first else []
+    headings += [f"greedy {metric}" if _is_greedy(first) else metric] if first else []
     headings += ["difference"] if baseline else []
     headings += ["KL"] if any(file.kl is not None for file in files) else []
     rows: list[tuple[str, ...]] = []
@@ -106,6 +106,8 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
 def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
     """Return a sentence on what the type of each evaluated file costs, and one on the KL divergence."""
     notes = [file.report.cost for file in files if file.report and file.report.cost]
+    if notes and not all(file.report for file in files):
+        notes.append("–: not evaluated")
     for exported in [file.exported for file in files if file.exported and file.kl is not None][:1]:
         texts = "completions of the run" if exported.of_run else "plain text"
         start = "KL: divergence from the model before the export, in nats per token"
@@ -115,6 +117,11 @@ def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
 
 def _samples(group: Mapping[str, Report]) -> int:
     return sum(report.evaluated.samples for report in group.values())
+
+
+def _is_greedy(report: Report) -> bool:
+    sampling = report.protocol.sampling
+    return sampling is not None and not sampling.temperature
 
 
 def _named(report: Report) -> str:

@@ -241,7 +241,7 @@ def test_the_first_screen_says_what_it_is_how_good_it_is_and_how_to_use_it(publi
     make_plot(run)
     write_samples(run)
     _, text, files = card_of(run / "adapter", "adapter")
-    order = ["A LoRA adapter for [", "| pass@1 |", '<img src="reward.png"', "```python", "## Before and after"]
+    order = ["A LoRA adapter for [", "| pass@1 |", "```python", '<img src="reward.png"', "## Before and after"]
     order += ["## Limits", "<details>"]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
     assert files["reward.png"].read() == PLOT
@@ -445,7 +445,7 @@ def test_a_merged_model_has_the_scores_of_its_adapter_as_such(run):
     assert "The files in this repository were not measured." in text and "| pass@1 | 31.7" in text
     assert "merged into the base in full precision" in text
     assert (
-        "0.9993 of the adapter's update" in text
+        "99.9% of the adapter's update" in text
         and "KL(adapter || merged) is 0.00012 nats per token; KL(adapter || base) is 0.03." in text
     )
     assert json.loads(files["config.json"].content) == {"model_type": "qwen2"}
@@ -585,7 +585,7 @@ def test_gguf_files_are_named(run):
     folder = make_gguf(run)
     data, text, _ = card_of(folder, "gguf")
     assert (data["library_name"], data["base_model_relation"]) == ("gguf", "finetune")
-    assert shlex.split(text.split("```bash\n")[1].split("```")[0]) == [
+    assert shlex.split(text.split("For llama.cpp:\n\n```bash\n")[1].split("```")[0]) == [
         f"SYSTEM={SYSTEM_PROMPTS['xml']}", "llama-cli", "--hf-repo", "me/trained", "--hf-file", "trained-Q4_K_M.gguf",
         "-sys", "$SYSTEM",
     ]  # fmt: skip
@@ -630,7 +630,9 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     ]
     assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
     assert "Sampled with llama.cpp b1, at most 64 tokens, seed 0." in text
-    assert "Not evaluated" not in text and text.index("costs 1.2") < text.index("## How to use")
+    assert "| file | size | greedy pass@1 | difference |" in text and "\n- –: not evaluated" in text
+    order = ["| trained-Q4_0.gguf |", "## How to use", "costs 1.2"]
+    assert "Not evaluated" not in text and [text.index(part) for part in order] == sorted(map(text.index, order))
     (index,) = data["model-index"]
     names = {(m["name"], m["value"]) for result in index["results"] for m in result["metrics"]}
     assert ("pass@1, greedy, 200 rows, trained-Q4_0.gguf", 48.8) in names
@@ -657,7 +659,11 @@ def test_the_card_of_files_for_ollama_runs_them_from_the_hub(run):
     (folder / "trained.Modelfile").write_text('FROM ./trained-Q4_K_M.gguf\nTEMPLATE """{{ .Prompt }}"""\n')
     (folder / "template").write_text("{{ .Prompt }}")
     _, text, files = card_of(folder, "gguf")
-    assert "template" in files and "ollama run hf.co/me/trained" in text and "ollama create" not in text
+    assert "template" in files and "ollama run hf.co/me/trained\n" in text and "ollama create" not in text
+    assert "the chat template, the stop tokens of the training" in text
+    (folder / "trained.Modelfile").unlink()  # which would have to name the same system prompt
+    (folder / "system").write_text("Be brief.")
+    assert "the chat template, the stop tokens and the system prompt of the training" in card_of(folder, "gguf")[1]
 
 
 @pytest.mark.parametrize("change", ["file", "limit", "protocol"])
