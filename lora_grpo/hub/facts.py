@@ -107,7 +107,7 @@ def gather(folder: Path, kind: str) -> Facts:
     is_best = source.name == BEST and run is not None
     reports = read_reports(run) if run else {}
     files = measured_files([*folder.glob("*.gguf")], reports) if kind == "gguf" else ()
-    if files:  # they have a table of their own
+    if files or kind != "gguf":  # GGUF files have a table of their own, and other cards none of them
         reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
     evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
     if run and not evaluations:

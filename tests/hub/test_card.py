@@ -636,6 +636,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     (index,) = data["model-index"]
     names = {(m["name"], m["value"]) for result in index["results"] for m in result["metrics"]}
     assert ("pass@1, greedy, 200 rows, trained-Q4_0.gguf", 48.8) in names
+    card_of(run / "adapter", "adapter")
     assert "gguf-q4_0" not in capsys.readouterr().err
 
 
