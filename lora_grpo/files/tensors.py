@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +69,9 @@ class StoredTensor:
         return rows
 
 
-def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows. Each range has at most BLOCK_ELEMENTS elements or is a single row."""
-    step = max(1, BLOCK_ELEMENTS // max(1, math.prod(shape[1:])))
+def row_blocks(shape: tuple[int, ...], elements: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows. Each range has at most so many elements, by default BLOCK_ELEMENTS, or is a single row."""
+    step = max(1, (elements or BLOCK_ELEMENTS) // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield start, min(start + step, shape[0])
 
@@ -184,11 +183,9 @@ class TensorWriter:
         self._file.write(data)
 
     def finish(self) -> str:
-        """Flush the file to disk, rename it into place, and return its SHA-256."""
+        """Rename the file into place, and return its SHA-256. Its data may not be on disk yet."""
         if self._file.tell() != self._expected:
             raise RuntimeError(f"{self._path} has {self._file.tell()} of {self._expected} bytes")
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
         self._temporary.replace(self._path)
         return self._digest.hexdigest()

@@ -22,7 +22,7 @@ from lora_grpo.merging import divergences_from, read_report, texts_of
 
 REPORT = "gguf_report.json"
 TEXTS = 8
-"""Number of texts, with up to 32 tokens of an answer each."""
+"""Number of texts, with up to 64 tokens of an answer each."""
 
 
 class ExportedFile(BaseModel):

@@ -81,7 +81,7 @@ def merge(options: MergeOptions) -> Path:
     base_model.wait_without_spinning()
     with ThreadPoolExecutor(1) as thread:
         job = _resolve(dataclasses.replace(options, source=choose_adapter(options.source, options.what)), thread)
-        show(job.output, _finished_report(job) or _merge(job))
+        show(job.output, _finished_report(job) or _merge(job, thread))
     return job.output
 
 
@@ -171,7 +171,7 @@ def _finished_report(job: _Merge) -> MergeReport | None:
     return report
 
 
-def _merge(job: _Merge) -> MergeReport:
+def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
     options, folder = job.options, Path(job.target.base.name)
     for name in base_model.TOKENIZER_FILES:
         if name.endswith(".json") and (job.target.tokenizer / name).is_file():
@@ -195,6 +195,7 @@ def _merge(job: _Merge) -> MergeReport:
             raise UserError(f"{job.adapter} changed during the merge; run the command again")
         if base_model.weights_fingerprint(folder) != identity["base_sha256"]:
             raise UserError(f"{folder} changed during the merge; run the command again")
+        synced = thread.submit(writer.sync, staging)  # beside the divergence
         report = MergeReport(
             identity=identity,
             requested_dtype=options.dtype,
@@ -212,6 +213,7 @@ def _merge(job: _Merge) -> MergeReport:
             shards=files,
             files=writer.other_files(staging, files),
         )
+        synced.result()
         atomic.write_json(staging / REPORT, report.model_dump())
         writer.publish(staging, job.output)
     return report

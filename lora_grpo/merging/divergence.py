@@ -21,22 +21,23 @@ from lora_grpo.models import ModelSpec, base_model, run_of
 from lora_grpo.runs import read_record, system_prompt
 from lora_grpo.tasks import chat
 
-_TEXTS = 4
-_PROMPT_TOKENS = 96
+_TEXTS = 2
+_PROMPT_TOKENS = 64
 """Longer prompts are truncated on the left, because every token costs a pass through the whole model."""
-_COMPLETION_TOKENS = 32
+_COMPLETION_TOKENS = 64
 """Longer completions are truncated on the right."""
 _PLAIN_TEXTS = (
     "A pen costs 3 dollars, so 4 pens cost 4 * 3 = 12 dollars. Tom has 15 apples and eats 6 of them, so he has 9 left.",
     "The train leaves at seven in the morning and needs five hours, so it arrives at noon if it stops nowhere else.",
 )
 """Texts for an adapter that has no completions. Its prompts are unknown, so these have none."""
+_PLAIN_TOKENS = 32
 
 
 def measure_divergences(
     target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: Plan, merged: Path, onto: Onto
 ) -> Divergences:
-    """Measure KL divergences over the first tokens of completions of the run, if there are any.
+    """Measure KL divergences over tokens of the run's completions and their prompts, if there are any.
 
     `model` is the result of `empty_model` and cannot be used afterward. `merged` is the folder of the merged shards.
     """
@@ -96,7 +97,7 @@ def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[in
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
         for prompt, completion in _prompts_and_completions(run, count)
-    ] or [tokenizer(text)["input_ids"][:_COMPLETION_TOKENS] for text in _PLAIN_TEXTS]
+    ] or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 

@@ -28,6 +28,8 @@ STORED = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 ENOUGH = 0.99
 """The share of the update that `auto` must keep."""
 LARGEST_FP16 = 65504.0
+SAMPLE_ELEMENTS = 2**18
+"""Elements of a tensor to measure: these are enough (docs/decisions/0029-time-of-a-merge.md)."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
 
 
 def _sample(output: Output) -> list[tuple[int, int]]:
-    """Return the ranges of rows to measure: a block is enough (docs/decisions/0029-time-of-a-merge.md)."""
-    blocks = list(row_blocks(output.shape))
+    """Return the ranges of rows to measure."""
     if output.tokens or output.replacement:  # these may change only a few rows
-        return blocks
+        return list(row_blocks(output.shape))
+    blocks = list(row_blocks(output.shape, SAMPLE_ELEMENTS))
     return blocks[(len(blocks) - 1) // 2 :][:1]
 
 

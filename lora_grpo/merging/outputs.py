@@ -66,7 +66,7 @@ class Output:
         """Return merged rows in float32, as the unmerged adapter computes them."""
         rows = self.origin.rows(start, stop).float()
         if self.low_rank:
-            rows += _update(self).rows(start, stop, rows)
+            _update(self).add_to(rows, start, stop)
         if self.tokens:
             trained, indices = self.tokens
             for row, token in enumerate(indices):
@@ -100,7 +100,7 @@ def _update(output: Output) -> _Update:
 
 @functools.lru_cache(maxsize=8)  # the experts of a layer are stored together, and come one after the other
 def _read(tensor: StoredTensor) -> Any:
-    return tensor.read()
+    return tensor.rows(0, tensor.shape[0])
 
 
 class _Update:
@@ -118,6 +118,13 @@ class _Update:
         self.factors = (left * low_rank.scale, right)
         """(rows, r) and (r, columns) of the stored weight."""
         self._magnitude = low_rank.magnitude.read().double().reshape(-1) if low_rank.magnitude else None
+
+    def add_to(self, weight: Any, start: int, stop: int) -> None:
+        """Add the change of the given rows to `weight`, their values in float32."""
+        if self._magnitude is None:
+            weight.addmm_(self.factors[0][start:stop], self.factors[1])
+        else:
+            weight += self.rows(start, stop, weight)
 
     def rows(self, start: int, stop: int, weight: Any) -> Any:
         """Return the change of the given rows. `weight` has their values in float32."""

@@ -1,8 +1,8 @@
 """Write a merged model block by block, so that memory use is low and a killed merge loses at most one shard.
 
-The model is written to a staging folder. Each finished shard is flushed, renamed, and recorded in `finished.json` with
-its SHA-256. If the merge is run again, it verifies the finished shards and continues. The folder is renamed when it is
-complete.
+The model is written to a staging folder. Each finished shard is renamed and recorded in `finished.json` with its
+SHA-256. If the merge is run again, it verifies the finished shards and continues. The folder is renamed when it is
+complete and on disk.
 """
 
 from __future__ import annotations
@@ -169,10 +169,15 @@ def other_files(staging: Path, shards: Sequence[WrittenFile]) -> list[WrittenFil
     ]
 
 
-def publish(staging: Path, output: Path) -> None:
-    """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
+def sync(staging: Path) -> None:
+    """Flush all files to disk."""
     for path in staging.iterdir():
         atomic.sync(path)
+
+
+def publish(staging: Path, output: Path) -> None:
+    """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
+    sync(staging)
     with atomic.write_errors(output):
         with contextlib.suppress(FileNotFoundError):
             output.rmdir()  # an empty folder is accepted; others were rejected earlier

@@ -156,6 +156,23 @@ def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ende
     assert (small / "merged" / name).read_bytes() == (expected / name).read_bytes()
 
 
+def test_a_disk_that_fills_when_a_merge_is_flushed_publishes_nothing(tmp_path, ended, monkeypatch):
+    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
+    adapter, sync = make_adapter(starter.model_path(), tmp_path / "adapter"), atomic.sync
+    options = MergeOptions(str(adapter), base=str(starter.model_path()), output=tmp_path / "merged")
+
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(atomic, "sync", full)
+    code, said = ended(lambda: merge(options))
+    assert code == 1 and "No space left on device" in said and "run the command again" in said
+    assert not (tmp_path / "merged").exists()
+    monkeypatch.setattr(atomic, "sync", sync)
+    assert ended(lambda: merge(options))[0] == 0
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
     options, encoded = ExportOptions(starter.model_path(), output=small / "m.gguf"), types.encoded
     assert ended(lambda: export(options))[0] == 0

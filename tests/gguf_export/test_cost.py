@@ -57,7 +57,7 @@ def test_the_texts_are_completions_of_the_run_if_it_has_any(tmp_path):
     (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     export(ExportOptions(run / "merged"))
     file = exported_files(run / "gguf")["run.Q8_0.gguf"]
-    assert (file.of_run, file.texts, file.tokens) == (True, cost.TEXTS, cost.TEXTS * 32)
+    assert (file.of_run, file.texts, file.tokens) == (True, cost.TEXTS, cost.TEXTS * 64)
 
 
 def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path, capsys, monkeypatch):

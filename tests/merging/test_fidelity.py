@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import tensors
+from lora_grpo.merging import fidelity
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.fidelity import choose, measure
 from lora_grpo.merging.mapping import make_plan
@@ -56,7 +57,7 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
     adapter = make_adapter(base, tmp_path / "adapter", use_dora=dora)
     plan = planned(base, adapter, size=size)
     found = measure(plan.outputs, ["bf16", "fp16", "fp32"])
-    for dtype, fidelity in found.items():
+    for dtype, kept in found.items():
         dots, squares, errors, worst = 0.0, 0.0, 0.0, {}
         for name, before, change in in_float64(base, adapter, dora):
             difference = (before + change).to(TORCH[dtype]).double() - before
@@ -66,9 +67,9 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
             worst[name] = float((difference * change).sum() / change.square().sum())
         # If the float32 and float64 values of an element round differently, one of thousands of terms changes.
         tolerance = 1e-3 if dtype != "fp32" else 1e-4
-        assert fidelity.overall == pytest.approx(dots / squares, abs=tolerance)
-        assert fidelity.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
-        name, least = fidelity.worst_layer, fidelity.worst
+        assert kept.overall == pytest.approx(dots / squares, abs=tolerance)
+        assert kept.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
+        name, least = kept.worst_layer, kept.worst
         assert least == pytest.approx(min(worst.values()), abs=5 * tolerance)
         if dtype != "fp32":
             assert worst[name] == pytest.approx(least, abs=5 * tolerance)
@@ -80,6 +81,7 @@ def test_of_a_large_tensor_a_block_is_measured_and_counts_for_the_whole(base, tm
     read, rows_and_change = [], Output.rows_and_change
     monkeypatch.setattr(Output, "rows_and_change", lambda *given: read.append(given) or rows_and_change(*given))
     monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 256)
+    monkeypatch.setattr(fidelity, "SAMPLE_ELEMENTS", 256)
     (sample,) = measure(plan.outputs, ["bf16"]).values()
     assert len(read) == sum(output.changed for output in plan.outputs.values())
     assert sum((stop - start) / output.shape[0] for output, start, stop in read) < 0.5 * len(read)
