@@ -99,8 +99,11 @@ def _one_line(box: str) -> str:
         given, flag, known = choice[1], choice[2], re.findall("'([^']*)'", choice[3])
         close = next((name for name in known if given and name.startswith(given.lower())), None)
         return f"{flag} is {given!r}; {f'did you mean {close!r}?' if close else suggestion(given, known)}"
-    if values := re.search(r"Error parsing (--\S+): (?:no type matching (\S+)|Could not find).*?(\[.*?\])", message):
-        expected = f"expected {values[2]}" if values[2] else "one of them is of the wrong kind"
+    if values := re.search(
+        r"Error parsing (--\S+): (?:no type matching (.*) could|Could not find).*?(\[.*?\])", message
+    ):
+        kinds = {"{None}|INT": "expected a whole number", "{None}|FLOAT": "expected a number"}
+        expected = kinds.get(values[2], "one of them is of the wrong kind")
         given = ", ".join(re.findall("'[^']*'", values[3]))
         return f"{values[1]} is {given}; {expected}"
     return f"{message}; see --help"

@@ -89,7 +89,7 @@ def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
 def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
     """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare.
 
-    Without completions, these are plain texts.
+    Without completions, these are plain texts, half as many because they are not what the model was trained on.
     """
     ids = [
         [
@@ -97,7 +97,7 @@ def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[in
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
         for prompt, completion in _prompts_and_completions(run, count)
-    ] or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS]
+    ] or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: count // 2]]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 

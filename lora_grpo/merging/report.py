@@ -132,7 +132,7 @@ def show(output: Path, report: MergeReport) -> None:
         print(f"KL        not measured: {kl.not_measured}")
     else:
         pair = f"KL(adapter || merged) {kl.adapter_merged:.2g}, KL(adapter || base) {kl.adapter_base:.2g}"
-        print(f"KL        {pair} nats per token, over {kl.tokens} tokens of {kl.texts} texts")
+        print(f"KL        {pair} nats per token, over {kl.tokens} tokens")
     if kl.trained_merged is not None:
         print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
         print("merge.py --onto dequantized keeps that base")
