@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from lora_grpo.evaluation import Report, percent
@@ -82,7 +83,7 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
     baseline = first.baseline if first else None
     metric = next(iter(first.evaluated.scores)) if first else ""
     headings = ["file", "size"]
-    headings += [f"greedy {metric}" if _is_greedy(first) else metric] if first else []
+    headings += [_metric(first)] if first else []
     headings += ["difference"] if baseline else []
     headings += ["KL"] if any(file.kl is not None for file in files) else []
     rows: list[tuple[str, ...]] = []
@@ -98,30 +99,57 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
             compared = [each for each in file.report.table if each.metric == metric] if file.report else []
             row += [percent(each.difference, each.difference_interval, "+") for each in compared] or ["–"]
         if "KL" in headings:
-            row.append("–" if file.kl is None else f"{file.kl:.2g}")
+            row.append("–" if file.kl is None else nats(file.kl))
         rows.append(tuple(row))
     return headings, rows
 
 
+def files_legend(files: Sequence[MeasuredFile], shown: Report | None = None) -> str:
+    """Return what the columns of the table are, in one line. `shown` is the evaluation that the page shows above it."""
+    parts = []
+    if first := next((file.report for file in files if file.report), None):
+        protocol, sampling = first.protocol, first.protocol.sampling
+        is_same = shown is not None and (shown.protocol.data_sha256, shown.protocol.rows) == (
+            protocol.data_sha256,
+            protocol.rows,
+        )
+        drawn = ""
+        if sampling and sampling.temperature:
+            drawn = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
+        problems = f"{'the same ' if is_same else ''}{protocol.rows} problems"
+        parts.append(f"{_metric(first)}: percent of {problems}{drawn}")
+        if first.baseline:
+            parts.append(f"difference: from the {first.baseline.label} model")
+    if any(file.kl is not None for file in files):
+        parts.append("KL: how far the export moved the next-token probabilities, in nats per token")
+    if any("–" in row for row in files_table(files)[1]):
+        parts.append("–: not measured")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
-    """Return a sentence on what the type of each evaluated file costs, and one on the KL divergence."""
+    """Return a sentence on what the type of each evaluated file costs, and one on the texts of the KL divergence."""
     notes = [file.report.cost for file in files if file.report and file.report.cost]
-    if notes and not all(file.report for file in files):
-        notes.append("–: not evaluated")
     for exported in [file.exported for file in files if file.exported and file.kl is not None][:1]:
         texts = "completions of the run" if exported.of_run else "plain text"
-        start = "KL: divergence from the model before the export, in nats per token"
-        notes.append(f"{start}, on {exported.tokens} tokens of {texts}")
+        notes.append(f"KL divergence: on {exported.tokens} tokens of {texts}")
     return notes
+
+
+def nats(value: float) -> str:
+    """Return a divergence with two significant digits and without an exponent."""
+    return f"{Decimal(f'{value:.2g}'):f}"
 
 
 def _samples(group: Mapping[str, Report]) -> int:
     return sum(report.evaluated.samples for report in group.values())
 
 
-def _is_greedy(report: Report) -> bool:
-    sampling = report.protocol.sampling
-    return sampling is not None and not sampling.temperature
+def _metric(report: Report) -> str:
+    """Return the first score of a report, as the heading of a column."""
+    metric, sampling = next(iter(report.evaluated.scores)), report.protocol.sampling
+    return f"greedy {metric}" if sampling and not sampling.temperature else metric
 
 
 def _named(report: Report) -> str:

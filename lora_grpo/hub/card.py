@@ -25,7 +25,7 @@ from lora_grpo.evaluation import Report
 from lora_grpo.hub.example import own_dataset
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
-from lora_grpo.measured_files import files_notes, files_table
+from lora_grpo.measured_files import files_legend, files_notes, files_table, nats
 from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS, chat
 
@@ -45,8 +45,8 @@ _TAUGHT = {
     "gsm8k": "grade-school math word problems",
     "humaneval": "Python functions with unit tests",
     "mbpp": "short Python programs with unit tests",
-    "starter": "bundled math word problems",
-    "starter-code": "bundled Python functions",
+    "starter": "synthetic math word problems",
+    "starter-code": "small Python functions with unit tests",
 }
 """What a model of a built-in task was trained on."""
 _LONGEST = 1200
@@ -73,6 +73,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         "code": _code,
         "fenced": _fenced,
         "shown": _shown,
+        "nats": nats,
+        "comment": lambda names: Markup(_quoted(", ".join(names))[1:-1]),
         "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
         "quoted": _quoted,
         "shell": lambda value: Markup(shlex.quote(value)),
@@ -82,12 +84,15 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     names = [file.name for file in files]
     template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
     chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    gguf = _shown_file(facts, ggufs)
     values, is_sft = {**facts.adapter, **flat(config)}, _is_sft(facts)
     named = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     text = environment.get_template("card.md.jinja").render(
         table=_table,
         legend=_legend,
         files_table=files_table,
+        files_legend=files_legend,
         files_notes=files_notes,
         kit=_kit(),
         taught=_TAUGHT.get(data.get("task") or ""),
@@ -108,7 +113,9 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         chat_variables=json.dumps(chat_variables) if chat_variables else "",
         names=names,
         modelfiles=[name for name in names if name.endswith("Modelfile")],
-        ggufs=[name for name in names if name.endswith(".gguf")],
+        ggufs=ggufs,
+        gguf=gguf,
+        gguf_type=_type_of(gguf) if [*map(_type_of, ggufs)].count(_type_of(gguf)) == 1 else "",
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
@@ -178,20 +185,20 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
     return [*results.values()] or None
 
 
-def _legend(report: Report, difference: str = "p: paired test") -> str:
+def _legend(report: Report) -> str:
     """Return what the figures of a table of scores are."""
     protocol, sampling = report.protocol, report.protocol.sampling
     assert sampling is not None
     drawn = f"mean of {sampling.num_samples} samples" if sampling.num_samples > 1 else "one sample"
     how = f"at temperature {sampling.temperature:g}" if sampling.temperature else "without randomness"
-    meanings = {"pass@1": f"{drawn} {how}", "greedy": "one answer without randomness"}
+    meanings = {"pass@1": f"{drawn} {how}", "greedy": "one answer, not sampled"}
     held_out = "" if protocol.contaminated else "held-out "
     parts = [f"Percent of {protocol.rows} {held_out}problems solved, with 95% intervals"]
     for name in report.evaluated.scores:
-        most = f"at least one of {name[5:]} samples is right" if name.startswith("pass@") else ""
+        most = f"any of {name[5:]} samples is right" if name.startswith("pass@") else ""
         if meaning := meanings.get(name, most):
             parts.append(f"{name}: {meaning}")
-    return ". ".join([*parts, *([difference] if report.table else [])]) + "."
+    return ". ".join([*parts, *(["p: paired test"] if report.table else [])]) + "."
 
 
 def _question(facts: Facts) -> str:
@@ -201,6 +208,21 @@ def _question(facts: Facts) -> str:
     if facts.record.get("data", {}).get("task") in CODE_TASKS:
         return "Write a function is_even(n) that tells whether n is even."
     return "What is 12 times 7?"
+
+
+def _shown_file(facts: Facts, ggufs: Sequence[str]) -> str:
+    """Return the GGUF file that the commands run: the smallest that was evaluated, or else the first; "" if none."""
+    evaluated = [file.name for file in facts.measured_files if file.report]  # the largest first
+    return [*ggufs[:1], *evaluated][-1] if ggufs else ""
+
+
+def _type_of(gguf: str) -> str:
+    """Return the quantization type in the name of a GGUF file, by which Ollama chooses a file on the Hub; or "".
+
+    Source: https://huggingface.co/docs/hub/ollama
+    """
+    found = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
+    return found[1].upper() if found else ""
 
 
 def _kit() -> Markup:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_grpo.evaluation import read_reports
-from lora_grpo.measured_files import current_files, files_notes, files_table, measured_files
+from lora_grpo.measured_files import current_files, files_legend, files_notes, files_table, measured_files
 
 _FOLDERS = {"gguf": "GGUF files", "best-gguf": "GGUF files of the best adapter"}
 
@@ -30,5 +30,6 @@ def gguf_sections(run: Path) -> list[GgufSection]:
         if paths := current_files(run / folder):
             files = measured_files(paths, read_reports(run))
             title = next((file.report.title for file in files if file.report), None)
-            sections += [GgufSection(heading, title, files_table(files), files_notes(files))] if files else []
+            notes = [files_legend(files), *files_notes(files)]
+            sections += [GgufSection(heading, title, files_table(files), notes)] if files else []
     return sections

@@ -123,6 +123,9 @@ def test_the_examples_load_this_model(run):
     assert vllm in text
     (block,) = [part.split("```")[0] for part in text.split("```python\n")[1:]]
     compile(block, "example", "exec")
+    assert block.startswith("# pip install transformers peft accelerate\n")
+    (served,) = [part.split("```")[0] for part in text.split("```bash\n")[1:]]
+    assert served.startswith("#") and "system prompt" in served.splitlines()[0]
 
 
 def test_an_adapter_that_vllm_cannot_serve_has_no_example_for_it(run, capsys):
@@ -189,7 +192,7 @@ def test_the_license_is_that_of_the_bases_card(run, tmp_path, monkeypatch, front
 def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path):
     folder = shutil.copytree(starter.model_path(), tmp_path / "my base")
     for base, name, shown in (
-        ("starter", "starter", "the starter model (2 million parameters)"),
+        ("starter", "starter", "the starter model, a toy with 2 million parameters"),
         (str(folder), "my base", "a model from a local folder named my base"),
         ("models/mine", "mine", "a model from a local folder named mine"),
     ):
@@ -295,10 +298,10 @@ def test_the_example_is_the_first_fixed_problem_in_the_order_of_the_rows(public_
     write_samples(run)
     _, text, _ = card_of(run / "adapter", "adapter")
     assert '{"role": "user", "content": "c: How many?"}' in text and "12 times 7" not in text
-    before, after = text[text.index("## Before and after") :].split("After, right:")
+    before, after = text[text.index("## Before and after") :].split("After (right):")
     assert "```\nc: How many?\n```" in before and "```\n<b>I guess 3</b> greedy\n```" in before
     assert after.lstrip().startswith("```\n2 + 2 = 4 greedy\n```")
-    assert "of 4 evaluation problems, the first in the order of the rows whose greedy answer" in before
+    assert "of 4 evaluation problems, the first row whose greedy answer" in before
     assert "2 went from wrong to right, 1 from right to wrong" in before
 
 
@@ -369,10 +372,14 @@ def test_the_parts_of_the_gain_are_shown(tmp_path):
     part = {"value": 0.1, "interval": [0.0, 0.2]}
     gain = {
         "total": {"name": "gain in pass@1", **part}, "parts": [{"name": "format", **part}, {"name": "rest", **part}],
-        "majority": None, "rest_by_k": [], "others": 3, "has_format": True, "reasons": [], "samples": [4, 4],
+        "majority": {"name": "of which majority vote of 3", **part},
+        "rest_by_k": [{"k": k, **part, "value": 0.4 / k} for k in (1, 2, 3)],
+        "others": 3, "has_format": True, "reasons": [], "samples": [4, 4],
     }  # fmt: skip
     run = make_run(tmp_path / "run", report__gain=gain)
-    assert "| format | +10.0 \\[+0.0, +20.0\\] |" in card_of(run / "adapter", "adapter")[1]
+    text = card_of(run / "adapter", "adapter")[1]
+    assert "| format | +10.0 \\[+0.0, +20.0\\] |" in text and "Majority vote:" in text
+    assert "with 1, 2, 3 other samples" in text and "+40.0, +20.0, +13.3 points" in text
 
 
 def test_an_evaluation_on_trained_problems_is_called_contaminated(tmp_path):
@@ -413,11 +420,11 @@ def test_of_two_merges_the_one_nearer_to_the_trained_model_is_recommended(run):
     (merged / "merge_report.json").write_text(json.dumps(report))
     text = card_of(merged, "merged")[1]
     assert "the other merge of this run, into the dequantized 4-bit base" in text
-    assert "is 2e-05 nats per token, that of this one 0.0032" in text
+    assert "by 0.00002 nats per token, this one by 0.0032" in text
     text = card_of(run / "merged-dequantized", "merged")[1]
-    assert "this merge," in text and "is 2e-05 nats per token, that of the other one 0.0032" in text
+    assert "this merge," in text and "by 0.00002 nats per token, the other one by 0.0032" in text
     text = card_of(run / "adapter", "adapter")[1]
-    assert "KL divergence of 0.0032 nats per token" in text and "ecommended" not in text
+    assert "by 0.0032 nats per token (KL divergence)" in text and "ecommended" not in text
 
     other["identity"] = {"adapter_sha256": "0" * 64}  # of another adapter
     (run / "merged-dequantized" / "merge_report.json").write_text(json.dumps(other))
@@ -442,11 +449,11 @@ def test_a_merged_model_has_the_scores_of_its_adapter_as_such(run):
     data, text, files = card_of(make_merged(run), "merged")
     assert (data["base_model"], data["base_model_relation"]) == (BASE, "finetune")
     assert data["library_name"] == "transformers" and "model-index" not in data
-    assert "The files in this repository were not measured." in text and "| pass@1 | 31.7" in text
+    assert "The files in this repository were not evaluated." in text and "| pass@1 | 31.7" in text
     assert "merged into the base in full precision" in text
     assert (
         "99.9% of the adapter's update" in text
-        and "KL(adapter || merged) is 0.00012 nats per token; KL(adapter || base) is 0.03." in text
+        and "by 0.00012 nats per token (KL divergence), training by 0.03." in text
     )
     assert json.loads(files["config.json"].content) == {"model_type": "qwen2"}
     assert "vllm serve me/trained" in text and "merge_report.json" not in files
@@ -547,7 +554,7 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
     (run / "best-merged" / "merge_report.json").write_text(json.dumps(report))
     check_current(run / "best-merged")
     _, text, _ = card_of(run / "best-merged", "merged")
-    assert "The files in this repository were not measured." in text and "54.3" in text and "31.7" not in text
+    assert "The files in this repository were not evaluated." in text and "54.3" in text and "31.7" not in text
     shutil.copyfile(run / "merged" / "merge_report.json", run / "best-merged" / "merge_report.json")
     with pytest.raises(UserError, match=r"older .*best; delete it and run scripts/merge.py .* --what best again"):
         check_current(run / "best-merged")
@@ -589,11 +596,57 @@ def test_gguf_files_are_named(run):
         f"SYSTEM={SYSTEM_PROMPTS['xml']}", "llama-cli", "--hf-repo", "me/trained", "--hf-file", "trained-Q4_K_M.gguf",
         "-sys", "$SYSTEM",
     ]  # fmt: skip
-    assert "ollama run hf.co/me/trained" in text and COMMIT in text
+    assert "ollama run hf.co/me/trained:Q4_K_M " in text and COMMIT in text
+    assert "temperature" not in text[text.index("## How to use") : text.index("## Limits")]  # no file was evaluated
     (folder / "trained.Modelfile").write_text("FROM ./trained-Q4_K_M.gguf\n")
     _, text, files = card_of(folder, "gguf")
     assert "trained.Modelfile" in files and "ollama create trained -f trained.Modelfile" in text
     assert "ollama run hf.co" not in text
+
+
+def test_ollama_gets_a_type_only_if_one_file_has_it(run):
+    folder = make_gguf(run, "trained.Q8_0.gguf")
+    shutil.copy(folder / "trained.Q8_0.gguf", folder / "other.q8_0.gguf")
+    assert "ollama run hf.co/me/trained " in card_of(folder, "gguf")[1]
+    (folder / "other.q8_0.gguf").rename(folder / "plain.gguf")  # the first, without a type
+    assert "ollama run hf.co/me/trained " in card_of(folder, "gguf")[1]
+    (folder / "plain.gguf").unlink()
+    assert "ollama run hf.co/me/trained:Q8_0 " in card_of(folder, "gguf")[1]
+
+
+def test_the_modelfile_is_that_of_the_file_that_the_commands_run(run):
+    folder = make_gguf(run, "trained.F16.gguf")
+    shutil.copy(folder / "trained.F16.gguf", folder / "trained.Q4_0.gguf")
+    for name in ("F16", "Q4_0"):
+        (folder / f"trained.{name}.Modelfile").write_text(f"FROM ./trained.{name}.gguf\n")
+    assert "-f trained.F16.Modelfile" in card_of(folder, "gguf")[1]
+    with (folder / "trained.F16.gguf").open("ab") as file:
+        file.write(bytes(9))
+    write_gguf_evaluation(run, folder / "trained.Q4_0.gguf", 0.488)
+    text = card_of(folder, "gguf")[1]
+    assert "-f trained.Q4_0.Modelfile" in text and "--hf-file trained.Q4_0.gguf" in text
+
+
+def test_the_adapter_as_gguf_is_run_with_the_system_prompt_on_a_file_of_its_base(run):
+    shutil.copy(make_gguf(run) / "trained-Q4_K_M.gguf", run / "other.gguf")
+    (run / "adapter" / "adapter_model.gguf").write_bytes((run / "other.gguf").read_bytes())
+    _, text, _ = card_of(run / "adapter", "adapter")
+    (block,) = [part.split("```")[0] for part in text.split("```bash\n")[1:] if "llama-cli" in part.split("```")[0]]
+    words = shlex.split(block, comments=True)
+    assert words[0] == f"SYSTEM={SYSTEM_PROMPTS['xml']}" and words[-2:] == ["-sys", "$SYSTEM"]
+    assert words[words.index("llama-cli") :][1:5] == ["-m", "base.gguf", "--lora", "adapter_model.gguf"]
+    assert f"base.gguf: a GGUF file of {BASE} " in block
+
+
+def test_scores_in_4_bits_are_called_so(tmp_path):
+    run = make_run(tmp_path / "run")
+    path = run / "evaluation" / "report.json"
+    report = json.loads(path.read_text())
+    for bits in (16, 4):
+        report["evaluated"]["source"]["bits"] = bits
+        path.write_text(json.dumps(report))
+        first = card_of(run / "adapter", "adapter")[1].split("## How to use")[0]
+        assert ("in 4 bits" in first) == (bits == 4)
 
 
 def write_gguf_evaluation(run, file, score, merged=0.5, **protocol):
@@ -629,9 +682,13 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
         f"| trained-Q4_0.gguf | {size:.1f} MB | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] |",
     ]
     assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
-    assert "Sampled with llama.cpp b1, at most 64 tokens, seed 0." in text
-    assert "| file | size | greedy pass@1 | difference |" in text and "\n- –: not evaluated" in text
-    order = ["| trained-Q4_0.gguf |", "## How to use", "costs 1.2"]
+    assert "- model: llama.cpp b1" in text and "Greedy pass@1: percent of 200 problems;" in text
+    assert "| file | size | greedy pass@1 | difference |" in text and "–: not measured." in text
+    (command,) = re.findall("^llama-cli .*", text, re.MULTILINE)
+    assert shlex.split(command)[3:] == ["--hf-file", "trained-Q4_0.gguf", "-sys", "$SYSTEM", "--temp", "0"]
+    assert "\n# Other files: trained-Q5_0.gguf, trained-Q8_0.gguf\n" in text
+    assert "ollama run hf.co/me/trained:Q4_0 " in text and "`/set parameter temperature 0`" in text
+    order = ["| trained-Q4_0.gguf |", "Greedy pass@1:", "## How to use", "costs 1.2"]
     assert "Not evaluated" not in text and [text.index(part) for part in order] == sorted(map(text.index, order))
     (index,) = data["model-index"]
     names = {(m["name"], m["value"]) for result in index["results"] for m in result["metrics"]}
@@ -647,12 +704,12 @@ def test_the_card_of_gguf_files_has_the_divergence_that_the_export_measured(run)
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q4_0.gguf": entry}})
     _, text, _ = card_of(folder, "gguf")
     assert f"| trained-Q4_0.gguf | {size / 1e6:.1f} MB | 0.015 |" in text
-    assert "nats per token, on 256 tokens of completions of the run" in text
+    assert "nats per token." in text and "KL divergence: on 256 tokens of completions of the run" in text
     write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488)
     _, text, _ = card_of(folder, "gguf")
     assert "48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] | 0.015 |" in text and "| merged, 16 bits |" in text
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q4_0.gguf": entry | {"bytes": size + 1}}})
-    assert "nats per token, on" not in card_of(folder, "gguf")[1]  # of an older export
+    assert "256 tokens" not in card_of(folder, "gguf")[1]  # of an older export
 
 
 def test_the_card_of_files_for_ollama_runs_them_from_the_hub(run):
@@ -660,11 +717,11 @@ def test_the_card_of_files_for_ollama_runs_them_from_the_hub(run):
     (folder / "trained.Modelfile").write_text('FROM ./trained-Q4_K_M.gguf\nTEMPLATE """{{ .Prompt }}"""\n')
     (folder / "template").write_text("{{ .Prompt }}")
     _, text, files = card_of(folder, "gguf")
-    assert "template" in files and "ollama run hf.co/me/trained\n" in text and "ollama create" not in text
-    assert "the chat template, the stop tokens of the training" in text
+    assert "template" in files and "ollama run hf.co/me/trained:Q4_K_M\n" in text and "ollama create" not in text
+    assert "the chat template and the stop tokens used in training" in text
     (folder / "trained.Modelfile").unlink()  # which would have to name the same system prompt
     (folder / "system").write_text("Be brief.")
-    assert "the chat template, the stop tokens and the system prompt of the training" in card_of(folder, "gguf")[1]
+    assert "the chat template, the stop tokens and the system prompt used in training" in card_of(folder, "gguf")[1]
 
 
 @pytest.mark.parametrize("change", ["file", "limit", "protocol"])
@@ -816,7 +873,9 @@ def test_text_from_files_stays_text(tmp_path, path):
     text = files[-1].content.decode()
     assert "license" not in RepoCard(text).data.to_dict()
     assert yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))["library_name"] == "peft"
-    assert [line for line in text.splitlines() if line.startswith("# ")] == ["# trained"]
+    comments = ("# pip install ", "# The client must ")
+    headings = [line for line in text.splitlines() if line.startswith("# ") and not line.startswith(comments)]
+    assert headings == ["# trained"]
     assert "<script" not in text.replace("\\<script", "") and "](http://evil)" not in text.replace("\\]", "")
 
 
