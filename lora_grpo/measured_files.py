@@ -60,7 +60,7 @@ def measured_files(paths: Sequence[Path], reports: Mapping[Path, Report]) -> tup
     alike: dict[str, dict[str, Report]] = {}
     for report in measured.values():
         if (digest := report.evaluated.source["gguf_sha256"]) in digests.values():
-            baseline = report.baseline and report.baseline.label
+            baseline = report.baseline and (report.baseline.label, report.baseline.source)
             alike.setdefault(f"{report.protocol.model_dump_json()} {baseline}", {}).setdefault(digest, report)
 
     def weight(group: Mapping[str, Report]) -> tuple[bool, int, int]:

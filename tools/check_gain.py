@@ -16,7 +16,7 @@ the intervals of the run's report must hold. The truth of a format control is wh
 right answers among those in the format, minus the base's pass@1. A random control should gain nothing; a
 single one moves by chance, so the last line tests the mean of all of them (permutation test over runs).
 
-    python tools/check_gain.py outputs/gain                                     # 36 runs; stops and continues any time
+    python tools/check_gain.py outputs/gain                                     # 36 runs; keeps complete ones
     python tools/check_gain.py outputs/gain --mixtures both --seeds 0 --table   # only the table of what is finished
 """
 

@@ -9,7 +9,7 @@ from benchmark_step import ROOT, environment
 
 
 def train(run: Path, recipe: str, *flags: object) -> None:
-    """Train a run or, in a folder named `...-control-...`, a control with a recipe, unless it is complete."""
+    """Train a run, or the control that its folder is named after, unless it is complete."""
     record = run / "run.json"
     if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["status"] == "complete":
         return

@@ -56,7 +56,8 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
     if report.evaluated.tasks < report.protocol.rows:
         print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
     print(f"results   {folder / RESULTS}\nreport    {folder / 'report.md'}")
-    if run := _run_of_gguf(sides[0]):
+    run = _run_of_gguf(sides[0])
+    if run and folder.parent == run / "evaluation" and not options.limit:
         print(f"page      python scripts/report.py {shlex.quote(str(run))}  # shows what each type costs")
     return report
 

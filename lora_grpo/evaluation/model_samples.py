@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import __version__, sandbox
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation.folder import Request
 from lora_grpo.evaluation.options import Plan
@@ -95,6 +95,7 @@ class ModelSamples:
         limits = self.limits if self.plan.task in CODE_TASKS else None
         given = self.plan.chat_template_kwargs and self.model.run is None
         return {
+            "kit": __version__,  # which grades the samples
             "task": task_title(self.plan.task),
             "task_sha256": task_sha256(self.plan.task),
             "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples

@@ -70,7 +70,7 @@ class StoredTensor:
 
 
 def row_blocks(shape: tuple[int, ...], elements: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows. Each range has at most so many elements, by default BLOCK_ELEMENTS, or is a single row."""
+    """Yield ranges of rows. Each range has at most `elements` elements (default: BLOCK_ELEMENTS) or is one row."""
     step = max(1, (elements or BLOCK_ELEMENTS) // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield start, min(start + step, shape[0])

@@ -78,6 +78,10 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     The report keeps the entries of other files in that folder. `run` is the run that trained the model. The
     model's network cannot be used afterward.
     """
+    beside, merge = next(iter(outputs.values())).parent, read_report(model.folder)
+    replaced = {path.name for path in outputs.values()}
+    files = {name: file for name, file in exported_files(beside).items() if name not in replaced}
+    atomic.write_json(beside / REPORT, _Report(files=files).model_dump())  # a kill must not leave older figures
     measured, texts, tokens, problem = dict[str, float](), 0, 0, None
     try:
         ids, keep = texts_of(model.tokenizer, run, TEXTS)
@@ -88,8 +92,6 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
         problem = ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + first_line(error)
     of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
-    beside, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    files = exported_files(beside)
     for kind, output in outputs.items():
         files[output.name] = ExportedFile(
             type=kind,

@@ -213,7 +213,8 @@ def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
             shards=files,
             files=writer.other_files(staging, files),
         )
-        synced.result()
+        with atomic.write_errors(staging):
+            synced.result()
         atomic.write_json(staging / REPORT, report.model_dump())
         writer.publish(staging, job.output)
     return report

@@ -59,7 +59,7 @@ def measure_divergences(
             pairs.append(("trained", "merged"))
         states = StreamedModel(model).states(weights, ids, keep)
         figures: dict[str, Any] = {"_".join(pair): value for pair, value in divergences(states, pairs).items()}
-        return Divergences(texts=len(ids), tokens=keep * len(ids), **figures)
+        return Divergences(tokens=keep * len(ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return Divergences(not_measured=kind + first_line(error))
@@ -89,7 +89,7 @@ def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
 def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
     """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare.
 
-    Without completions, these are plain texts, half as many because they are not what the model was trained on.
+    Without completions, these are one or two plain texts of up to 32 tokens.
     """
     ids = [
         [
@@ -97,7 +97,7 @@ def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[in
             *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
         ]
         for prompt, completion in _prompts_and_completions(run, count)
-    ] or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: count // 2]]
+    ] or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: (count + 1) // 2]]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 

@@ -44,7 +44,6 @@ class Retained(_Record):
 class Divergences(_Record):
     """Mean KL divergences in nats per token; `adapter_merged` is KL(adapter || merged)."""
 
-    texts: int = 0
     tokens: int = 0
     adapter_merged: float | None = None
     adapter_base: float | None = None

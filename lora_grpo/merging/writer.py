@@ -170,14 +170,17 @@ def other_files(staging: Path, shards: Sequence[WrittenFile]) -> list[WrittenFil
 
 
 def sync(staging: Path) -> None:
-    """Flush all files to disk."""
-    for path in staging.iterdir():
-        atomic.sync(path)
+    """Flush all files to disk. If this fails, no shard counts as finished: memory may hold what the disk does not."""
+    try:
+        for path in staging.iterdir():
+            atomic.sync(path)
+    except OSError:
+        (staging / _LEDGER).unlink()
+        raise
 
 
 def publish(staging: Path, output: Path) -> None:
     """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
-    sync(staging)
     with atomic.write_errors(output):
         with contextlib.suppress(FileNotFoundError):
             output.rmdir()  # an empty folder is accepted; others were rejected earlier

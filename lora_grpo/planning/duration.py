@@ -56,7 +56,7 @@ class Work:
         rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
         samples = config.eval.num_samples + 1  # 1 for greedy decoding
         return cls(
-            steps=0 if run.is_trained else max(0, config.train.max_steps - done),
+            steps=0 if run.seems_trained() else max(0, config.train.max_steps - done),
             completions_per_step=batch_shape(config, world_size=1).completions_per_step,
             prompt_tokens=config.model.max_sequence_tokens - completion,
             completion_tokens=completion,

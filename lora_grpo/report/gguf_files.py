@@ -25,11 +25,12 @@ class GgufSection:
 
 def gguf_sections(run: Path) -> list[GgufSection]:
     """Return a section for each folder of a run with measured GGUF files of the adapter that is in the run now."""
+    found = {heading: paths for folder, heading in _FOLDERS.items() if (paths := current_files(run / folder))}
+    reports = read_reports(run) if found else {}
     sections = []
-    for folder, heading in _FOLDERS.items():
-        if paths := current_files(run / folder):
-            files = measured_files(paths, read_reports(run))
+    for heading, paths in found.items():
+        if files := measured_files(paths, reports):
             title = next((file.report.title for file in files if file.report), None)
             notes = [files_legend(files), *files_notes(files)]
-            sections += [GgufSection(heading, title, files_table(files), notes)] if files else []
+            sections.append(GgufSection(heading, title, files_table(files), notes))
     return sections

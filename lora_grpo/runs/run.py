@@ -85,9 +85,13 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Whether all steps are done and the adapter is saved; the same on every rank."""
+        return distributed.broadcast_from_main(self.seems_trained)
+
+    def seems_trained(self) -> bool:
+        """Return `is_trained` as this process sees the folder, also before the ranks are connected."""
         ended = self.stopped_early or self.out_of_time
         ended = ended or self.record.get("trained_steps") == self.config.train.max_steps
-        return distributed.broadcast_from_main(self.adapter.is_dir) and bool(ended)
+        return bool(ended) and self.adapter.is_dir()
 
     @property
     def stopped_early(self) -> int | None:

@@ -156,21 +156,34 @@ def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ende
     assert (small / "merged" / name).read_bytes() == (expected / name).read_bytes()
 
 
-def test_a_disk_that_fills_when_a_merge_is_flushed_publishes_nothing(tmp_path, ended, monkeypatch):
+def test_a_merge_is_published_when_it_is_on_disk_and_written_again_if_that_fails(tmp_path, ended, monkeypatch):
     monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
     adapter, sync = make_adapter(starter.model_path(), tmp_path / "adapter"), atomic.sync
     options = MergeOptions(str(adapter), base=str(starter.model_path()), output=tmp_path / "merged")
+    synced, error = set(), errno.ENOSPC
 
-    def full(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def noted(path):
+        if error and path.name == "model.safetensors":
+            raise OSError(error, os.strerror(error), str(path))
+        assert not (tmp_path / "merged").exists() or path == tmp_path
+        synced.add(path.name)
+        sync(path)
 
-    monkeypatch.setattr(atomic, "sync", full)
+    monkeypatch.setattr(atomic, "sync", noted)
     code, said = ended(lambda: merge(options))
     assert code == 1 and "No space left on device" in said and "run the command again" in said
     assert not (tmp_path / "merged").exists()
-    monkeypatch.setattr(atomic, "sync", sync)
-    assert ended(lambda: merge(options))[0] == 0
-    assert (tmp_path / "merged" / "model.safetensors").is_file()
+    assert {path.name for path in (tmp_path / ".merged.partial").iterdir()}.isdisjoint({"finished.json"})
+    error = errno.EIO
+    assert ended(lambda: merge(options))[0] == 2
+
+    error, written = 0, []
+    monkeypatch.setattr(
+        writer, "_write", lambda path, shard, write=writer._write: written.append(1) or write(path, shard)
+    )
+    assert ended(lambda: merge(options))[0] == 0 and written  # the shard that may not be on disk is not trusted
+    atomically_written = {"merge_report.json"}  # flushed under another name
+    assert synced >= {path.name for path in (tmp_path / "merged").iterdir()} - atomically_written
 
 
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):

@@ -287,21 +287,6 @@ def test_many_shards_come_out_as_many_with_an_index(tmp_path):
     assert index["metadata"]["total_size"] == sum(stored.read().nbytes for stored in model_tensors(output).values())
 
 
-def test_a_model_is_published_when_every_file_is_on_disk(tmp_path, monkeypatch):
-    staging, output, synced = tmp_path / "staging", tmp_path / "merged", set()
-    staging.mkdir()
-    for name in ("model.safetensors", "config.json"):
-        (staging / name).write_text(name)
-
-    def sync(path):
-        assert not output.exists() or path == tmp_path
-        synced.add(path.name)
-
-    monkeypatch.setattr(writer.atomic, "sync", sync)
-    writer.publish(staging, output)
-    assert synced == {"model.safetensors", "config.json", tmp_path.name} and output.is_dir()
-
-
 class Stopped(BaseException):
     pass
 
