@@ -105,7 +105,7 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
 
 
 def files_legend(files: Sequence[MeasuredFile], shown: Report | None = None) -> str:
-    """Return what the columns of the table are, in one line. `shown` is the evaluation that the page shows above it."""
+    """Return what the columns of the table are, in one line. `shown` is the evaluation that the page explains above."""
     parts = []
     if first := next((file.report for file in files if file.report), None):
         protocol, sampling = first.protocol, first.protocol.sampling
@@ -117,7 +117,8 @@ def files_legend(files: Sequence[MeasuredFile], shown: Report | None = None) -> 
         if sampling and sampling.temperature:
             drawn = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
         problems = f"{'the same ' if is_same else ''}{protocol.rows} problems"
-        parts.append(f"{_metric(first)}: percent of {problems}{drawn}")
+        intervals = "" if shown else ", with 95% intervals"
+        parts.append(f"{_metric(first)}: percent of {problems} solved{drawn}{intervals}")
         if first.baseline:
             parts.append(f"difference: from the {first.baseline.label} model")
     if any(file.kl is not None for file in files):

@@ -682,7 +682,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
         f"| trained-Q4_0.gguf | {size:.1f} MB | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] |",
     ]
     assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
-    assert "- model: llama.cpp b1" in text and "Greedy pass@1: percent of 200 problems;" in text
+    assert "- model: llama.cpp b1" in text and "Greedy pass@1: percent of 200 problems" in text
     assert "| file | size | greedy pass@1 | difference |" in text and "–: not measured." in text
     (command,) = re.findall("^llama-cli .*", text, re.MULTILINE)
     assert shlex.split(command)[3:] == ["--hf-file", "trained-Q4_0.gguf", "-sys", "$SYSTEM", "--temp", "0"]
@@ -695,6 +695,16 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     assert ("pass@1, greedy, 200 rows, trained-Q4_0.gguf", 48.8) in names
     card_of(run / "adapter", "adapter")
     assert "gguf-q4_0" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rows", "shown"), [(30, "the same 30 problems"), (200, " 200 problems")])
+def test_files_are_measured_on_the_same_problems_only_if_they_are(run, rows, shown):
+    folder = make_gguf(run, "trained-Q4_0.gguf")
+    shutil.copy(make_merged(run) / "merge_report.json", folder)
+    write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488, rows=rows)
+    first = card_of(folder, "gguf")[1].split("## How to use")[0]
+    assert "on its base in 4 bits" in first and first.index("| greedy |") < first.index(shown)
+    assert ("the same" in first) == (rows == 30) and first.count("95% intervals") == 1
 
 
 def test_the_card_of_gguf_files_has_the_divergence_that_the_export_measured(run):
