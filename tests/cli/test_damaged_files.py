@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import runpy
+import sys
 from types import SimpleNamespace
 
 import pyarrow
@@ -143,7 +144,8 @@ def test_samples_and_what_an_evaluation_leaves(tmp_path):
     check(tmp_path, [output / "evaluation.json", output / "results.jsonl"], lambda: evaluate_and_report(options))
 
 
-def test_a_task_file(tmp_path):
+def test_a_task_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a __pycache__ would be a change of the folder
     numbers = iter(range(10_000))
 
     def load():
