@@ -102,7 +102,11 @@ def _one_line(box: str) -> str:
     if values := re.search(
         r"Error parsing (--\S+): (?:no type matching (.*) could|Could not find).*?(\[.*?\])", message
     ):
-        kinds = {"{None}|INT": "expected a whole number", "{None}|FLOAT": "expected a number"}
+        kinds = {
+            "{None}|INT": "expected a whole number",
+            "{None}|FLOAT": "expected a number",
+            "{None}|{[INT [INT ...]]}": "expected whole numbers",
+        }
         expected = kinds.get(values[2], "one of them is of the wrong kind")
         given = ", ".join(re.findall("'[^']*'", values[3]))
         return f"{values[1]} is {given}; {expected}"

@@ -139,8 +139,9 @@ def _resolve(options: MergeOptions, thread: ThreadPoolExecutor) -> _Merge:
     if target.adapter is None:
         raise UserError(f"{options.source} is a full model; pass a run or an adapter to merge")
     output = (options.output or default_output(options.source, target.adapter)).expanduser().resolve()
-    if output.is_file():
-        raise UserError(f"--output-dir {output} is a file; pass a folder")
+    if not (above := next(path for path in (output, *output.parents) if path.exists())).is_dir():
+        kind = "is a file" if above.is_file() else "is not a folder"
+        raise UserError(f"--output-dir {output}: {above} {kind}; pass a folder")
     return _Merge(options, target, target.adapter, output, thread.submit(_identity, target, options.onto))
 
 
@@ -160,11 +161,12 @@ def _finished_report(job: _Merge) -> MergeReport | None:
     if report is None:
         raise UserError(f"{output} holds other files; pass another --output-dir")
     differs = [name for name, value in job.identity.result().items() if report.identity.get(name) != value]
+    differs = [f"onto ({report.onto}, now {job.options.onto})" if name == "onto" else name for name in differs]
     if dtype not in (report.requested_dtype, report.dtype):
         differs.append(f"dtype ({report.dtype}, now {dtype})")
     if differs:
         raise UserError(
-            f"{output} holds another merge: {', '.join(differs)} differ; delete it or pass another --output-dir"
+            f"{output} holds another merge, with another {', '.join(differs)}; delete it or pass another --output-dir"
         )
     check_sizes(output, report)
     writer.tidy(output)

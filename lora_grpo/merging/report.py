@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -134,7 +135,7 @@ def show(output: Path, report: MergeReport) -> None:
         print(f"KL        {pair} nats per token, over {kl.tokens} tokens")
     if kl.trained_merged is not None:
         print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
-        print("merge.py --onto dequantized keeps that base")
+        print(f"merge.py --onto dequantized --output-dir {shlex.quote(str(output))}-dequantized keeps that base")
     if not report.base.checked:
         print("base      not checked: the adapter does not record which weights it was trained on")
     if report.tokenizer == "base" and report.vocab_size is None:

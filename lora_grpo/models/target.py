@@ -219,6 +219,8 @@ def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
     name = overrides.base or config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise UserError(f"{folder}/{ADAPTER_CONFIG} does not specify a base model; pass it with --base")
+    if not overrides.base and base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
+        raise UserError(f"{folder}/{ADAPTER_CONFIG} names the base {name}, which does not exist; pass it with --base")
     base, commit = _find(name, config.get("revision"))
     return _spec("adapter", name, base, commit, overrides, folder)
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lora_grpo import sandbox, starter
+from lora_grpo.cli import read_flags
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import model_samples
@@ -409,3 +410,8 @@ def test_worked_examples_are_in_the_prompts(tmp_path):
     assert report.evaluated.source["prompts_sha256"] != bare.evaluated.source["prompts_sha256"]
     with pytest.raises(UserError, match="few_shot was 1, now 2; rows_sha256 was "):
         evaluate_and_report(replace(options, few_shot=2))
+
+
+def test_numbers_of_samples_that_are_no_numbers_are_refused(capsys):
+    with pytest.raises(UserError, match="--k is '1', 'a'; expected whole numbers"):
+        read_flags(EvaluateOptions, ["starter", "--k", "1", "a"], prog="evaluate.py", description="")

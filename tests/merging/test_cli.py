@@ -96,16 +96,16 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     assert capsys.readouterr().out == first and contents(run / "merged") == before
     assert times == {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
 
-    with pytest.raises(UserError, match=r"holds another merge: dtype \(bf16, now fp32\) differ"):
+    with pytest.raises(UserError, match=r"holds another merge, with another dtype \(bf16, now fp32\);"):
         merge(MergeOptions(str(run), dtype="fp32"))
-    with pytest.raises(UserError, match="holds another merge: onto differ"):
+    with pytest.raises(UserError, match=r"holds another merge, with another onto \(full, now dequantized\);"):
         merge(MergeOptions(str(run), onto="dequantized"))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"][:-1])
     with pytest.raises(UserError, match=r"model.safetensors is missing or truncated; delete .* and merge again"):
         merge(MergeOptions(str(run)))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"])
     make_adapter(starter.model_path(), run / "adapter", r=2)
-    with pytest.raises(UserError, match="holds another merge: adapter_sha256 differ"):
+    with pytest.raises(UserError, match="holds another merge, with another adapter_sha256;"):
         merge(MergeOptions(str(run)))
     assert contents(run / "merged") == before
 
@@ -306,6 +306,10 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     refused("holds other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
     refused("is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
+    refused(
+        "thesis.tex is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex" / "x")
+    )
+    refused("/dev/null is not a folder; pass", MergeOptions(str(run), output=Path("/dev/null")))
     with holding(staging_folder(run / "merged")):
         refused("another process is using", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]

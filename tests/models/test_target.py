@@ -82,6 +82,10 @@ def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
         with pytest.raises(UserError, match="does not specify a base model; pass it with --base"):
             resolve(str(nameless), Overrides())
     assert resolve(str(nameless), Overrides(base="starter")).base_name == "starter"
+    moved = make_adapter(tmp_path / "moved", base="/mnt/old/base")
+    with pytest.raises(UserError, match="names the base /mnt/old/base, which does not exist; pass it with --base"):
+        resolve(str(moved), Overrides())
+    assert resolve(str(moved), Overrides(base="starter")).base_name == "starter"
 
 
 def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
