@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 from lora_grpo import distributed
 from lora_grpo.audit import audit, quick_audit
 from lora_grpo.cli import changed_settings, parse, run_command
-from lora_grpo.config import Overrides, RunConfig, flag
+from lora_grpo.config import Overrides, RunConfig, controlled_folder, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import make_plan, show_plan, summary
@@ -80,7 +80,7 @@ def run_recipe(
 
 def note_missing_run(config: RunConfig) -> None:
     """Say that the run that a control is compared with is not in its folder."""
-    folder = config.output_dir.removesuffix(f"-control-{config.control}")
+    folder = controlled_folder(config.output_dir, config.control)
     if config.control and not (Path(folder) / "run.json").is_file():
         print(
             f"note: {folder} has no run to compare this control with; train it too, before or after: the same command "

@@ -282,6 +282,11 @@ def control_folder(folder: str, control: str | None) -> str:
     return re.sub(r"(-control-(format|random))?$", f"-control-{control}", str(path), count=1)
 
 
+def controlled_folder(folder: str, control: str | None) -> str:
+    """Return the folder of the run that a control is compared with; `folder` itself if it has no name of a control."""
+    return folder.removesuffix(f"-control-{control}")
+
+
 def endless_steps(hours: float) -> int:
     """Return the `train.max_steps` of a run that only its hours limit: more than fit."""
     return math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE) * _COMMON_MULTIPLE

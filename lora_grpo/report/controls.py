@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lora_grpo.config import control_folder
+from lora_grpo.config import control_folder, controlled_folder
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, read_report
 from lora_grpo.runs import RunFiles, flat, read_record
@@ -41,9 +41,8 @@ def controlled_run(folder: Path) -> Path | None:
     """Return the folder of the run that a run is the control of; None if it is not a control or has no run."""
     control = read_record(folder)["config"].get("control")
     path = str(folder.resolve())
-    ending = f"-control-{control}"
-    run = Path(path.removesuffix(ending))
-    return run if control and path.endswith(ending) and (run / "run.json").is_file() else None
+    run = Path(controlled_folder(path, control))
+    return run if control and run != Path(path) and (run / "run.json").is_file() else None
 
 
 def _finished(run: RunFiles) -> Iterator[tuple[str, Path, Report]]:
