@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -161,6 +162,7 @@ class TensorWriter:
         text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
         self._expected = 8 + len(text) + end
         self._digest = hashlib.sha256()
+        self._hasher = ThreadPoolExecutor(1)
         self._file = self._temporary.open("wb")
         self.write(len(text).to_bytes(8, "little") + text)
 
@@ -168,6 +170,7 @@ class TensorWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._hasher.shutdown()
         if kind is not None:
             with contextlib.suppress(OSError):  # the disk is still full
                 self._file.close()
@@ -179,8 +182,9 @@ class TensorWriter:
             import torch
 
             data = data.contiguous().reshape(-1).view(torch.uint8).numpy()
-        self._digest.update(data)
+        hashed = self._hasher.submit(self._digest.update, data)  # takes about as long as writing
         self._file.write(data)
+        hashed.result()
 
     def finish(self) -> str:
         """Rename the file into place, and return its SHA-256. Its data may not be on disk yet."""
