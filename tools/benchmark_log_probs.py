@@ -9,12 +9,12 @@ evenly spaced from one token to the maximum. Tiled logits skip padding, full log
 
 import argparse
 import copy
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from lora_grpo.cli import limit_spinning
 from lora_grpo.sampling import build_sampler
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="measured passes of each variant")
     parser.add_argument("--full", action="store_true", help="use the maximum length for all completions")
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    limit_spinning()
     import runpy
 
     import torch

@@ -38,12 +38,12 @@ IMPORTS = "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"
 WRITE_ONLY = """
 import sys
 from pathlib import Path
-from lora_grpo.models import base_model
+from lora_grpo.cli import limit_spinning
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.mapping import make_plan
 base, adapter, output = map(Path, sys.argv[1:])
-base_model.wait_without_spinning()
+limit_spinning()
 model = empty_model(base)
 plan = make_plan(base_tensors(base, "full", model), adapter, model)
 shards = writer.lay_out(plan, "bf16")

@@ -71,7 +71,7 @@ def main() -> None:
 
 def start(root: Path, threads: int) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--work", "--threads", str(threads)]
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(root)}
+    environment = {**os.environ, "GOMP_SPINCOUNT": "1000", "PYTHONPATH": str(root)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=root)
 

@@ -15,13 +15,13 @@ the throughput where the time of a pass does not depend on the number of rows, a
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
+from lora_grpo.cli import limit_spinning
 from lora_grpo.config import vllm_available
 from lora_grpo.sampling import SamplingParams, completion_seed
 
@@ -37,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if min(arguments.prompts, arguments.rounds) < 1 or arguments.slots < SAMPLES or arguments.slots % SAMPLES:
         parser.error(f"--prompts and --rounds must be at least 1 and --slots a multiple of {SAMPLES}")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see lora_grpo/models/base_model.py
+    limit_spinning()
     sides, passes = make_sides(arguments.prompts, arguments.slots)
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(arguments.rounds + 1):

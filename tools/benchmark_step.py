@@ -89,8 +89,10 @@ def checked_out(commit: str | None) -> Iterator[Path | None]:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    wait = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # as the kit sets it, also for the plain script
-    return {**os.environ, "PYTHONPATH": str(tree), "OMP_WAIT_POLICY": wait, "TRL_EXPERIMENTAL_SILENCE": "1"}
+    from lora_grpo.cli import limit_spinning  # the tree of `before` may have none
+
+    limit_spinning()  # also for the plain script
+    return {**os.environ, "PYTHONPATH": str(tree), "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 
 def measure(side: str, tree: Path, workload: str, steps: int) -> list[Step]:

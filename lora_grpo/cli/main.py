@@ -37,6 +37,7 @@ def run_command(main: Callable[[], None]) -> int:
     _use_utf8()
     # Otherwise huggingface_hub (1.33) requests a list of agents before anything else, for 3 s if there is no answer.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    limit_spinning()
     environment = dict(os.environ)
     _prepare_output()
     atexit.register(gc.freeze)  # otherwise Python looks for garbage among all objects when it exits: 0.9 s with torch
@@ -62,6 +63,16 @@ def run_command(main: Callable[[], None]) -> int:
         _handle(endings, signal.SIG_DFL)
     distributed.leave()
     return 0
+
+
+def limit_spinning() -> None:
+    """Let OpenMP threads spin for some microseconds while they wait, then sleep. Call this before torch is imported.
+
+    Spinning for long is many times slower on busy cores, and sleeping at once is slower on idle ones
+    (docs/benchmarks.md). Settings of the user's own are kept.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:

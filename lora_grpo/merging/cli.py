@@ -78,7 +78,6 @@ def merge(options: MergeOptions) -> Path:
         UserError: the adapter cannot be merged; nothing is written.
         RunError: a merged weight is NaN or infinite, or the disk is full.
     """
-    base_model.wait_without_spinning()
     with ThreadPoolExecutor(1) as thread:
         job = _resolve(dataclasses.replace(options, source=choose_adapter(options.source, options.what)), thread)
         show(job.output, _finished_report(job) or _merge(job, thread))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
             path, known = staging / shard.name, finished.get(shard.name)
             if not known or not path.is_file() or atomic.sha256(path) != known["sha256"]:
                 progress.show(done, f"writing {shard.name}")
-                with atomic.write_errors(staging), disk.writing(path, shard.num_bytes):
+                with atomic.write_errors(staging), disk.writing(path, shard.num_bytes), _two_fewer_threads():
                     digest = _write(path, shard)
                 finished[shard.name] = {"bytes": path.stat().st_size, "sha256": digest}
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})
@@ -106,11 +106,24 @@ def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
     return shards
 
 
+@contextlib.contextmanager
+def _two_fewer_threads() -> Iterator[None]:
+    """Leave two cores to the threads that hash and write."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _write(path: Path, shard: Shard) -> str:
     import torch
 
     entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
-    # Blocks are hashed and written in another thread while the next ones are computed.
+    # Blocks are written in another thread (and hashed in a third one) while the next ones are computed.
     with TensorWriter(path, entries) as writer, ThreadPoolExecutor(1) as thread:
         pending: deque[Future[None]] = deque()
         for output, dtype in shard.tensors:

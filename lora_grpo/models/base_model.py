@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -95,21 +94,12 @@ def _cached_sha256(path: Path, modified: int) -> str:
     return atomic.sha256(path)
 
 
-def wait_without_spinning() -> None:
-    """Make OpenMP threads sleep while they wait. Call this before torch is imported.
-
-    Spinning is many times slower on busy cores, and hardly faster on idle ones (docs/benchmarks.md).
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 def prepare_torch(seed: int) -> None:
     """Import and seed torch, silence the libraries, and make results on a CPU deterministic.
 
     Raises:
         UserError: bitsandbytes cannot be imported.
     """
-    wait_without_spinning()
     silence_libraries()
     with without_garbage_collection():
         import torch

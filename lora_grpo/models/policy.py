@@ -72,7 +72,6 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     Raises:
         UserError: a file is missing or damaged, or the adapter does not fit the base.
     """
-    base_model.wait_without_spinning()
     start = start_folder(config, resumed=resumed)
     use_one_gpu()
     engine = choose_engine(config)

@@ -166,7 +166,6 @@ def start_engine(
     Raises:
         RunError: the engine does not start.
     """
-    base_model.wait_without_spinning()
     import torch
 
     on_cpu = not torch.cuda.is_available()
