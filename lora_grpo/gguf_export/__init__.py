@@ -24,11 +24,13 @@ modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat t
 """
 
 from lora_grpo.gguf_export.cli import ExportOptions, export
+from lora_grpo.gguf_export.cost import REPORT as GGUF_REPORT
 from lora_grpo.gguf_export.cost import ExportedFile, exported_files
 from lora_grpo.gguf_export.lora import LORA_FILE
 from lora_grpo.gguf_export.modelfile import HUB_FILES, check_hub_file
 
 __all__ = [
+    "GGUF_REPORT",
     "HUB_FILES",
     "LORA_FILE",
     "ExportOptions",

@@ -80,11 +80,11 @@ def export(options: ExportOptions) -> None:
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(output.parent):
         model, notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
+        report, copy = folder / REPORT, output.with_name(REPORT)
+        if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
+            with atomic.new_file(copy) as temporary:
+                shutil.copyfile(report, temporary)
         files = measure_costs(model, outputs, trained_by)
-    report, copy = folder / REPORT, output.with_name(REPORT)
-    if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
-        with atomic.new_file(copy) as temporary:
-            shutil.copyfile(report, temporary)
     for note in notes:
         print(f"note: {note}")
     for path in outputs.values():

@@ -33,7 +33,7 @@ class ExportedFile(BaseModel):
     type: str
     bytes: int
     kl: float | None = None
-    """KL(model || file) in nats per token."""
+    """KL(model || file) in nats per token; None if it was not measured, or not yet when the export was killed."""
     texts: int = 0
     tokens: int = 0
     of_run: bool = False
@@ -79,8 +79,10 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     model's network cannot be used afterward.
     """
     beside, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    replaced = {path.name for path in outputs.values()}
-    files = {name: file for name, file in exported_files(beside).items() if name not in replaced}
+    adapter = merge.identity.get("adapter_sha256") if merge else None
+    files = exported_files(beside)
+    for kind, output in outputs.items():
+        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, adapter_sha256=adapter)
     atomic.write_json(beside / REPORT, _Report(files=files).model_dump())  # a kill must not leave older figures
     measured, texts, tokens, problem = dict[str, float](), 0, 0, None
     try:
@@ -101,7 +103,7 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
             tokens=tokens,
             of_run=of_run,
             not_measured=problem,
-            adapter_sha256=merge.identity.get("adapter_sha256") if merge else None,
+            adapter_sha256=adapter,
         )
     atomic.write_json(beside / REPORT, _Report(files=files).model_dump())
     return files

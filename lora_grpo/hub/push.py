@@ -13,6 +13,7 @@ import tyro
 from lora_grpo import __version__
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.hub import card, facts, token
+from lora_grpo.hub.exported import check_exported
 from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
 from lora_grpo.merging import check_current
 from lora_grpo.models import BEST, choose_adapter
@@ -49,6 +50,8 @@ def push_to_hub(options: PushOptions) -> None:
     check_repo_id(options.repository)
     wanted = "adapter" if options.what == BEST else options.what
     folder, kind = find(choose_adapter(options.source, options.what), wanted)
+    if kind == "gguf":
+        check_exported(folder)
     if kind != "adapter":
         check_current(folder)
     files, skipped = prepare(folder, kind, options.repository)

@@ -1,0 +1,167 @@
+"""GGUF files of another adapter, or of an unknown model, are not pushed beside a card of the run."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.gguf_models import qwen_tokenizer, save
+from helpers.pushed_runs import make_merged, make_run
+
+from lora_grpo.errors import UserError
+from lora_grpo.gguf_export import ExportOptions, cost, export, exported_files
+from lora_grpo.hub import PushOptions, push_to_hub
+from lora_grpo.models import adapter_sha256
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "push.py"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A run whose merged model was exported in two types."""
+    run = make_run(tmp_path_factory.mktemp("exported") / "mine")
+    report = (make_merged(run) / "merge_report.json").read_text()
+    shutil.rmtree(run / "merged")
+    save(run / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
+    (run / "merged" / "merge_report.json").write_text(report)
+    export(ExportOptions(run, type=("q8_0", "q4_0")))
+    return run
+
+
+@pytest.fixture
+def run(exported, tmp_path):
+    return Path(shutil.copytree(exported, tmp_path / "mine"))
+
+
+def train_again(run):
+    """Change the adapter of a run, and its merged model."""
+    (run / "adapter" / "adapter_config.json").write_text(
+        (run / "adapter" / "adapter_config.json").read_text().replace('"r": 16', '"r": 8')
+    )
+    path = run / "merged" / "merge_report.json"
+    identity = {"adapter_sha256": adapter_sha256(run / "adapter")}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"identity": identity}))
+
+
+def push(source, **options):
+    push_to_hub(PushOptions(str(source), "me/mine", dry_run=True, **options))
+
+
+def refusal(source, monkeypatch, **options):
+    """Return why a push is refused before anything is sent or asked."""
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", None)
+        patched.setattr("lora_grpo.hub.facts.gather", None)
+        with pytest.raises(UserError) as caught:
+            push(source, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_files_of_the_run_are_pushed_without_a_word(run, capsys):
+    push(run, what="gguf")
+    said = capsys.readouterr()
+    assert "mine.Q8_0.gguf" in said.out and "mine.Q4_0.gguf" in said.out and "KL" not in said.err
+
+
+def test_a_file_of_an_earlier_adapter_is_refused(run, monkeypatch, capsys):
+    train_again(run)
+    message = refusal(run, monkeypatch, what="gguf")
+    assert all(text in message for text in ("mine.Q4_0.gguf, mine.Q8_0.gguf", "another adapter", str(run / "adapter")))
+    export(ExportOptions(run))  # q8_0 only: the other file is of the earlier adapter
+    message = refusal(run, monkeypatch, what="gguf")
+    assert "mine.Q4_0.gguf" in message and "mine.Q8_0.gguf" not in message
+    assert f"scripts/export_gguf.py {run} again" in message and "delete" in message
+    (run / "gguf" / "mine.Q4_0.gguf").unlink()
+    push(run, what="gguf")
+    assert "mine.Q8_0.gguf" in capsys.readouterr().out
+
+
+def test_push_exits_with_2_and_one_line(run):
+    train_again(run)
+    command = [sys.executable, SCRIPT, run, "me/mine", "--what", "gguf"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1 and not ended.stdout
+    assert "mine.Q4_0.gguf" in ended.stderr and "another adapter" in ended.stderr
+
+
+@pytest.mark.parametrize("change", ["other name", "other size", "no report of the adapter", "damaged report"])
+def test_a_file_that_the_report_does_not_describe_is_refused(run, monkeypatch, change):
+    path = run / "gguf" / "mine.Q4_0.gguf"
+    report = path.with_name(cost.REPORT)
+    name = path.name
+    if change == "other name":
+        name = shutil.copy(path, path.with_name("older.Q4_0.gguf")).name
+    elif change == "other size":
+        path.write_bytes(path.read_bytes() + b"\0" * 32)
+    elif change == "no report of the adapter":  # as written before it was recorded
+        content = json.loads(report.read_text())
+        del content["files"][name]["adapter_sha256"]
+        report.write_text(json.dumps(content))
+    else:
+        report.write_text("{")
+    message = refusal(run, monkeypatch, what="gguf")
+    assert name in message and cost.REPORT in message and "delete" in message
+    assert ("mine.Q8_0.gguf" in message) == (change == "damaged report")
+
+
+def test_files_outside_a_run_are_of_one_adapter(run, tmp_path, monkeypatch):
+    export(ExportOptions(run, output_dir=tmp_path / "out"))
+    push(tmp_path / "out")
+    train_again(run)
+    push(tmp_path / "out")  # the card describes its own merge report
+    export(ExportOptions(run, type=("q4_0",), output_dir=tmp_path / "out"))
+    message = refusal(tmp_path / "out", monkeypatch)
+    assert "mine.Q8_0.gguf" in message and "mine.Q4_0.gguf" not in message
+
+
+def test_files_of_the_best_adapter_are_compared_with_it(run, monkeypatch):
+    shutil.copytree(run / "adapter", run / "best")
+    shutil.copytree(run / "gguf", run / "best-gguf")
+    train_again(run)
+    push(run / "best-gguf")
+    (run / "best" / "adapter_config.json").write_text("{}")
+    message = refusal(run / "best-gguf", monkeypatch)
+    assert "mine.Q4_0.gguf" in message and str(run / "best") in message
+    assert f"scripts/export_gguf.py {run} --what best again" in message
+
+
+def test_files_that_no_export_wrote_are_pushed(run, tmp_path, capsys):
+    (tmp_path / "plain").mkdir()
+    shutil.copy(run / "gguf" / "mine.Q4_0.gguf", tmp_path / "plain" / "theirs.gguf")
+    push(tmp_path / "plain")
+    said = capsys.readouterr()
+    assert "theirs.gguf" in said.out and not said.err
+
+
+def test_files_of_a_model_without_a_merge_report_are_pushed(tmp_path, capsys):
+    export(ExportOptions(save(tmp_path / "theirs", "Qwen2ForCausalLM", qwen_tokenizer())))
+    push(tmp_path / "theirs-gguf")
+    assert "theirs.Q8_0.gguf" in capsys.readouterr().out
+
+
+def test_a_file_whose_export_was_killed_before_it_was_measured_is_named(run, monkeypatch, capsys):
+    train_again(run)
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(cost, "divergences_from", kill)
+        export(ExportOptions(run, type=("q4_0", "q8_0")))
+    files = exported_files(run / "gguf")
+    assert {file.adapter_sha256 for file in files.values()} == {adapter_sha256(run / "adapter")}
+    export(ExportOptions(run))
+    capsys.readouterr()
+    push(run, what="gguf")
+    said = capsys.readouterr()
+    (note,) = [line for line in said.err.splitlines() if "KL" in line]
+    assert "mine.Q4_0.gguf" in note and f"scripts/export_gguf.py {run} --type q4_0" in note
+    assert "mine.Q4_0.gguf" in said.out
+    export(ExportOptions(run, type=("q4_0",)))
+    capsys.readouterr()
+    push(run, what="gguf")
+    assert "KL" not in capsys.readouterr().err
