@@ -22,24 +22,22 @@ def check_exported(folder: Path) -> None:
     if not (folder / GGUF_REPORT).is_file():
         return
     files, merge, command = exported_files(folder), read_report(folder), _command(folder)
+    fix = f"run {command} again, and move or delete what it does not replace"
     made_from, expected = "the last export", merge.identity.get("adapter_sha256") if merge else None
     names = sorted(path.name for path in folder.glob("*.gguf"))
     # The export of a model without a merge report knows no adapter.
     unknown = [name for name in names if name not in files or (expected and not files[name].adapter_sha256)]
     if unknown:
         raise UserError(
-            f"{folder}: {GGUF_REPORT} does not list {', '.join(unknown)} with its size and adapter, so what they "
-            f"were made from is unknown; run {command} again, or move or delete them"
+            f"{folder}: {GGUF_REPORT} lists no such size and adapter for {', '.join(unknown)}, so the source is "
+            f"unknown; {fix}"
         )
     adapter = source_adapter(folder)
     if (folder.parent / "run.json").is_file() and adapter.is_dir():
         made_from, expected = str(adapter), adapter_sha256(adapter)
     others = [name for name in names if files[name].adapter_sha256 not in (None, expected)]
     if expected and others:
-        raise UserError(
-            f"{folder}: {', '.join(others)}: made from another adapter than {made_from}; run {command} again, or "
-            "move or delete them"
-        )
+        raise UserError(f"{folder}: {', '.join(others)}: made from another adapter than {made_from}; {fix}")
     for name, file in files.items():
         if file.kl is None and file.not_measured is None:
             print(f"note: {name} has no KL divergence; run {command} --type {file.type} to measure it", file=sys.stderr)
