@@ -71,7 +71,10 @@ def main() -> None:
 
 def start(root: Path, threads: int) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--work", "--threads", str(threads)]
-    environment = {**os.environ, "GOMP_SPINCOUNT": "1000", "PYTHONPATH": str(root)}
+    from lora_grpo.cli import limit_spinning  # the tree of `before` may have none
+
+    limit_spinning()  # both sides wait as this tree does
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=root)
 

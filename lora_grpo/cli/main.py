@@ -68,7 +68,7 @@ def run_command(main: Callable[[], None]) -> int:
 def limit_spinning() -> None:
     """Let OpenMP threads spin for some microseconds while they wait, then sleep. Call this before torch is imported.
 
-    Spinning for long is many times slower on busy cores, and sleeping at once is slower on idle ones
+    Spinning for long takes about twice as long on busy cores, and sleeping at once takes longer on idle ones
     (docs/benchmarks.md). Settings of the user's own are kept.
     """
     if "OMP_WAIT_POLICY" not in os.environ:

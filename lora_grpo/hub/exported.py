@@ -21,7 +21,8 @@ def check_exported(folder: Path) -> None:
     folder = folder.resolve()
     if not (folder / GGUF_REPORT).is_file():
         return
-    files, merge, command = exported_files(folder), read_report(folder), _command(folder)
+    files, merge = exported_files(folder), read_report(folder)
+    command = " ".join(["scripts/export_gguf.py", *_arguments(folder)])
     fix = f"run {command} again, and move or delete what it does not replace"
     made_from, expected = "the last export", merge.identity.get("adapter_sha256") if merge else None
     names = sorted(path.name for path in folder.glob("*.gguf"))
@@ -43,9 +44,9 @@ def check_exported(folder: Path) -> None:
             print(f"note: {name} has no KL divergence; run {command} --type {file.type} to measure it", file=sys.stderr)
 
 
-def _command(folder: Path) -> str:
-    """Return the command that exports the files of a run, as far as the run is known."""
+def _arguments(folder: Path) -> list[str]:
+    """Return the arguments that export the files of a run again; none if the run is not known."""
     if not (folder.parent / "run.json").is_file():
-        return "scripts/export_gguf.py"
-    best = " --what best" if source_adapter(folder).name == BEST else ""
-    return f"scripts/export_gguf.py {shlex.quote(str(folder.parent))}{best}"
+        return []
+    best = ["--what", "best"] if source_adapter(folder).name == BEST else []
+    return [shlex.quote(str(folder.parent)), *best]

@@ -10,6 +10,8 @@ import pytest
 from lora_grpo.cli import limit_spinning
 from lora_grpo.models.base_model import without_garbage_collection
 
+SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
 
 def test_a_command_does_not_look_for_garbage_when_it_exits():
     code = (
@@ -80,6 +82,6 @@ def test_a_command_limits_spinning_before_it_imports_torch(command, tmp_path):
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     command = [part.format(out=tmp_path) for part in command]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["1000"]), done.stderr
