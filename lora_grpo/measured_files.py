@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from lora_grpo.evaluation import Report, percent
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, disk
 from lora_grpo.gguf_export import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256, source_adapter
 
@@ -91,7 +91,7 @@ def files_table(files: Sequence[MeasuredFile]) -> Table:
         row = [_named(first), "", _score(baseline.scores, baseline.intervals, metric)]
         rows.append((*row, *[""] * (len(headings) - len(row))))
     for file in files:
-        row = [file.name, _size(file.size)]
+        row = [file.name, disk.size(file.size)]
         if first:
             measured = file.report.evaluated if file.report else None
             row.append(_score(measured.scores, measured.intervals, metric) if measured else "–")
@@ -161,7 +161,3 @@ def _named(report: Report) -> str:
 
 def _score(scores: Mapping[str, float], intervals: Mapping[str, Sequence[float]], metric: str) -> str:
     return percent(scores[metric], intervals[metric]) if metric in scores else "–"
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -67,11 +67,10 @@ def free_space(path: Path) -> tuple[Path, int]:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes in GB, in MB below 0.1 GB, or in kB below 0.1 MB."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if num_bytes >= unit / 10:
-            return f"{num_bytes / unit:.2f} {name}"
-    return f"{num_bytes / 1e3:.2f} kB"
+    """Return a number of bytes in GB, in MB below 1 GB, or in kB below 0.1 MB."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.2f} GB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _reason(error: BaseException) -> str | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, lock
+from lora_grpo.files import atomic, disk, lock
 from lora_grpo.gguf_export.cost import measure_costs
 from lora_grpo.gguf_export.lora import LORA_FILE, write_lora
 from lora_grpo.gguf_export.modelfile import modelfile_path
@@ -90,7 +90,7 @@ def export(options: ExportOptions) -> None:
     for path in outputs.values():
         file = files[path.name]
         cost = "" if file.kl is None else f", KL(model || file) {file.kl:.2g} nats per token"
-        print(f"{path}  {file.bytes / 1e6:.1f} MB{cost}")
+        print(f"{path}  {disk.size(file.bytes)}{cost}")
     if reason := files[output.name].not_measured:
         print(f"note: the KL divergence was not measured: {reason}")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
@@ -110,7 +110,7 @@ def _export_adapter(options: ExportOptions, folder: Path) -> None:
     output = options.output or (options.output_dir or adapter) / LORA_FILE
     with lock.holding(output.parent):
         write_lora(adapter, output)
-    print(f"{output}  {output.stat().st_size / 1e6:.1f} MB")
+    print(f"{output}  {disk.size(output.stat().st_size)}")
     print(f"  llama-cli -m BASE.gguf --lora {shlex.quote(str(output))}")
 
 

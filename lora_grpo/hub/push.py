@@ -12,6 +12,7 @@ import tyro
 
 from lora_grpo import __version__
 from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import disk
 from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.exported import check_exported
 from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
@@ -58,8 +59,8 @@ def push_to_hub(options: PushOptions) -> None:
     visibility = "public" if options.public else "private"
     print(f"{folder} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
-        print(f"  {_megabytes(file.size):>16}  {file.name}")
-    print(f"  {_megabytes(sum(file.size for file in files)):>16}  total, {len(files)} files")
+        print(f"  {disk.size(file.size):>16}  {file.name}")
+    print(f"  {disk.size(sum(file.size for file in files)):>16}  total, {len(files)} files")
     if skipped:
         print(f"not uploaded: {', '.join(skipped)}")
     if options.dry_run:
@@ -167,7 +168,3 @@ def _one_line(error: Exception, repo_id: str, secret: str) -> UserError | RunErr
     if status in (403, 404):
         return UserError(f"the token may not write to {repo_id}: {reason}; use a token with write access")
     return RunError(f"the push to {repo_id} failed: {reason}; run the same command again to send what is missing")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

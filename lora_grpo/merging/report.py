@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lora_grpo.errors import UserError
+from lora_grpo.files import disk
 from lora_grpo.merging.base_weights import Onto
 from lora_grpo.models import BEST, adapter_sha256, source_adapter
 
@@ -121,8 +122,7 @@ def check_current(folder: Path) -> None:
 def show(output: Path, report: MergeReport) -> None:
     """Print the report of the merged model in `output`."""
     num_bytes = sum(shard.bytes for shard in report.shards)
-    size = f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-    print(f"merged    {output}: {report.dtype}, {size}, into {report.base.name} ({report.onto})")
+    print(f"merged    {output}: {report.dtype}, {disk.size(num_bytes)}, into {report.base.name} ({report.onto})")
     print(f"dtype     {report.reason}")
     kept, kl = report.retained, report.kl
     if kept:

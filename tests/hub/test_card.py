@@ -673,13 +673,13 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488)
     write_gguf_evaluation(run, folder / "trained-Q8_0.gguf", 0.5)
     data, text, _ = card_of(folder, "gguf")
-    size = (folder / "trained-Q4_0.gguf").stat().st_size / 1e6
+    size = (folder / "trained-Q4_0.gguf").stat().st_size / 1e3
     table = [line for line in text.splitlines() if line.startswith(("| merged", "| trained"))]
     assert table == [
         "| merged, 16 bits |  | 50.0 \\[40.0, 60.0\\] |  |",
         "| trained-Q5_0.gguf | 1.7 MB | – | – |",
         "| trained-Q8_0.gguf | 1.7 MB | 50.0 \\[40.0, 60.0\\] | +0.0 \\[-5.0, +5.0\\] |",
-        f"| trained-Q4_0.gguf | {size:.1f} MB | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] |",
+        f"| trained-Q4_0.gguf | {size:.1f} kB | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] |",
     ]
     assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
     assert "- model: llama.cpp b1" in text and "Greedy pass@1: percent of 200 problems" in text
@@ -713,7 +713,7 @@ def test_the_card_of_gguf_files_has_the_divergence_that_the_export_measured(run)
     entry = {"type": "q4_0", "bytes": size, "kl": 0.0153, "texts": 8, "tokens": 256, "of_run": True}
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q4_0.gguf": entry}})
     _, text, _ = card_of(folder, "gguf")
-    assert f"| trained-Q4_0.gguf | {size / 1e6:.1f} MB | 0.015 |" in text
+    assert f"| trained-Q4_0.gguf | {size / 1e3:.1f} kB | 0.015 |" in text
     assert "nats per token." in text and "KL divergence: on 256 tokens of completions of the run" in text
     write_gguf_evaluation(run, folder / "trained-Q4_0.gguf", 0.488)
     _, text, _ = card_of(folder, "gguf")

@@ -318,7 +318,7 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
 def test_a_full_disk_is_found_out_before_anything_is_written(run, monkeypatch):
     usage = type("usage", (), {"free": 60_000_000})
     monkeypatch.setattr("lora_grpo.files.disk.shutil.disk_usage", lambda path: usage)
-    refused("60.00 MB free and needs 7", MergeOptions(str(run)))
+    refused("60.0 MB free and needs 7", MergeOptions(str(run)))
     assert not (run / "merged").exists() and not staging_folder(run / "merged").exists()
 
 

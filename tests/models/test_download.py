@@ -62,7 +62,7 @@ def test_the_size_of_a_download_is_announced(cache, capsys):
         **{"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64, "tie_word_embeddings": True},
     }
     cache("o/small", config__json={**small, "torch_dtype": "float32"})
-    assert "about 0.37 MB to" in announced("o/small", capsys)
+    assert "about 0.4 MB to" in announced("o/small", capsys)
     cache("o/new", config__json={"model_type": "unheard_of"})
     assert "the Hugging Face Hub: to " in announced("o/new", capsys)
 
