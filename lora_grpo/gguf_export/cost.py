@@ -42,6 +42,10 @@ class ExportedFile(BaseModel):
     """The reason, if the divergence was not measured."""
     adapter_sha256: str | None = None
     """The adapter that was merged into the model, if that is known."""
+    onto: str | None = None
+    """The base of that merge: `full` or `dequantized`."""
+    dtype: str | None = None
+    """The dtype of the merged model."""
 
 
 class _Report(BaseModel):
@@ -79,11 +83,14 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     model's network cannot be used afterward.
     """
     beside, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    adapter = merge.identity.get("adapter_sha256") if merge else None
     files = exported_files(beside)
     for kind, output in outputs.items():
-        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, adapter_sha256=adapter)
-    atomic.write_json(beside / REPORT, _Report(files=files).model_dump())  # a kill must not leave older figures
+        file = ExportedFile(type=kind, bytes=output.stat().st_size)
+        if merge:
+            source = {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
+            file = file.model_copy(update=source)
+        files[output.name] = file
+    atomic.write_json(beside / REPORT, _Report(files=files).model_dump())  # in case that measuring is interrupted
     measured, texts, tokens, problem = dict[str, float](), 0, 0, None
     try:
         ids, keep = texts_of(model.tokenizer, run, TEXTS)
@@ -95,16 +102,14 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
         problem = ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + first_line(error)
     of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
     for kind, output in outputs.items():
-        files[output.name] = ExportedFile(
-            type=kind,
-            bytes=output.stat().st_size,
-            kl=max(0.0, round(measured[kind], 9)) if kind in measured else None,  # less is rounding
-            texts=texts,
-            tokens=tokens,
-            of_run=of_run,
-            not_measured=problem,
-            adapter_sha256=adapter,
-        )
+        found = {
+            "kl": max(0.0, round(measured[kind], 9)) if kind in measured else None,  # less is rounding
+            "texts": texts,
+            "tokens": tokens,
+            "of_run": of_run,
+            "not_measured": problem,
+        }
+        files[output.name] = files[output.name].model_copy(update=found)
     atomic.write_json(beside / REPORT, _Report(files=files).model_dump())
     return files
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
 from helpers.gguf_models import qwen_tokenizer, save
 from helpers.pushed_runs import make_merged, make_run
 
@@ -74,7 +75,7 @@ def test_a_file_of_an_earlier_adapter_is_refused(run, monkeypatch, capsys):
     export(ExportOptions(run))  # q8_0 only: the other file is of the earlier adapter
     message = refusal(run, monkeypatch, what="gguf")
     assert "mine.Q4_0.gguf" in message and "mine.Q8_0.gguf" not in message
-    assert f"scripts/export_gguf.py {run} again" in message and "delete" in message
+    assert "scripts/export_gguf.py" in message and "delete" in message
     (run / "gguf" / "mine.Q4_0.gguf").unlink()
     push(run, what="gguf")
     assert "mine.Q8_0.gguf" in capsys.readouterr().out
@@ -126,7 +127,39 @@ def test_files_of_the_best_adapter_are_compared_with_it(run, monkeypatch):
     (run / "best" / "adapter_config.json").write_text("{}")
     message = refusal(run / "best-gguf", monkeypatch)
     assert "mine.Q4_0.gguf" in message and str(run / "best") in message
-    assert f"scripts/export_gguf.py {run} --what best again" in message
+
+
+def test_a_model_that_the_run_did_not_train_is_refused_as_unknown(run, tmp_path, monkeypatch):
+    shutil.rmtree(run / "gguf")
+    theirs = save(tmp_path / "theirs", "Qwen2ForCausalLM", qwen_tokenizer())
+    export(ExportOptions(theirs, output_dir=run / "gguf"))
+    assert not (run / "gguf" / "merge_report.json").exists()
+    message = refusal(run, monkeypatch, what="gguf")
+    assert "theirs.Q8_0.gguf" in message and "unknown" in message
+
+
+@pytest.mark.parametrize("other", [{"onto": "dequantized"}, {"dtype": "fp32"}])
+def test_a_file_of_another_merge_of_the_adapter_is_refused(run, monkeypatch, other):
+    path = run / "merged" / "merge_report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | other))
+    export(ExportOptions(run))
+    message = refusal(run, monkeypatch, what="gguf")
+    assert "mine.Q4_0.gguf" in message and "mine.Q8_0.gguf" not in message
+    assert "another merge" in message and all(value in message for value in other.values())
+    export(ExportOptions(run, type=("q4_0",)))
+    push(run, what="gguf")
+
+
+def test_an_adapter_beside_a_model_is_refused_as_such(run):
+    with (run / "gguf" / "adapter_model.gguf").open("wb") as file:
+        writer = GGUFWriter(None, "qwen2")
+        writer.add_type("adapter")
+        writer.write_header_to_file(Path(file.name))
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+    with pytest.raises(UserError, match=r"adapter_model\.gguf is an adapter"):
+        push(run, what="gguf")
 
 
 def test_files_that_no_export_wrote_are_pushed(run, tmp_path, capsys):
@@ -159,8 +192,7 @@ def test_a_file_whose_export_was_killed_before_it_was_measured_is_named(run, mon
     push(run, what="gguf")
     said = capsys.readouterr()
     (note,) = [line for line in said.err.splitlines() if "KL" in line]
-    assert "mine.Q4_0.gguf" in note and f"scripts/export_gguf.py {run} --type q4_0" in note
-    assert "mine.Q4_0.gguf" in said.out
+    assert "mine.Q4_0.gguf" in note and "mine.Q4_0.gguf" in said.out
     export(ExportOptions(run, type=("q4_0",)))
     capsys.readouterr()
     push(run, what="gguf")

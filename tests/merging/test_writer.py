@@ -291,6 +291,24 @@ class Stopped(BaseException):
     pass
 
 
+def test_two_threads_are_left_to_hashing_and_writing_until_a_shard_ends(bases, tmp_path, monkeypatch):
+    def stop(*_):
+        during.append(torch.get_num_threads())
+        raise Stopped
+
+    during = []
+    monkeypatch.setattr(writer, "_write", stop)
+    base, before = bases[True, "float32"], torch.get_num_threads()
+    adapter = make_adapter(base, tmp_path / "adapter")
+    torch.set_num_threads(4)
+    try:
+        with pytest.raises(Stopped):
+            merged(base, adapter, tmp_path / "merged")
+        assert during == [2] and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_path, monkeypatch):
     base = make_base(tmp_path / "base", tied=False, shards="20KB")
     adapter = make_adapter(base, tmp_path / "adapter")
