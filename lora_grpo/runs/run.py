@@ -208,9 +208,11 @@ def open_run(
             "--output-dir"
         )
     # Without a run.json, no file here belongs to a run, not even a folder named `adapter`: `begin` deletes the old
-    # run.json last and writes the new one first. A kill in between leaves only temporary dot files.
-    entries = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in entries if not name.startswith(".")]
+    # run.json last and writes the new one first. A kill in between leaves only temporary dot files, and the empty
+    # folder that the trainer makes for its checkpoints.
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    left = [path for path in entries if path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())]
+    foreign = [path.name for path in entries if not path.name.startswith(".") and path not in left]
     if not is_run and foreign:
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); pass an empty or new --output-dir")
     if distributed.is_main():

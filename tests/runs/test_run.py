@@ -155,15 +155,16 @@ def test_a_run_that_is_there_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("how", [NEW, RESUME, OVERWRITE])
-@pytest.mark.parametrize("name", ["thesis.tex", "adapter", "evaluation"])
+@pytest.mark.parametrize("name", ["thesis.tex", "adapter", "checkpoints", "evaluation"])
 def test_a_folder_of_someone_elses_is_refused_and_untouched(tmp_path, how, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "work").write_text("years of it")
     assert f"{tmp_path} holds other files ({name})" in refusal(tmp_path, how)
 
 
-def test_an_empty_folder_and_hidden_leftovers_are_fine(tmp_path):
+def test_an_empty_folder_and_leftovers_of_a_kill_before_run_json_are_fine(tmp_path):
     (tmp_path / ".run.json.partial").write_text("{")
+    (tmp_path / "checkpoints").mkdir()
     open_in(tmp_path).begin(BASE)
     assert read_record(tmp_path)["status"] == "running"
 
