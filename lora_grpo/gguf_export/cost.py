@@ -83,13 +83,11 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     model's network cannot be used afterward.
     """
     beside, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    files = exported_files(beside)
+    files, source = exported_files(beside), dict[str, Any]()
+    if merge:
+        source = {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
     for kind, output in outputs.items():
-        file = ExportedFile(type=kind, bytes=output.stat().st_size)
-        if merge:
-            source = {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
-            file = file.model_copy(update=source)
-        files[output.name] = file
+        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, **source)
     atomic.write_json(beside / REPORT, _Report(files=files).model_dump())  # in case that measuring is interrupted
     measured, texts, tokens, problem = dict[str, float](), 0, 0, None
     try:

@@ -35,10 +35,10 @@ def check_exported(folder: Path) -> None:
         )
     if others := [name for name in names if files[name].adapter_sha256 != expected]:
         raise UserError(f"{folder}: {', '.join(others)}: made from another adapter than {made_from}; {fix}")
-    last = (merge.onto, merge.dtype) if merge else (None, None)
-    if others := [name for name in names if (files[name].onto, files[name].dtype) != last]:
+    onto, dtype = (merge.onto, merge.dtype) if merge else (None, None)
+    if others := [name for name in names if (files[name].onto, files[name].dtype) != (onto, dtype)]:
         raise UserError(
-            f"{folder}: {', '.join(others)}: made from another merge than the last export, which is {last}; {fix}"
+            f"{folder}: {', '.join(others)}: made from another merge than the last export ({onto}, {dtype}); {fix}"
         )
     for name, file in files.items():
         if file.kl is None and file.not_measured is None:
