@@ -4,7 +4,7 @@
     rows and    completions,   one score     GRPO update         │
     prompts     G per prompt   each              │               ├─► evaluation   base against trained, with p-values
                     ▲                            │               ├─► report       one HTML page
-                    └────── updated adapter ─────┘               ├─► merging      one model ─► gguf_export
+                    └────── updated adapter ─────┘               ├─► merging      one model ─► gguf
                                                                  └─► hub          model card, push
 
 Start with `pipeline.py`: the flow of every recipe, one call per arrow. Each folder's `__init__.py` explains the folder.
@@ -12,29 +12,25 @@ Start with `pipeline.py`: the flow of every recipe, one call per arrow. Each fol
 pipeline.py    plan, load, evaluate the base, train, evaluate again, report
 cli/           command line -> checked configuration; exceptions -> one line and an exit code
 config/        every setting with its unit; presets, batch arithmetic, hardware, engines
-planning/      --plan: memory by part, what fits, steps and time, what to change
-preview/       --preview and --dry-run: sampled groups before training, and whether GRPO can learn from them
-tasks/         GSM8K, HumanEval, MBPP, plain prompts, bundled problems: rows, prompts, one grader for each
+tasks/         GSM8K, HumanEval, MBPP, plain prompts, bundled problems: rows, prompts, a grader each; audit
 starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
 models/        what a name means (run, adapter, folder, Hub id); base, adapter and policy; shape and memory
-sampling/      completions from a policy: built-in sampler, vLLM in this process, vLLM server
-llama_cpp/     completions from a GGUF file
-loss_pass/     the forward and backward passes of GRPO: each prompt once, no padding, nothing that cannot teach
-training/      TRL's GRPO and SFT trainers, validation, alarms, logprob check
+sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
+training/      TRL's GRPO and SFT trainers, the exact loss pass, validation, alarms, logprob check
+planning/      before training: the memory plan, the preview of what the model samples, the check of a GPU
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
 report/        a run, or two side by side, as one HTML page
 merging/       an adapter into its base, tensor by tensor
-gguf_export/   GGUF files for llama.cpp, Ollama and LM Studio
+gguf/          GGUF files for llama.cpp, Ollama and LM Studio, and what was measured on them
 hub/           files, model card and push
-gpu_check/     does this GPU run the recipes, how fast, in how much memory
 files/         files that are complete or absent, locks, JSON lines, safetensors
 
-measured_files.py is the table of GGUF files on the page of a run and on the model card. distributed.py, progress.py,
-errors.py and optional.py serve all folders. A folder imports only names in the `__all__`
-of other folders, and only from folders listed above it in the table of tests/test_structure.py. Heavy packages (torch,
+distributed.py, progress.py, errors.py and optional.py serve all folders. A folder imports only names that another
+folder's `__init__.py` imports, and only from folders listed above it in the table of tests/test_structure.py.
+Heavy packages (torch,
 transformers, trl, peft, unsloth, vllm, datasets) are imported inside functions, so that --help and --plan start
 quickly; see docs/decisions/0015-packages-and-faces.md.
 """

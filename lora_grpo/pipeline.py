@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
-from lora_grpo.audit import audit, quick_audit
 from lora_grpo.cli import changed_settings, parse, run_command
 from lora_grpo.config import Overrides, RunConfig, controlled_folder, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
-from lora_grpo.planning import make_plan, show_plan, summary
-from lora_grpo.preview import dry_run, preview, show_settings
+from lora_grpo.planning import dry_run, make_plan, preview, show_plan, show_settings, summary
 from lora_grpo.report import add_to_controlled_run, link_back, report_line
 from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics, time_table
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
     Data,
+    audit,
     fit_to_context,
     get_task,
     is_task_file,
     load_data,
+    quick_audit,
     split_validation,
     start_sandbox,
 )

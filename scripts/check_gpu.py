@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.gpu_check import Options, check_gpu
+from lora_grpo.planning import Options, check_gpu
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gsm8k_lora.py"
 

@@ -10,7 +10,7 @@ K-quants such as q4_k_m need llama.cpp's llama-quantize on the PATH.
 import sys
 
 from lora_grpo.cli import read_flags, run_command
-from lora_grpo.gguf_export import ExportOptions, export
+from lora_grpo.gguf import ExportOptions, export
 
 
 def main() -> None:

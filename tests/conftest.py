@@ -29,7 +29,7 @@ LONGEST_FIRST = (
     "sandbox/test_attacks.py",
     "training/test_monitor.py",
     "training/test_several_processes.py",
-    "gpu_check/test_check.py",
+    "planning/test_gpu_check.py",
     "training/test_run.py",
     "evaluation/test_kill.py",
     "sandbox/test_kill.py",

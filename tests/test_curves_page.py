@@ -8,7 +8,7 @@ from helpers.flags import flag_names
 from helpers.tiny_runs import run_tiny
 
 from lora_grpo.config.trl_fields import grpo_fields
-from lora_grpo.preview import diagnosis
+from lora_grpo.planning import diagnosis
 from lora_grpo.runs import read_metrics
 from lora_grpo.training import alarms
 

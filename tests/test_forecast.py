@@ -9,9 +9,9 @@ from helpers.report_runs import completion, write_run
 from lora_grpo import forecast
 from lora_grpo.config import RunConfig, endless_steps, replace
 from lora_grpo.forecast import Sample, make_forecast, no_forecast
-from lora_grpo.preview.groups import Answer, Group
-from lora_grpo.preview.page import show
-from lora_grpo.preview.run import mean_learning_rate
+from lora_grpo.planning.preview import mean_learning_rate
+from lora_grpo.planning.preview_groups import Answer, Group
+from lora_grpo.planning.preview_page import show
 from lora_grpo.report import write_report
 from lora_grpo.tasks.registry import Verdict
 

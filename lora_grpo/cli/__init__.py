@@ -15,5 +15,3 @@ main.py        runs a command, sets the exit code, and closes an unfinished run
 from lora_grpo.cli.arguments import changed_settings, parse
 from lora_grpo.cli.flags import read_flags
 from lora_grpo.cli.main import limit_spinning, run_command
-
-__all__ = ["changed_settings", "limit_spinning", "parse", "read_flags", "run_command"]

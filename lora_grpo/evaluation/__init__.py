@@ -31,23 +31,3 @@ from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_
 from lora_grpo.evaluation.report import Report, printable, read_report, read_reports
 from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.run import count_passed, evaluate, report_run, sample_and_grade
-
-__all__ = [
-    "UNPARSED",
-    "EvaluateOptions",
-    "Report",
-    "Result",
-    "bootstrap_interval",
-    "count_passed",
-    "estimate_pass_at_k",
-    "evaluate",
-    "evaluate_and_report",
-    "mcnemar_exact",
-    "percent",
-    "printable",
-    "read_report",
-    "read_reports",
-    "report_run",
-    "sample_and_grade",
-    "wilson_interval",
-]

@@ -17,9 +17,8 @@ from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import Report, make_report, read_report, write_report
 from lora_grpo.evaluation.samples_file import SampleFile
 from lora_grpo.files import json_files, lock
-from lora_grpo.llama_cpp import GgufModel, find_program, read_gguf
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
-from lora_grpo.sampling import build
+from lora_grpo.sampling import GgufModel, build, find_program, read_gguf
 from lora_grpo.tasks import chat, load_evaluation_rows, start_sandbox
 
 Side = ModelSamples | SampleFile

@@ -17,10 +17,9 @@ from lora_grpo.evaluation.options import Plan
 from lora_grpo.evaluation.report import Graded, make_protocol
 from lora_grpo.evaluation.results import task_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
-from lora_grpo.llama_cpp import GgufModel
-from lora_grpo.llama_cpp import load_sampler as load_gguf
 from lora_grpo.models import BASE, ModelSpec
-from lora_grpo.sampling import Sampler, build
+from lora_grpo.sampling import GgufModel, Sampler, build
+from lora_grpo.sampling import load_sampler as load_gguf
 from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, task_sha256, task_title
 
 

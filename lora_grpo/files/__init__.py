@@ -32,25 +32,3 @@ from lora_grpo.files.tensors import (
     row_blocks,
     same_values,
 )
-
-__all__ = [
-    "DTYPES",
-    "INDEX",
-    "ITEM_SIZES",
-    "Rows",
-    "StoredTensor",
-    "TensorWriter",
-    "adapter_tensors",
-    "atomic",
-    "disk",
-    "file_tensors",
-    "gguf_header",
-    "json_files",
-    "lock",
-    "model_tensors",
-    "python_file",
-    "row_blocks",
-    "same_values",
-    "streams",
-    "tables",
-]

@@ -21,5 +21,3 @@ card.py           renders README.md: front matter, and text from card.md.jinja
 
 from lora_grpo.hub.push import PushOptions, push_to_hub
 from lora_grpo.hub.token import refuse_tokens_in
-
-__all__ = ["PushOptions", "push_to_hub", "refuse_tokens_in"]

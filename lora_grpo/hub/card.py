@@ -22,10 +22,10 @@ from markupsafe import Markup
 
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
+from lora_grpo.gguf import files_legend, files_notes, files_table, nats
 from lora_grpo.hub.example import own_dataset
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
-from lora_grpo.measured_files import files_legend, files_notes, files_table, nats
 from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS, chat
 

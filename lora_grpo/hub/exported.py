@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lora_grpo.errors import UserError
-from lora_grpo.gguf_export import GGUF_REPORT, LORA_FILE, exported_files
+from lora_grpo.gguf import GGUF_REPORT, LORA_FILE, exported_files
 from lora_grpo.merging import read_report
 from lora_grpo.models import adapter_sha256, source_adapter
 

@@ -15,9 +15,9 @@ from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, read_reports
 from lora_grpo.files import json_files
+from lora_grpo.gguf import MeasuredFile, measured_files
 from lora_grpo.hub import base_license
 from lora_grpo.hub.example import Example, find
-from lora_grpo.measured_files import MeasuredFile, measured_files
 from lora_grpo.merging import REPORT, MergeReport
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import BEST, adapter_sha256, base_model, source_adapter

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
-from lora_grpo.gguf_export import HUB_FILES, LORA_FILE
+from lora_grpo.gguf import HUB_FILES, LORA_FILE
 from lora_grpo.hub import token
 from lora_grpo.hub.intact import check_intact
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, file_tensors, gguf_header, model_tensors
-from lora_grpo.gguf_export import HUB_FILES, LORA_FILE, check_hub_file
+from lora_grpo.gguf import HUB_FILES, LORA_FILE, check_hub_file
 from lora_grpo.merging import REPORT, read_report
 
 

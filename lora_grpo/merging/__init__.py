@@ -27,19 +27,3 @@ from lora_grpo.merging.divergence import divergences_from, texts_of
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import LowRank
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report
-
-__all__ = [
-    "REPORT",
-    "LowRank",
-    "MergeOptions",
-    "MergeReport",
-    "Plan",
-    "check_current",
-    "divergences_from",
-    "empty_model",
-    "merge",
-    "merged_model",
-    "plan_of",
-    "read_report",
-    "texts_of",
-]

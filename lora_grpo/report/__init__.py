@@ -30,5 +30,3 @@ from lora_grpo.report.writing import (
     write_diff,
     write_report,
 )
-
-__all__ = ["ReportOptions", "add_to_controlled_run", "link_back", "report", "report_line", "write_diff", "write_report"]

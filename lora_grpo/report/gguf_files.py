@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_grpo.evaluation import read_reports
-from lora_grpo.measured_files import current_files, files_legend, files_notes, files_table, measured_files
+from lora_grpo.gguf import current_files, files_legend, files_notes, files_table, measured_files
 
 _FOLDERS = {"gguf": "GGUF files", "best-gguf": "GGUF files of the best adapter"}
 

@@ -14,18 +14,3 @@ from lora_grpo.rewards.functions import TEST_REWARDS, RewardFunction, completion
 from lora_grpo.rewards.guard import RewardError
 from lora_grpo.rewards.scoring import score, training_set, trl_rows
 from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, is_format_reward, parse_reward_specs, resolve
-
-__all__ = [
-    "RIGHT_REWARDS",
-    "TEST_REWARDS",
-    "Reward",
-    "RewardError",
-    "RewardFunction",
-    "completion_text",
-    "is_format_reward",
-    "parse_reward_specs",
-    "resolve",
-    "score",
-    "training_set",
-    "trl_rows",
-]

@@ -19,30 +19,3 @@ from lora_grpo.runs.durations import duration, time_table
 from lora_grpo.runs.reader import Line, RunFiles, read_continued, read_metrics, read_run
 from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
 from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run
-
-__all__ = [
-    "AtomicCheckpoints",
-    "Line",
-    "Run",
-    "RunFiles",
-    "begun_run",
-    "check_resume",
-    "check_settings",
-    "close_run",
-    "duration",
-    "flat",
-    "git_revision",
-    "newest_complete",
-    "newest_step",
-    "now",
-    "open_run",
-    "read_continued",
-    "read_metrics",
-    "read_record",
-    "read_run",
-    "refuse_unnamed_code",
-    "saved_bytes",
-    "system_prompt",
-    "time_table",
-    "versions",
-]

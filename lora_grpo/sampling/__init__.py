@@ -19,25 +19,18 @@ completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.
     vllm_sampler.py          samples with vLLM; loads the policy's current adapter at each `wake_up`
     vllm_engine.py           starts a vLLM engine in this process, and loads adapters into it: `load_adapter`, `stream`
     vllm_server.py           client of a vLLM server, with the same interface
+    llama_cpp_sampler.py     samples from a GGUF file; its tokenizer renders messages with the template of the file
+    llama_cpp_server.py      starts the user's `llama-server`, or that of the package xllamacpp, and talks to it
+    xllamacpp_server.py      the server of the package xllamacpp, as a program with llama-server's flags
+    gguf_model.py            reads what the header of a GGUF file says about the model
 """
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
+from lora_grpo.sampling.gguf_model import GgufModel, read_gguf
+from lora_grpo.sampling.llama_cpp_sampler import GgufSampler, load_sampler
+from lora_grpo.sampling.llama_cpp_server import find_program
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
-
-__all__ = [
-    "SampledTokens",
-    "Sampler",
-    "SamplingParams",
-    "SharedVllmSampler",
-    "VllmSampler",
-    "build",
-    "build_sampler",
-    "check_server",
-    "completion_seed",
-    "ran_out_of_memory",
-    "served_rank",
-]

@@ -32,16 +32,3 @@ from lora_grpo.sandbox.exam import prepare
 from lora_grpo.sandbox.lockdown import die_with_parent
 from lora_grpo.sandbox.pool import describe, run, start, stop
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
-
-__all__ = [
-    "BrokenTest",
-    "Program",
-    "Settings",
-    "Verdict",
-    "describe",
-    "die_with_parent",
-    "prepare",
-    "run",
-    "start",
-    "stop",
-]

@@ -15,8 +15,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["model_path", "problems"]
-
 _FOLDER = Path(__file__).parent
 
 

@@ -23,9 +23,13 @@ task_file.py         a user's task: one Python file
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
 program_text.py      helpers for Python source and syntax trees
+audit_run.py         before training: grades texts that a model could use to cheat, and compares the verdicts
+audit_attacks.py     the attacks: what each writes for a row, and whether it must pass
+audit_child.py       calls a task file's `check` in a child process that can be killed
 """
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp
+from lora_grpo.tasks.audit_run import audit, quick_audit
 from lora_grpo.tasks.loading import (
     Data,
     columns_of,
@@ -57,38 +61,3 @@ from lora_grpo.tasks.registry import (
 from lora_grpo.tasks.sources import read_rows
 from lora_grpo.tasks.sources import sample as sample_rows
 from lora_grpo.tasks.task_file import CheckError, TaskFile
-
-__all__ = [
-    "CODE_TASKS",
-    "TASK_NAMES",
-    "CheckError",
-    "Data",
-    "Row",
-    "Task",
-    "TaskFile",
-    "Verdict",
-    "chat",
-    "code_grading",
-    "columns_of",
-    "fingerprint",
-    "fit_to_context",
-    "get_task",
-    "gold_tokens",
-    "grade_all",
-    "gsm8k",
-    "is_task_file",
-    "load_data",
-    "load_evaluation_rows",
-    "load_split",
-    "mbpp",
-    "prompt_order",
-    "read_rows",
-    "runs_programs",
-    "same_task",
-    "sample_rows",
-    "source_of_rows",
-    "split_validation",
-    "start_sandbox",
-    "task_sha256",
-    "task_title",
-]

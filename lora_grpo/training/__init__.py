@@ -22,23 +22,20 @@ time_budget.py       --hours: plans the time of a run, and ends training in time
 alarms.py            detects a run that goes wrong and suggests a fix
 validation.py        the validation set: rows sampled during training but never trained on
 completion_log.py    logs the completions of every n-th step with rewards and verdicts
+zero_advantage.py    mixin: leaves out completions whose group has equal rewards
+shared_prompts.py    mixin: packs the rows before the backbone, so that the layers read each prompt once for its group
+packing.py           where each token of a packed micro-batch stands, and what it attends to
+attention.py         attention over a packed micro-batch
+chunked_logprobs.py  mixin: logprobs without materializing the full logits
 difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
+from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.memory_probe import synthetic_inputs
 from lora_grpo.training.run import train
+from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.step_metrics import StepMetrics, is_masked
 from lora_grpo.training.time_budget import TimeBudget, check_time_left
 from lora_grpo.training.trainer import make_trainer
-
-__all__ = [
-    "StepMetrics",
-    "TimeBudget",
-    "check_time_left",
-    "filter_by_difficulty",
-    "is_masked",
-    "make_trainer",
-    "synthetic_inputs",
-    "train",
-]
+from lora_grpo.training.zero_advantage import SkipZeroAdvantage

@@ -10,7 +10,6 @@ from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
 from lora_grpo.errors import UserError
-from lora_grpo.loss_pass import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage
 from lora_grpo.models import Policy, base_model, load_adapter
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
@@ -18,14 +17,17 @@ from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
 from lora_grpo.tasks import Row, chat, get_task, prompt_order
 from lora_grpo.training.alarms import Alarms
+from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.completion_log import CompletionLog
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
+from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.trl_config import grpo_arguments
 from lora_grpo.training.validation import Validation
+from lora_grpo.training.zero_advantage import SkipZeroAdvantage
 
 
 def make_trainer(

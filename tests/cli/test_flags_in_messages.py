@@ -11,11 +11,11 @@ from helpers.reached_code import flags_in, reached, texts_in
 
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions
-from lora_grpo.gguf_export import ExportOptions
-from lora_grpo.gpu_check import Options
+from lora_grpo.gguf import ExportOptions
 from lora_grpo.hub import PushOptions
 from lora_grpo.merging import MergeOptions, merged_model
 from lora_grpo.merging import cli as merging
+from lora_grpo.planning import Options
 from lora_grpo.report import ReportOptions
 
 ENTRIES = {
@@ -23,9 +23,9 @@ ENTRIES = {
     "evaluate": ("lora_grpo.evaluation.cli", "evaluate_and_report"),
     "merge": ("lora_grpo.merging.cli", "merge"),
     "push": ("lora_grpo.hub.push", "push_to_hub"),
-    "export_gguf": ("lora_grpo.gguf_export.cli", "export"),
+    "export_gguf": ("lora_grpo.gguf.cli", "export"),
     "report": ("lora_grpo.report.writing", "report"),
-    "check_gpu": ("lora_grpo.gpu_check.check", "check_gpu"),
+    "check_gpu": ("lora_grpo.planning.gpu_check", "check_gpu"),
 }
 OPTIONS = {
     "evaluate": EvaluateOptions,
@@ -47,7 +47,7 @@ OF_OTHER_PROGRAMS = {
 ALSO_OF = {
     "lora_grpo.report": {"recipe"},
     "lora_grpo.forecast": {"recipe"},
-    "lora_grpo.gpu_check": {"recipe"},
+    "lora_grpo.planning": {"recipe"},
 }
 # What a command cannot reach although its code does.
 UNREACHED = {

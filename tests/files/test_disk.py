@@ -24,7 +24,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, samples_file
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.files.disk import DiskFullError
-from lora_grpo.gguf_export import ExportOptions, export, types
+from lora_grpo.gguf import ExportOptions, export, types
 from lora_grpo.merging import MergeOptions, cli, merge, writer
 from lora_grpo.merging.report import Divergences
 from lora_grpo.planning import make_plan

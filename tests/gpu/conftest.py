@@ -6,8 +6,8 @@ import pytest
 from gpu_runs import COIN
 
 from lora_grpo.config.hardware import nvidia_gpus
-from lora_grpo.gpu_check.random_model import QWEN, build_command
-from lora_grpo.gpu_check.row import PROBLEMS
+from lora_grpo.planning.gpu_check_row import PROBLEMS
+from lora_grpo.planning.random_model import QWEN, build_command
 
 
 @pytest.fixture(scope="session", autouse=True)

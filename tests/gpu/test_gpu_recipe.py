@@ -5,10 +5,10 @@ import math
 import pytest
 from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
 
-from lora_grpo.gpu_check.check import run_rows
-from lora_grpo.gpu_check.random_model import QWEN
-from lora_grpo.gpu_check.row import CheckSettings, Row
 from lora_grpo.planning import Limits
+from lora_grpo.planning.gpu_check import run_rows
+from lora_grpo.planning.gpu_check_row import CheckSettings, Row
+from lora_grpo.planning.random_model import QWEN
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from lora_grpo.gguf_export.tokenizer import LLAMA3_WORDS, QWEN2_WORDS
+from lora_grpo.gguf.tokenizer import LLAMA3_WORDS, QWEN2_WORDS
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

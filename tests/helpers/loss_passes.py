@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from lora_grpo import starter
-from lora_grpo.loss_pass import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage
-from lora_grpo.training import StepMetrics
+from lora_grpo.training import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage, StepMetrics
 
 MIXINS = (SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs)
 

@@ -3,9 +3,8 @@
 import inspect
 from collections import Counter
 
-from lora_grpo.loss_pass import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage
 from lora_grpo.runs import AtomicCheckpoints
-from lora_grpo.training import StepMetrics
+from lora_grpo.training import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage, StepMetrics
 
 MIXINS = (AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs)
 

@@ -13,7 +13,7 @@ from helpers.gguf_models import qwen_tokenizer, save
 from helpers.pushed_runs import make_merged, make_run
 
 from lora_grpo.errors import UserError
-from lora_grpo.gguf_export import ExportOptions, cost, export, exported_files
+from lora_grpo.gguf import ExportOptions, cost, export, exported_files
 from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.models import adapter_sha256
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.gguf_export.writer import write_gguf
+from lora_grpo.gguf.writer import write_gguf
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.models import Overrides, base_model, resolve

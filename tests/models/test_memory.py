@@ -18,11 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.loss_pass import attention
-from lora_grpo.loss_pass.packing import Packing, pack
 from lora_grpo.models.architectures import ATTENTION
 from lora_grpo.models.memory import Step, kv_bytes_per_token, optimizer_bytes, parts, phases, weight_bytes
 from lora_grpo.models.shape import Shape
+from lora_grpo.training import attention
+from lora_grpo.training.packing import Packing, pack
 
 QWEN3_HALF = {
     "model_type": "qwen3",

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from lora_grpo.gpu_check.random_model import QWEN, qwen2
 from lora_grpo.models.shape import Shape
+from lora_grpo.planning.random_model import QWEN, qwen2
 from lora_grpo.planning.roofline import Limits, StepWork, measure
 
 TINY = qwen2(32, 64, 2, 4, 2, vocabulary=4096)
@@ -73,7 +73,7 @@ def test_training_operations_are_those_that_torch_counts(tmp_path, recomputes):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from lora_grpo.gpu_check.random_model import build
+    from lora_grpo.planning.random_model import build
 
     build(tmp_path / "model", TINY)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, attn_implementation="eager")

@@ -18,7 +18,7 @@ from lora_grpo.evaluation import read_report
 from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
 from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
-from lora_grpo.gguf_export import ExportedFile, exported_files
+from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report.charts import draw
 from lora_grpo.report.facts import changes

@@ -15,7 +15,7 @@ from helpers.warm_process import finish, wait_for
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.hub import card, facts
 from lora_grpo.models import base_model
-from lora_grpo.preview import dry_run
+from lora_grpo.planning import dry_run
 from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler

@@ -16,12 +16,12 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation import evaluate
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions
-from lora_grpo.gguf_export.modelfile import read_turns
-from lora_grpo.gguf_export.tokenizer import read_vocabulary
+from lora_grpo.gguf.modelfile import read_turns
+from lora_grpo.gguf.tokenizer import read_vocabulary
 from lora_grpo.models import load_policy
 from lora_grpo.models.base_model import load_tokenizer
-from lora_grpo.preview import dry_run
-from lora_grpo.preview.run import sample_groups
+from lora_grpo.planning import dry_run
+from lora_grpo.planning.preview import sample_groups
 from lora_grpo.runs import open_run, read_record
 from lora_grpo.sampling import Sampler, SamplingParams, VllmSampler, build_sampler
 from lora_grpo.tasks import chat, load_data

@@ -1,0 +1,240 @@
+"""Convert a tokenizer for llama.cpp: byte-level BPE (`gpt2`) or SentencePiece with byte fallback (`llama`).
+
+The reference is the tokenizer that transformers loads. llama.cpp supports a fixed list of named regular expressions
+that split text into words. A tokenizer that splits text differently raises an error, because numbers and line breaks
+would become tokens that the model has not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.errors import UserError
+from lora_grpo.gguf.sentencepiece import merge_scores, space_prefix
+from lora_grpo.tasks import chat
+
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_WORDS = QWEN2_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")
+PRE_TOKENIZERS = {
+    (("Split", QWEN2_WORDS), ("ByteLevel", False), False): "qwen2",
+    (("Split", LLAMA3_WORDS), ("ByteLevel", False), True): "llama-bpe",
+    (("Digits", True), ("ByteLevel", True), False): "smollm",
+    (("ByteLevel", True), False): "gpt-2",
+}
+"""Map the steps that split text, and whether words in the vocabulary skip merges, to llama.cpp's name."""
+
+ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
+    *("<EOT>", "_<EOT>", "<end_of_utterance>"),
+}
+"""Texts of tokens that llama.cpp always stops at.
+
+Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp (`special_eog_ids`).
+"""
+
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokenizer's fields in a GGUF file. `model` is `gpt2` (byte-level BPE) or `llama` (SentencePiece)."""
+
+    model: str
+    pre: str
+    tokens: list[str]
+    types: list[int]
+    scores: list[float] | None
+    merges: list[str] | None
+    ids: dict[str, int]
+    """Special tokens: `bos`, `eos`, `eot`, `eom`, `unk`, `pad`."""
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    eos_token_ids: list[int]
+    """All tokens that end an answer."""
+    chat_template: str | None
+    notes: list[str]
+    """Notes for the user, one line each."""
+
+    def add_to(self, writer: Any) -> None:
+        writer.add_tokenizer_model(self.model)
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        if self.scores is not None:
+            writer.add_token_scores(self.scores)
+        if self.merges is not None:
+            writer.add_token_merges(self.merges)
+        for kind, token_id in self.ids.items():
+            getattr(writer, f"add_{kind}_token_id")(token_id)
+        writer.add_add_bos_token(self.add_bos)
+        writer.add_add_eos_token(self.add_eos)
+        writer.add_add_space_prefix(self.add_space_prefix)
+        if self.chat_template:
+            writer.add_chat_template(self.chat_template)
+
+
+def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], bos_id: int | None) -> Vocabulary:
+    """Convert a tokenizer to the fields that llama.cpp reads.
+
+    Rows of the embedding without a token get an unused token, as in the reference converter. `bos_id` is the model's
+    BOS token, used if the tokenizer has none.
+
+    Raises:
+        UserError: llama.cpp would tokenize text differently.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"a {type(tokenizer).__name__} cannot be exported; save the model with a fast tokenizer")
+    spec = json.loads(backend.to_str())
+    model = spec["model"]
+    if model["type"] != "BPE":
+        raise UserError(f"the tokenizer is {model['type']}; supported are byte-level BPE and SentencePiece's BPE")
+    merges = [tuple(merge) for merge in model["merges"]]
+    added = {token["id"]: token for token in spec["added_tokens"]}
+    tokens = {token_id: text for text, token_id in model["vocab"].items()}
+    if len(model["vocab"]) < backend.get_vocab_size(with_added_tokens=False):
+        raise UserError("two tokens of the tokenizer have the same id; use an undamaged tokenizer.json")
+    tokens |= {token_id: token["content"] for token_id, token in added.items()}
+    if max(tokens) >= vocab_size:
+        raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize the embeddings")
+
+    notes = [
+        f"{token['content']} removes the white space next to it in transformers, but not in llama.cpp"
+        for token in added.values()
+        if token["lstrip"] or token["rstrip"]
+    ]
+    ids = tokenizer("a")["input_ids"]
+    add_bos = ids[0] == tokenizer.bos_token_id
+    opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
+    if tokenizer.chat_template:
+        # llama.cpp has one setting for chats and plain text, so the chat template decides.
+        text_has_bos, add_bos = add_bos, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
+        if text_has_bos and not add_bos:
+            notes.append(f"llama.cpp will not add {tokenizer.bos_token} to plain text; the chat template has none")
+    else:
+        notes.append(
+            "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it was not trained "
+            "on; prompt it with plain text"
+        )
+    is_sentencepiece = bool(model["byte_fallback"])
+    scheme = space_prefix(spec) if is_sentencepiece else "never"
+    # transformers adds `first` only before the first text. llama.cpp also adds a space after every special token.
+    starts_special = any(opening.startswith(token["content"]) for token in added.values())
+    add_space_prefix = scheme != "never" and not (scheme == "first" and starts_special)
+    if scheme == "first" and not add_space_prefix:
+        notes.append(
+            "llama.cpp will add no space before plain text, as transformers does, so its first word has other tokens; "
+            "start plain text with a space. Chats have the same tokens"
+        )
+    elif scheme == "first":
+        notes.append(
+            "llama.cpp adds a space after every special token, and transformers only at the start of a text; prompts "
+            "with special tokens have other tokens"
+        )
+    if scheme in ("first", "always") and add_space_prefix:
+        notes.append("llama.cpp adds a space to text that starts with one, and transformers does not")
+    unknown = tokenizer.unk_token_id if is_sentencepiece else None
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
+    ends, unheeded = _ends(tokenizer, eos_token_ids, tokens)
+    special = {"bos": bos, "unk": unknown, "pad": tokenizer.pad_token_id, **ends}
+    notes += [f"llama.cpp does not stop at {tokens.get(token_id, token_id)}, as training did" for token_id in unheeded]
+    texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
+    types = _types(tokens, added, vocab_size, unknown, has_bytes=is_sentencepiece)
+    return Vocabulary(
+        model="llama" if is_sentencepiece else "gpt2",
+        pre="default" if is_sentencepiece else _pre_tokenizer(spec),
+        tokens=texts,
+        types=types,
+        scores=merge_scores(texts, types, merges) if is_sentencepiece else None,
+        merges=None if is_sentencepiece else [" ".join(merge) for merge in merges],
+        ids={kind: token_id for kind, token_id in special.items() if token_id is not None},
+        add_bos=add_bos,
+        add_eos=ids[-1] == tokenizer.eos_token_id,
+        add_space_prefix=add_space_prefix,
+        eos_token_ids=list(eos_token_ids),
+        chat_template=chat.with_fixed_variables(tokenizer.get_chat_template()) if tokenizer.chat_template else None,
+        notes=notes,
+    )
+
+
+def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name for how a byte-level tokenizer splits text into words."""
+    # llama.cpp does not normalize text. With NFC, only text in NFD would differ.
+    is_normalized = spec["normalizer"] not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []})
+    pre = spec["pre_tokenizer"] or {"type": "none"}
+    steps: list[Any] = []
+    for step in pre.get("pretokenizers", [pre]):
+        if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+            steps.append(("Split", step["pattern"].get("Regex")))
+        elif step["type"] == "Digits":
+            steps.append(("Digits", step["individual_digits"]))
+        elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
+            steps.append(("ByteLevel", step["use_regex"]))
+        else:
+            steps.append(step["type"])
+    name = PRE_TOKENIZERS.get((*steps, bool(spec["model"].get("ignore_merges"))))
+    if is_normalized or name is None:
+        raise UserError(
+            "the tokenizer normalizes text or splits it into words in its own way, and llama.cpp would make other "
+            f"tokens; supported are {', '.join(PRE_TOKENIZERS.values())}"
+        )
+    return name
+
+
+def _types(
+    tokens: Mapping[int, str],
+    added: Mapping[int, Mapping[str, Any]],
+    size: int,
+    unknown: int | None,
+    *,
+    has_bytes: bool,
+) -> list[int]:
+    from gguf import TokenType
+
+    def kind(token_id: int) -> TokenType:
+        if token_id not in tokens:
+            return TokenType.UNUSED
+        text = tokens[token_id]
+        if token_id == unknown:
+            return TokenType.UNKNOWN
+        if token_id in added:
+            # As in the reference converter: Qwen declares <|fim_prefix|> as plain text, but it is a special token.
+            is_marker = text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>"))
+            return TokenType.CONTROL if added[token_id]["special"] or is_marker else TokenType.USER_DEFINED
+        return TokenType.BYTE if has_bytes and BYTE.fullmatch(text) else TokenType.NORMAL
+
+    return [int(kind(token_id)) for token_id in range(size)]
+
+
+def _ends(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> tuple[dict[str, int], list[int]]:
+    """Return the ends of a completion by llama.cpp's names, and those that it will not stop at.
+
+    `eos` is the tokenizer's, and `eot` the end of a turn in the chat template. llama.cpp also stops at tokens with the
+    texts in ENDS. `eom` is another one.
+    """
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
+    turn = _end_of_turn(tokenizer, eos_token_ids, tokens)
+    others = [each for each in eos_token_ids if each not in (eos, turn) and tokens.get(each) not in ENDS]
+    ends = {"eos": eos, "eot": eos if turn is None else turn}
+    return ends | dict(zip(["eom"], others, strict=False)), others[1:]
+
+
+def _end_of_turn(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> int | None:
+    """Return the first end of a completion after an answer in the chat template, or None if there is none."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        chats = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "#answer#"}]
+        after = chat.render(tokenizer, chats).rpartition("#answer#")[2]
+    except UserError:  # the template rejects these messages
+        return None
+    places = {after.find(tokens[each]): each for each in eos_token_ids if each in tokens}
+    found = [place for place in places if place >= 0]
+    return places[min(found)] if found else None

@@ -1,0 +1,222 @@
+"""Write a model folder as GGUF files, tensor by tensor. Every file is complete or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import atomic, disk, model_tensors
+from lora_grpo.gguf import architecture
+from lora_grpo.gguf import types as gguf_types
+from lora_grpo.gguf.architecture import Tensor
+from lora_grpo.gguf.file import new_gguf
+from lora_grpo.gguf.modelfile import write_modelfiles
+from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
+from lora_grpo.models import base_model
+from lora_grpo.progress import Progress
+
+HEADER_BYTES = 32 << 20
+"""Disk space reserved for the vocabulary and the tensor names."""
+QUANTIZE = "llama-quantize"
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A transformers model to export."""
+
+    folder: Path
+    network: Any
+    """The model without weights."""
+    tensors: Sequence[Tensor]
+    tokenizer: Any
+    vocabulary: Vocabulary
+    card: Any
+    """A `gguf.Metadata`."""
+
+
+def write_gguf(
+    folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
+) -> tuple[SourceModel, list[str]]:
+    """Write a transformers model as GGUF files of several types. Return the model, and notes for the user.
+
+    Args:
+        folder: a 16-bit or 32-bit model with its tokenizer.
+        outputs: the file of each type, one of `types.TypeName`, all in one folder. Existing files are replaced when all
+            new ones are complete.
+        modelfile: write an Ollama Modelfile next to each file, with the system prompt.
+
+    Raises:
+        UserError: the model cannot be exported, or the disk does not have enough space. No file is written.
+        RunError: llama-quantize failed.
+    """
+    made = [kind for kind in outputs if kind not in gguf_types.OWN_TYPES]
+    quantizer = shutil.which(QUANTIZE)
+    if made and quantizer is None:
+        raise UserError(
+            f"--type {made[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
+            f"another --type: {', '.join(gguf_types.OWN_TYPES)}"
+        )
+    base_model.prepare_torch(seed=0)
+    network = architecture.read_model(folder)
+    config = network.config
+    tensors = architecture.named_tensors(network, model_tensors(folder), folder)
+    settings = ModelConfig(name=str(folder.absolute()))
+    tokenizer = base_model.load_tokenizer(settings)
+    eos_token_ids = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, str(folder))
+    vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids, config.bos_token_id)
+    notes = list(vocabulary.notes)
+    if (length := architecture.context_length(config)) < config.max_position_embeddings:
+        notes.append(f"the context is {length} tokens, the model's sliding window")
+    kind, output = next(iter(outputs.items()))
+    with atomic.write_errors(output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
+    model = SourceModel(folder, network, tensors, tokenizer, vocabulary, _model_card(folder, name, tensors))
+    files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
+    source = output.with_name(f".{output.name}.16bit")
+    needed = sum(file.num_bytes + HEADER_BYTES for file in files)
+    if made:
+        dtypes = {tensor.source.dtype for tensor in tensors}
+        lossless = _file(source, dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32", model)
+        needed += lossless.num_bytes + HEADER_BYTES + len(made) * (lossless.num_bytes // 2)
+    disk.check_free_space(output.parent, needed)
+    with contextlib.ExitStack() as new:
+        try:
+            for file in files:
+                new.enter_context(new_gguf(file.writer, file.output, file.num_bytes))
+            with new_gguf(lossless.writer, source, lossless.num_bytes) if made else contextlib.nullcontext():
+                _write_tensors([*files, lossless] if made else files, model)
+            for kind in made:
+                new_path = new.enter_context(atomic.new_file(outputs[kind]))
+                _quantize(str(quantizer), source, new_path, kind)
+                notes += _fallbacks(new_path)
+        finally:
+            source.unlink(missing_ok=True)
+    for file in files:
+        notes += file.notes()
+    if modelfile:
+        notes += write_modelfiles([*outputs.values()], tokenizer, vocabulary, system_prompt)
+    return model, list(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file to write, of one of `types.OWN_TYPES`."""
+
+    output: Path
+    kind: str
+    writer: Any
+    """A `gguf.GGUFWriter`."""
+    types: dict[str, Any]
+    sizes: dict[str, int]
+    """The type of each tensor, and its size in bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def notes(self) -> list[str]:
+        odd = [name for name, kind in self.types.items() if self.kind.startswith("q") and kind.name == "F16"]
+        start = f"{len(odd)} tensors are F16 because their rows are not multiples of 32"
+        return [f"{start}: {', '.join(odd[:3])}"] if odd else []
+
+
+def _file(output: Path, kind: str, model: SourceModel) -> _File:
+    """Return a file with its metadata."""
+    import gguf
+    import numpy as np
+    from gguf.quants import quant_shape_to_byte_shape
+
+    config, tensors = model.network.config, model.tensors
+    shapes = {tensor.name: tensor.source.shape for tensor in tensors}
+    types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
+    sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
+
+    writer = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
+    writer.add_type("model")
+    model.card.set_gguf_meta_model(writer)
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    architecture.add_hyperparameters(writer, config)
+    model.vocabulary.add_to(writer)
+
+    factors = architecture.rope_factors(config)
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for tensor in tensors:
+        kind_of, shape = types[tensor.name], tensor.source.shape
+        # With a type given, this dtype only indicates that the shape counts weights, not bytes.
+        writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
+    return _File(output, kind, writer, types, sizes)
+
+
+def _write_tensors(files: Sequence[_File], model: SourceModel) -> None:
+    """Write the tensors to all files, one tensor after the other, while the system has its data in memory."""
+    factors = architecture.rope_factors(model.network.config)
+    progress = Progress(len(model.tensors), "GGUF")
+    try:
+        if factors is not None:
+            for file in files:
+                file.writer.write_tensor_data(factors)
+        for done, tensor in enumerate(model.tensors, 1):
+            for file in files:
+                file.writer.write_tensor_data(_Stream(tensor, file.types[tensor.name], file.sizes[tensor.name]))
+            progress.show(done, tensor.name)
+    finally:
+        progress.close()
+
+
+def _model_card(folder: Path, name: str, tensors: Sequence[Tensor]) -> Any:
+    """Return metadata from README.md and generation_config.json: license, base model, sampling settings."""
+    import gguf
+
+    try:
+        metadata = gguf.Metadata.load(model_path=folder)
+    except Exception as error:  # damaged front matter raises many exception types
+        raise UserError(f"{folder / 'README.md'} cannot be read: {first_line(error)}") from error
+    metadata.name = name
+    metadata.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
+    return metadata
+
+
+class _Stream:
+    """A tensor that GGUFWriter treats as an array. It is converted while it is written."""
+
+    def __init__(self, tensor: Tensor, kind: Any, nbytes: int) -> None:
+        self._tensor, self._kind, self.nbytes = tensor, kind, nbytes
+
+    def tofile(self, file: IO[bytes]) -> None:
+        for piece in gguf_types.encoded(self._tensor.source, self._kind, self._tensor.heads):
+            file.write(memoryview(piece).cast("B"))  # NumPy's tofile does not report a full disk
+
+
+def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
+    command = [program, str(source), str(output), kind.upper()]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+        raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
+
+
+def _fallbacks(output: Path) -> list[str]:
+    """Return a note for each type that llama-quantize used for rows that its K-quants do not divide."""
+    from gguf import GGUFReader
+
+    names: dict[str, list[str]] = {}
+    for tensor in GGUFReader(output).tensors:
+        if len(tensor.shape) > 1 and tensor.shape[0] % gguf_types.K_BLOCK:
+            names.setdefault(tensor.tensor_type.name, []).append(tensor.name)
+    return [
+        f"{len(found)} tensors are {kind} because their rows are not multiples of {gguf_types.K_BLOCK}: "
+        + ", ".join(sorted({re.sub(r"^blk\.\d+\.", "", name) for name in found}))
+        for kind, found in names.items()
+    ]

@@ -1,0 +1,138 @@
+"""`--preview` samples a few groups from the base model; `--dry-run` prints what needs no model weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.errors import UserError
+from lora_grpo.models import base_model, load_policy, prepare_tokenizer, start_folder
+from lora_grpo.planning.preview_groups import Answer, Group
+from lora_grpo.planning.preview_page import show
+from lora_grpo.rewards import Reward, RewardError, parse_reward_specs, resolve, score, trl_rows
+from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
+from lora_grpo.tasks import (
+    CheckError,
+    Data,
+    Row,
+    TaskFile,
+    chat,
+    fit_to_context,
+    get_task,
+    gold_tokens,
+    grade_all,
+    prompt_order,
+    split_validation,
+)
+
+PROMPTS = 8
+"""Number of sampled groups."""
+
+
+def preview(config: RunConfig, data: Data) -> None:
+    """Sample completions of the first training prompts from the base model and print the result. Writes no files."""
+    policy = load_policy(config)
+    rows, _ = split_validation(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
+    sampler = build_sampler(policy, config)
+    try:
+        groups = sample_groups(config, sampler, rows)
+    except (CheckError, RewardError) as error:  # there is no run that failed
+        raise UserError(str(error)) from None
+    finally:
+        sampler.close()
+    show(config, groups, mean_learning_rate(config))
+
+
+def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
+    """Sample and score at most PROMPTS groups from the base model, each from a different row.
+
+    They use the prompts and seeds of the first training steps. Groups of the first step equal those in training.
+    """
+    order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
+    # Collect columns from all rows, because a reward may use a column that these few rows lack.
+    columns = trl_rows(sampler.tokenizer, rows)
+    settings, size = config.sampling, config.sampling.num_generations
+    prompts = [chat.render_row(sampler.tokenizer, rows[index]) for index in order]
+    print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
+    params = SamplingParams(size, settings.temperature, settings.top_p, settings.max_completion_tokens)
+    per_step = config.train.prompts_per_step * size
+    steps = [divmod(index, per_step) for index in range(len(prompts) * size)]
+    seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
+    adapter = config.lora.from_ is not None
+    samples = [each for group in sampler.sample(prompts, params, seeds, adapter=adapter) for each in group]
+    repeated, texts = [columns[index] for index in order for _ in range(size)], [each.text for each in samples]
+    rewards = resolve(parse_reward_specs(config.rewards))
+    weights = {reward.name: reward.weight for reward in rewards}
+    values = score(rewards, repeated, texts, [each.token_ids for each in samples])
+    verdicts = grade_all(config.data.task, texts, repeated)
+    answers = []
+    for each, earned, verdict in zip(samples, values, verdicts, strict=True):
+        weighted = {name: None if value is None else weights[name] * value for name, value in earned.items()}
+        answers.append(Answer(each.text, len(each.token_ids), each.truncated, weighted, verdict))
+    return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
+
+
+def mean_learning_rate(config: RunConfig) -> float:
+    """Return the mean learning rate over the steps of a run."""
+    import torch
+    from transformers import get_scheduler
+
+    settings, steps = config.train, config.step_limit or 1
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings.learning_rate)
+    scheduler = get_scheduler(settings.lr_scheduler, optimizer, settings.warmup_steps, steps)
+    total = 0.0
+    for _ in range(steps):
+        total += scheduler.get_last_lr()[0]
+        optimizer.step()
+        scheduler.step()
+    return total / steps
+
+
+def show_settings(config: RunConfig) -> None:
+    """Print the settings as YAML for `--config`."""
+    import yaml
+
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), flush=True)
+
+
+def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
+    """Print one rendered prompt, and the rewards of its reference answer."""
+    tokenizer = base_model.load_tokenizer(config.model)
+    prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed))
+    rows = fit_to_context(data.train, tokenizer, config, "train")
+    evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
+    rewards = resolve(parse_reward_specs(config.rewards))
+    print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
+    task = get_task(config.data.task)
+    shape = batch_shape(config)
+    steps = f"{config.step_limit} steps" if config.step_limit else f"as many steps as fit in {config.hours:g} h"
+    passes = f"in {shape.accumulation_steps} passes"
+    counts = f"{len(rows)} training rows, {len(evaluation)} evaluation rows; nothing was trained"
+    if config.method == "sft":
+        print(f"--- reference answer\n{task.gold(rows[0])}")
+        tokens = len(gold_tokens(tokenizer, rows[:1], config)[0]) + 1
+        print(f"--- {tokens} tokens with its end: the loss is on these, not on the prompt")
+        print(f"--- {steps} of {shape.completions_per_step} gold solutions, {passes}; {counts}")
+        return
+    if isinstance(task, TaskFile) and not task.has_gold:
+        print(f"--- no reference answer: {task.path.name} defines no gold(row)")
+    else:
+        _show_gold(task.gold(rows[0]), rewards, trl_rows(tokenizer, rows)[0], tokenizer)
+    print(
+        f"--- {steps} of {config.train.prompts_per_step} prompts x "
+        f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, {passes}; {counts}"
+    )
+
+
+def _show_gold(gold: str, rewards: Sequence[Reward], row: Row, tokenizer: Any) -> None:
+    """Print a reference answer and its rewards."""
+    print(f"--- reference answer\n{gold}\n--- its rewards")
+    (values,) = score(rewards, [row], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
+    total = 0.0
+    for reward in rewards:
+        value = values[reward.name]
+        total += reward.weight * (value or 0.0)
+        print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, weight {reward.weight:g}'}")
+    print(f"{'sum':24} {total:g}")

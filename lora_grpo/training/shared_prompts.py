@@ -1,0 +1,129 @@
+"""Read each prompt once for its group, for TRL's own trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from lora_grpo.training import attention
+from lora_grpo.training.chunked_logprobs import logprob_tolerance
+from lora_grpo.training.packing import pack
+
+
+class SharedPrompts:
+    """Mixin that packs the rows of a micro-batch before the model reads them. List it before ChunkedLogProbs.
+
+    TRL reads a prompt once for each of its completions, and pads rows to the longest. Here, hooks on the backbone
+    replace a padded batch with one sequence (`pack`), and return the hidden states in TRL's layout. TRL computes the
+    logprobs and the loss. To keep groups together, micro-batches are slices of the completions in the order of their
+    prompts, and not in TRL's random order.
+
+    Attributes:
+        longest_row: maximum number of tokens of a prompt and its completion.
+        why_padded: why the model cannot read packed rows, or "" if it does.
+    """
+
+    model: Any
+    longest_row: int
+    why_padded = ""
+    _scored: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.why_padded = self._why_padded()
+        if self.why_padded:
+            print(f"reading each prompt once per completion, which takes longer: {self.why_padded}", file=sys.stderr)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        if self.why_padded:
+            return score(model, *args, **kwargs)
+        _, _, completion_width, *_ = args
+        with self._packed(completion_width):
+            return score(model, *args, **kwargs)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self._scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        return self._scored
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        from trl.trainer.utils import split_tensor_dict
+
+        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
+        scored, self._scored = self._scored, None
+        if scored is None or not self.model.training:
+            return inputs
+        parts = self.args.steps_per_generation  # type: ignore[attr-defined]
+        self._buffered_inputs = split_tensor_dict(scored, parts)
+        return self._buffered_inputs[self._step % parts]  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def _packed(self, width: int) -> Iterator[None]:
+        """Pack what the backbone gets, and unpack what it returns. Completions have `width` columns."""
+        import torch
+
+        packings = []
+
+        def before(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            [ids] = args or [kwargs["input_ids"]]  # GPT-2 gets them by position when it computes logits
+            packing = pack(ids, kwargs["attention_mask"], width)
+            packings.append(packing)
+            # The model creates no mask if it gets one with four dimensions.
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
+            packed = {"input_ids": packing.ids, "position_ids": packing.positions, "attention_mask": mask}
+            return (), {**kwargs, **packed, "packing": packing}
+
+        def after(_: Any, __: Any, output: Any) -> Any:
+            # TRL drops the last column, from which it would predict what follows the completion.
+            slots = torch.nn.functional.pad(packings.pop().predecessors, (0, 1))
+            output.last_hidden_state = torch.nn.functional.embedding(slots, output.last_hidden_state[0])
+            return output
+
+        backbone = self.model.base_model.model.base_model
+        hooks = [backbone.register_forward_pre_hook(before, with_kwargs=True), backbone.register_forward_hook(after)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _why_padded(self) -> str:
+        """Return why the model cannot read packed rows, or "" after it did so once with equal logprobs."""
+        import torch
+
+        if self.aux_loss_enabled:  # type: ignore[attr-defined]
+            return "the loss of the router is computed from padded rows"
+        model = self.model.base_model.model
+        config = model.config.get_text_config()
+        if config._attn_implementation not in ("sdpa", attention.NAME):
+            return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
+        layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if layers:
+            return f"the model has layers of another kind: {', '.join(sorted(layers))}"
+        window = getattr(config, "sliding_window", None)
+        if window and window < self.longest_row and getattr(config, "use_sliding_window", True):
+            return f"the model attends to the last {window} tokens, and rows have up to {self.longest_row}"
+        device = next(model.parameters()).device
+        rows = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [7, 8, 9, 5], [7, 8, 9, 4, 3, 2]]
+        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, device=device) for row in rows], batch_first=True)
+        mask = (tokens > 0).long()
+        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        self.model.eval()
+        with torch.no_grad():
+            padded = score(self.model, tokens, mask, 3)[0]
+            attention.register()
+            model.set_attn_implementation(attention.NAME)
+            failure = ""
+            try:
+                with self._packed(3):
+                    packed = score(self.model, tokens, mask, 3)[0]
+                apart = (packed.float() - padded.float()).abs().max().item()
+                if apart > logprob_tolerance(model):
+                    failure = f"packed rows change the model's logprobs by {apart:.2g} nats"
+            except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
+                failure = f"the model does not take packed rows ({' '.join(str(error).split())})"
+        if failure:
+            model.set_attn_implementation("sdpa")
+        return failure

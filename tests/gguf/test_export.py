@@ -1,0 +1,535 @@
+"""GGUF export: transformers and the gguf package read the files back; unsupported models are rejected."""
+
+import json
+import math
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from helpers.gguf_models import llama2_tokenizer, llama3_tokenizer, qwen_tokenizer, save
+from helpers.made_runs import make_run
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lora_grpo import starter
+from lora_grpo.cli import read_flags
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.files import tensors
+from lora_grpo.files.disk import DiskFullError
+from lora_grpo.gguf import types, writer
+from lora_grpo.gguf.cli import ExportOptions, default_output, export
+from lora_grpo.gguf.writer import write_gguf
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "export_gguf.py"
+# transformers 5.17 does not read head_dim from a qwen3 file and uses 128, as in all published models.
+QWEN3 = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+LLAMA3_ROPE = {
+    **{"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory):
+    """A Qwen2 model. The width of `down_proj` is a multiple of 32, and the embedding has three unused rows."""
+    return save(tmp_path_factory.mktemp("qwen2") / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
+
+
+@pytest.fixture
+def copy(qwen2, tmp_path):
+    """A copy of the model that a test may modify."""
+    return Path(shutil.copytree(qwen2, tmp_path / "merged"))
+
+
+def read(path):
+    reader = gguf.GGUFReader(path)
+    return {name: entry.contents() for name, entry in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def reload(path):
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+def source(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+# Round trip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer", "changes", "kind"),
+    [
+        ("Qwen2ForCausalLM", qwen_tokenizer, {}, "bf16"),
+        ("Qwen2ForCausalLM", qwen_tokenizer, {"tie_word_embeddings": True}, "f16"),
+        ("Qwen3ForCausalLM", qwen_tokenizer, QWEN3, "f16"),
+        ("LlamaForCausalLM", llama3_tokenizer, {"head_dim": 32, "rope_parameters": {"rope_theta": 5e5}}, "bf16"),
+        ("LlamaForCausalLM", llama2_tokenizer, {}, "f32"),
+        ("MistralForCausalLM", llama2_tokenizer, {"sliding_window": None}, "f16"),
+    ],
+)
+def test_every_architecture_comes_back_with_its_weights_and_logits(tmp_path, architecture, tokenizer, changes, kind):
+    save(tmp_path / "merged", architecture, tokenizer(), **changes)
+    write_gguf(tmp_path / "merged", {kind: tmp_path / "merged.gguf"})
+    model, again = source(tmp_path / "merged"), reload(tmp_path / "merged.gguf")
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # vectors are not quantized
+                parameter.copy_(parameter.to(dtype))
+    read_back = again.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, read_back[name]), name
+    assert again.config.tie_word_embeddings == model.config.tie_word_embeddings
+    prompt = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        # The weights are equal, so only the rounding of the frequencies to 32 bits in the metadata may differ.
+        torch.testing.assert_close(again(prompt).logits, model(prompt).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_starter_in_8_bits_writes_the_same_answers(tmp_path):
+    folder = starter.model_path()
+    write_gguf(folder, {"q8_0": tmp_path / "starter.gguf"})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    questions = ["What is 3 + 4?", "Tom has 12 pens and buys 7 more. How many pens has he?", "What is 9 * 6?"]
+    for question in questions:
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)
+        ids = torch.tensor([chat["input_ids"]])
+        answers = [
+            model.generate(ids, max_new_tokens=24, do_sample=False)[0].tolist()
+            for model in (source(folder), reload(tmp_path / "starter.gguf"))
+        ]
+        assert answers[0] == answers[1]
+        assert len(answers[0]) > ids.shape[1] + 3
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_quantized_weights_are_within_a_step_of_their_block(qwen2, tmp_path, kind):
+    write_gguf(qwen2, {kind: tmp_path / "m.gguf"})
+    fields, tensors = read(tmp_path / "m.gguf")
+    assert fields["general.file_type"] == gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"]
+    weights = load_file(qwen2 / "model.safetensors")
+    for name, of in (
+        ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight"),
+        ("output.weight", "lm_head.weight"),
+    ):
+        of_kind = kind if name != "output.weight" else "q8_0"
+        assert tensors[name].tensor_type.name == of_kind.upper()
+        blocks = weights[of].numpy().reshape(-1, 32)
+        again = dequantize(tensors[name].data, tensors[name].tensor_type).reshape(-1, 32)
+        largest = np.abs(blocks).max(axis=1, keepdims=True)
+        spread = blocks.max(axis=1, keepdims=True) - blocks.min(axis=1, keepdims=True)
+        # Half a step; for q4_0 and q5_0 a full step, because values at the end opposite the largest are clipped.
+        step = {"q8_0": largest / 127 / 2, "q5_0": largest / 16, "q4_0": largest / 8}.get(of_kind)
+        if step is None:
+            step = spread / (31 if of_kind == "q5_1" else 15) / 2
+        assert (np.abs(again - blocks) <= step + 2e-3 * largest).all()  # the scale is a 16-bit float
+        assert np.abs(again - blocks).max() > 0
+    assert {t.tensor_type.name for t in tensors.values() if len(t.shape) == 1} == {"F32"}
+
+
+def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
+    save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), intermediate_size=72)
+    _, notes = write_gguf(tmp_path / "merged", {"q4_0": tmp_path / "m.gguf"})
+    tensors = read(tmp_path / "m.gguf")[1]
+    assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
+    assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
+    assert notes == [
+        "2 tensors are F16 because their rows are not multiples of 32: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
+    ]
+
+
+def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monkeypatch):
+    write_gguf(qwen2, {"q5_1": tmp_path / "a.gguf"})
+    read_rows, sizes = tensors.StoredTensor.rows, []
+
+    def rows(tensor, start, stop):
+        sizes.append((stop - start) * math.prod(tensor.shape[1:]))
+        return read_rows(tensor, start, stop)
+
+    monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 300)
+    monkeypatch.setattr(tensors.StoredTensor, "rows", rows)
+    write_gguf(qwen2, {"q5_1": tmp_path / "b.gguf"})
+    assert 150 < max(sizes) <= 300
+    found = [read(tmp_path / name)[1] for name in ("a.gguf", "b.gguf")]
+    assert all(np.array_equal(tensor.data, found[1][name].data) for name, tensor in found[0].items())
+
+
+# Metadata
+
+
+def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
+    save(tmp_path / "merged", "LlamaForCausalLM", llama3_tokenizer(), head_dim=32, rope_parameters=LLAMA3_ROPE)
+    (tmp_path / "merged" / "README.md").write_text("---\nlicense: apache-2.0\n---\nA model.\n")
+    write_gguf(tmp_path / "merged", {"bf16": tmp_path / "maths.BF16.gguf"})
+    fields, tensors = read(tmp_path / "maths.BF16.gguf")
+    expected = {
+        "general.architecture": "llama", "general.type": "model", "general.name": "maths",
+        "general.license": "apache-2.0", "general.file_type": gguf.LlamaFileType.MOSTLY_BF16,
+        "llama.context_length": 256, "llama.embedding_length": 64, "llama.block_count": 2,
+        "llama.feed_forward_length": 96, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+        "llama.attention.key_length": 32, "llama.attention.value_length": 32, "llama.rope.dimension_count": 32,
+        "llama.rope.freq_base": 5000.0, "llama.vocab_size": 403,
+    }  # fmt: skip
+    assert {name: fields.get(name) for name in expected} == expected
+    assert fields["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
+    # Short wavelengths are unchanged; those longer than the original context are scaled by 8 (arXiv:2407.21783).
+    factors = tensors["rope_freqs.weight"].data
+    waves = 2 * np.pi * 5000.0 ** (np.arange(0, 32, 2) / 32)
+    assert factors[waves < 64 / 4] == pytest.approx(1)
+    assert factors[waves > 64] == pytest.approx(8)
+    between = (waves > 64 / 4) & (waves < 64)
+    assert between.any()
+    assert (np.diff(factors[between]) > 0).all()
+    assert 1 < factors[between].min() < factors[between].max() < 8
+
+
+def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
+    # llama.cpp reads these biases; transformers 5.17 ignores them.
+    save(tmp_path / "m", "LlamaForCausalLM", llama2_tokenizer(), attention_bias=True, mlp_bias=True)
+    write_gguf(tmp_path / "m", {"f32": tmp_path / "m.gguf"})
+    tensors, weights = read(tmp_path / "m.gguf")[1], load_file(tmp_path / "m" / "model.safetensors")
+    rows = [head * 16 + half * 8 + i for head in range(2) for i in range(8) for half in range(2)]
+    for kind in ("weight", "bias"):
+        for name, order in (("k", rows), ("v", range(32))):
+            stored = weights[f"model.layers.1.self_attn.{name}_proj.{kind}"][list(order)]
+            assert torch.equal(stored, torch.from_numpy(tensors[f"blk.1.attn_{name}.{kind}"].data.copy()))
+    assert "blk.1.ffn_down.bias" in tensors
+
+
+def test_a_sliding_window_ends_the_context(tmp_path):
+    save(tmp_path / "m", "MistralForCausalLM", llama2_tokenizer(), sliding_window=100)
+    _, notes = write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
+    assert read(tmp_path / "m.gguf")[0]["llama.context_length"] == 100
+    assert "the context is 100 tokens, the model's sliding window" in notes
+
+
+def test_a_tied_head_that_was_written_all_the_same_is_not_written_twice(tmp_path):
+    save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer(), tie_word_embeddings=True)
+
+    def untie(weights):
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    change_weights(tmp_path / "m", untie)
+    write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
+    assert "output.weight" not in read(tmp_path / "m.gguf")[1]
+
+    change_weights(tmp_path / "m", lambda weights: weights["lm_head.weight"].add_(1))  # transformers does not tie it
+    write_gguf(tmp_path / "m", {"f16": tmp_path / "m.gguf"})
+    assert "output.weight" in read(tmp_path / "m.gguf")[1]
+
+
+# Rejected models
+
+
+def spoil(name, value):
+    def change(weights):
+        weights[name].view(-1)[5] = value
+
+    return lambda folder: change_weights(folder, change)
+
+
+def rename(old, new):
+    return lambda folder: change_weights(folder, lambda weights: weights.update({new: weights.pop(old)}))
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "kind", "message"),
+    [
+        (spoil(UP, float("nan")), "f32", f"{UP} holds NaN or infinity"),
+        (spoil(UP, float("-inf")), "q8_0", f"{UP} holds NaN or infinity"),
+        (spoil(UP, -70000.0), "f16", f"{UP} holds 7e.04, .* limited to 65504; pass --type bf16"),
+        (spoil(UP, -70000.0), "q4_1", f"{UP} holds 7e.04, and Q4_1 is limited"),
+        (rename(UP, "model.layers.1.mlp.gate_up.weight"), "f16", "holds model.layers.1.mlp.gate_up.weight, which"),
+        (lambda f: change_weights(f, lambda w: w.pop(UP)), "f16", f"lacks {UP}, which config.json implies"),
+        (lambda f: change_weights(f, lambda w: w.pop("lm_head.weight")), "f16", "lacks lm_head.weight"),
+        (
+            lambda f: change_weights(f, lambda w: w.update({UP: w[UP].to(torch.uint8)})),
+            "f16",
+            "holds quantized weights; .*python scripts/merge.py",
+        ),
+        (
+            lambda f: change_config(f, architectures=["GemmaForCausalLM"]),
+            "f16",
+            "is a GemmaForCausalLM; supported are LlamaForCausalLM, .*Qwen2ForCausalLM, Qwen3ForCausalLM",
+        ),
+        (lambda f: change_config(f, vocab_size=500), "f16", r"is \[403, 64\], and config.json implies \[500, 64\]"),
+        (lambda f: change_config(f, vocab_size=300), "f16", "cannot be built: .*Padding_idx"),
+        (lambda f: change_config(f, hidden_act="gelu"), "f16", "hidden_act is gelu"),
+        (lambda f: change_config(f, layer_types=["sliding_attention"] * 2), "f16", "use_sliding_window is on"),
+        (
+            lambda f: change_config(f, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            "f16",
+            "the rotary embedding is .*'dynamic'.*; supported are the rope types default and llama3",
+        ),
+        (lambda f: (f / "config.json").unlink(), "f16", "holds no config.json"),
+        (lambda f: (f / "README.md").write_text("---\nlicense: [a\n---\n"), "f16", r"README\.md cannot be read"),
+        (lambda f: (f / "generation_config.json").write_text("{bad"), "f16", r"generation_config\.json cannot be read"),
+        (
+            lambda f: (f / "generation_config.json").write_text('{"max_new_tokens": -5}'),
+            "f16",
+            r"generation_config\.json has an invalid value",
+        ),
+    ],
+)
+def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoiled, kind, message):
+    spoiled(copy)
+    with pytest.raises(UserError, match=message) as refused:
+        write_gguf(copy, {kind: tmp_path / "out" / "m.gguf"})
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_large_weight_fits_into_bf16(copy, tmp_path):
+    spoil(UP, -70000.0)(copy)
+    write_gguf(copy, {"bf16": tmp_path / "m.gguf"})
+    assert (
+        dequantize(
+            *[getattr(read(tmp_path / "m.gguf")[1]["blk.1.ffn_up.weight"], a) for a in ("data", "tensor_type")]
+        ).min()
+        < -69000
+    )
+
+
+# The file on disk
+
+
+def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_begun(qwen2, tmp_path, monkeypatch):
+    output, begun = tmp_path / "m.gguf", tmp_path / ".m.gguf.partial"
+    encoded = types.encoded
+
+    def interrupted(*given):
+        yield next(encoded(*given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(types, "encoded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_gguf(qwen2, {"f16": output})
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    begun.write_bytes(b"of a process that was killed" * 100_000)
+    write_gguf(qwen2, {"f16": output})
+    assert list(tmp_path.iterdir()) == [output]
+    assert read(output)[1]
+
+
+def test_an_older_file_stays_until_the_new_one_is_whole(copy, tmp_path):
+    write_gguf(copy, {"f16": tmp_path / "m.gguf"})
+    before = (tmp_path / "m.gguf").read_bytes()
+    spoil("lm_head.weight", float("nan"))(copy)
+    with pytest.raises(UserError):
+        write_gguf(copy, {"f16": tmp_path / "m.gguf"})
+    assert (tmp_path / "m.gguf").read_bytes() == before
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_written(qwen2, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+    with pytest.raises(UserError, match=r"has 1.0 MB free and needs 3\d"):
+        write_gguf(qwen2, {"f16": tmp_path / "m.gguf"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_ends_in_one_line(qwen2, tmp_path, monkeypatch):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    (tmp_path / ".m.gguf.partial").symlink_to("/dev/full")
+    with pytest.raises(DiskFullError, match=r"m.gguf cannot be written: No space left on device"):
+        write_gguf(qwen2, {"f16": tmp_path / "m.gguf"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_ends_in_one_line(qwen2, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); pass another --output-dir"):
+        write_gguf(qwen2, {"f16": tmp_path / "file" / "m.gguf"})
+
+
+# K-quants
+
+
+def fake_quantizer(folder, text):
+    folder.mkdir()
+    program = folder / writer.QUANTIZE
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(folder)
+
+
+def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_path, monkeypatch):
+    save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer(), dtype="bfloat16")
+    (tmp_path / "out").mkdir()
+    path = fake_quantizer(tmp_path / "bin", f'echo "$3" > {tmp_path}/requested; cp "$1" "$2"')
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    _, notes = write_gguf(tmp_path / "merged", {"q4_k_m": tmp_path / "out" / "m.Q4_K_M.gguf"})
+    assert (tmp_path / "requested").read_text() == "Q4_K_M\n"
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["m.Q4_K_M.gguf"]
+    fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")
+    assert tensors["output.weight"].tensor_type.name == "BF16"
+    assert fields["general.name"] == "m"
+    assert notes == [
+        "16 tensors are BF16 because their rows are not multiples of 256: attn_k.weight, attn_output.weight, "
+        "attn_q.weight, attn_v.weight, ffn_down.weight, ffn_gate.weight, ffn_up.weight, output.weight, "
+        "token_embd.weight"
+    ]
+
+
+def test_several_types_are_written_together(qwen2, tmp_path, monkeypatch):
+    path = fake_quantizer(tmp_path / "bin", f'echo "$1" >> {tmp_path}/sources; cp "$1" "$2"')
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    kinds = ["q4_k_m", "q4_0", "q8_0", "q6_k"]
+    write_gguf(qwen2, {kind: tmp_path / "all" / f"m.{kind}.gguf" for kind in kinds})
+    assert sorted(file.name for file in (tmp_path / "all").iterdir()) == sorted(f"m.{kind}.gguf" for kind in kinds)
+    assert len(set((tmp_path / "sources").read_text().splitlines())) == 1  # both K-quants are made from one file
+    for kind in ("q4_0", "q8_0"):
+        write_gguf(qwen2, {kind: tmp_path / "one.gguf"})
+        (one, fields), (other, again) = (
+            read(tmp_path / "one.gguf")[::-1],
+            read(tmp_path / "all" / f"m.{kind}.gguf")[::-1],
+        )
+        assert fields["general.file_type"] == again["general.file_type"]
+        assert all(np.array_equal(tensor.data, other[name].data) for name, tensor in one.items())
+
+
+def test_if_one_of_several_types_fails_the_older_files_stay(qwen2, tmp_path, monkeypatch):
+    path = fake_quantizer(tmp_path / "bin", "exit 3")
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    outputs = {kind: tmp_path / "all" / f"m.{kind}.gguf" for kind in ("f16", "q8_0", "q4_k_m")}
+    write_gguf(qwen2, {"f16": outputs["f16"]})
+    before = outputs["f16"].stat()
+    with pytest.raises(RunError, match="llama-quantize failed with code 3"):
+        write_gguf(qwen2, outputs)
+    assert [file.name for file in (tmp_path / "all").iterdir()] == ["m.f16.gguf"]
+    assert outputs["f16"].stat().st_ino == before.st_ino
+
+
+def test_the_disk_must_have_space_for_all_types(qwen2, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 5 * 10**7))
+    with pytest.raises(UserError, match=r"has 50.0 MB free and needs \d+.\d+ MB"):
+        write_gguf(qwen2, {"f16": tmp_path / "a.gguf", "q8_0": tmp_path / "b.gguf"})
+    assert list(tmp_path.iterdir()) == []
+    write_gguf(qwen2, {"f16": tmp_path / "a.gguf"})
+
+
+def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):
+    path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    with pytest.raises(RunError, match="llama-quantize failed with code 3: no such type"):
+        write_gguf(qwen2, {"q6_k": tmp_path / "m.gguf"})
+    assert [file.name for file in tmp_path.iterdir()] == ["bin"]
+
+
+def test_without_llama_quantize_a_type_that_works_is_named(qwen2, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"--type q4_k_m needs llama.cpp's llama-quantize.* another --type: .*q4_1"):
+        write_gguf(qwen2, {"q4_k_m": tmp_path / "m.gguf"})
+
+
+# The command
+
+
+def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy, tmp_path):
+    ended = warm.start(SCRIPT, "merged", "--modelfile", cwd=tmp_path).end()
+    assert ended.returncode == 0, ended.stderr
+    output = tmp_path / "merged-gguf" / "merged.Q8_0.gguf"
+    names = ["gguf_report.json", "merged.Q8_0.Modelfile", output.name, "params", "template"]
+    assert sorted(path.name for path in output.parent.glob("[!.]*")) == names
+    assert f"llama-cli -m {output}" in ended.stdout
+    assert "ollama create merged -f" in ended.stdout
+    assert read(output)[0]["general.name"] == "merged"
+
+
+def test_a_mistake_is_one_line_and_loads_nothing_heavy(fresh, tmp_path):
+    spy = tmp_path / "spy.py"
+    spy.write_text(
+        "import runpy, sys\nsys.argv = sys.argv[1:]\ntry:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf', 'numpy') if name in sys.modules])\n"
+    )
+    for words, code, message in (
+        (["--help"], 0, ""),
+        (["missing"], 2, "error: missing is not a folder"),
+        ([tmp_path, "--type", "q9_9"], 2, "error: "),
+        ([], 2, "error: "),
+    ):
+        ended = fresh.start(spy, SCRIPT, *words, cwd=tmp_path).end()
+        assert (ended.returncode, ended.stdout.splitlines()[-1]) == (code, "[]")
+        assert ended.stderr.startswith(message)
+        assert len(ended.stderr.splitlines()) == (code > 0)
+
+
+def test_files_are_named_after_their_source_and_type():
+    model, run = Path("/models/maths/"), Path("/runs/maths")
+    assert default_output(model, None, "q4_0") == Path("/models/maths-gguf/maths.Q4_0.gguf")
+    assert default_output(run / "merged", run, "q4_0") == Path("/runs/maths/gguf/maths.Q4_0.gguf")
+    assert default_output(run / "best-merged", run, "q4_0") == Path("/runs/maths/best-gguf/maths-best.Q4_0.gguf")
+
+
+def test_a_folder_for_the_file(qwen2, tmp_path, capsys):
+    export(ExportOptions(qwen2, output_dir=tmp_path / "out"))
+    assert (tmp_path / "out" / f"{qwen2.name}.Q8_0.gguf").is_file()
+    (tmp_path / "file").write_text("")
+    for options, problem in (
+        (
+            {"output_dir": tmp_path, "output": tmp_path / "m.gguf"},
+            "exclude each other; pass a folder",
+        ),
+        ({"output_dir": tmp_path / "file"}, "names a file; pass a folder"),
+        ({"output": tmp_path}, "is a folder; pass it with --output-dir"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            export(ExportOptions(qwen2, **options))
+
+
+@pytest.mark.parametrize("name", ["merged", "checkpoints/checkpoint-2-merged"])
+def test_the_modelfile_has_the_system_prompt_of_the_run(name, qwen2, tmp_path):
+    run = make_run(tmp_path / "run")
+    shutil.copytree(qwen2, run / name)
+    export(ExportOptions(run / name, modelfile=True, output_dir=tmp_path / "out"))
+    (modelfile,) = (tmp_path / "out").glob("*.Modelfile")
+    assert 'SYSTEM """Respond in the following format' in modelfile.read_text()
+
+
+def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):
+    adapter = tmp_path / "adapter_model.safetensors"
+    adapter.write_bytes(b"trained for a day")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is not a GGUF file and would be replaced"):
+        export(ExportOptions(tmp_path, output=adapter))
+    assert adapter.read_bytes() == b"trained for a day"
+
+
+def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, capsys):
+    export(ExportOptions(qwen2, type=("q8_0", "f16", "q8_0"), output_dir=tmp_path, modelfile=True))
+    printed = capsys.readouterr().out
+    for kind in ("Q8_0", "F16"):
+        path = tmp_path / f"{qwen2.name}.{kind}.gguf"
+        assert printed.count(f"{path}  {path.stat().st_size / 1e6:.1f} MB") == 1
+        assert f"FROM ./{path.name}\n" in path.with_suffix(".Modelfile").read_text()
+    with pytest.raises(UserError, match="--output names one file, and --type has 2; pass a folder with --output-dir"):
+        export(ExportOptions(qwen2, type=("q8_0", "f16"), output=tmp_path / "m.gguf"))
+
+
+def test_help_ends_in_a_window_of_one_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1")
+    with pytest.raises(SystemExit):
+        read_flags(ExportOptions, ["--help"], prog="export_gguf.py")
+    assert "--modelfile" in capsys.readouterr().out

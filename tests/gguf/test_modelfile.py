@@ -1,0 +1,225 @@
+"""Ollama Modelfile: the Go template renders the same text as the chat template, and values are read back unchanged."""
+
+import json
+import re
+
+import gguf
+import pytest
+from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
+
+from lora_grpo.errors import UserError
+from lora_grpo.gguf.modelfile import HUB_FILES, read_turns, write_modelfiles
+from lora_grpo.gguf.tokenizer import read_vocabulary
+from lora_grpo.hub.files import collect
+from lora_grpo.tasks.chat import render
+
+# Qwen2.5's template without tools.
+QWEN25 = """{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+# Llama 2's template: the system prompt is part of the first question.
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set start = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set start = '' %}{% endif %}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}<s>[INST] {{ (start if loop.first else '') + message['content'] }} [/INST]"
+    "{% else %} {{ message['content'] }} </s>{% endif %}{% endfor %}"
+)
+# Drops all answers except the last one.
+FORGETFUL = CHATML.replace("messages %}", "messages if message.role != 'assistant' or loop.last %}", 1)
+LATEST = "{% for message in messages[-4:] %}" + CHATML.split("%}", 1)[1]
+NUMBERED = CHATML.replace("'<|im_start|>' +", "'<|im_start|>' + loop.index | string +")
+DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+QUOTED = CHATML.replace("<|im_end|>", '<|im_end|>"""')
+
+
+def vocabulary(tokenizer):
+    return read_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id], None)
+
+
+def as_ollama(template, messages):
+    """Render the subset of Go templates that is used here: text, strings, fields, `if`, `not`, `eq`, `range`."""
+    parts = re.split(r"\{\{(.*?)\}\}", template)
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+
+    def value(words, message):
+        if words[0] == "not":
+            return not value(words[1:], message)
+        if words[0] == "eq":
+            return value(words[1:2], message) == value(words[2:], message)
+        if words[0].startswith('"'):
+            return words[0].strip('"')
+        return {".System": system, ".Messages": messages, **{f".{k.title()}": v for k, v in message.items()}}[words[0]]
+
+    def block(at, message, writes):
+        text = ""
+        while at < len(parts):
+            if at % 2 == 0:
+                text += parts[at] if writes else ""
+                at += 1
+                continue
+            words = parts[at].split()
+            if words == ["end"]:
+                return text, at + 1
+            if words[0] == "if":
+                inner, at = block(at + 1, message, writes and bool(value(words[1:], message)))
+                text += inner
+            elif words[0] == "range":
+                start = at + 1
+                for each in value(words[1:], message):
+                    inner, at = block(start, each, writes)
+                    text += inner
+            else:
+                text += str(value(words, message)) if writes else ""
+                at += 1
+        return text, at
+
+    return block(0, {}, True)[0]
+
+
+def as_ollama_reads(text):
+    """Parse a Modelfile like Ollama: a value continues until it is complete at the end of a line."""
+    found, name, value = [], None, ""
+    for character in text:
+        if name is None or " " not in name:
+            name = (name or "") + character
+            continue
+        if character in "\r\n":
+            whole = value.strip()
+            for quote in ('"""', '"'):
+                if whole.startswith(quote):
+                    ended = len(whole) >= 2 * len(quote) and whole.endswith(quote)
+                    content = whole[len(quote) : -len(quote)]
+                    break
+            else:
+                ended, content = True, whole
+            if ended:
+                found.append((name.strip(), content))
+                name, value = None, ""
+                continue
+        value += character
+    assert name is None, f"{name} does not end"
+    return found
+
+
+CONVERSATIONS = [
+    [(role, f'{role} {number}: {{{{ .Content }}}} <b>\n\n"quoted" {{% if %}} ') for number, role in enumerate(roles)]
+    for roles in (
+        ["user"],
+        ["system", "user"],
+        ["user", "assistant", "user"],
+        ["system", "user", "assistant", "user"],
+        ["system", "user", "assistant", "user", "assistant", "user"],
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        lambda: qwen_tokenizer(CHATML),
+        lambda: qwen_tokenizer(QWEN25),
+        lambda: qwen_tokenizer(published_template("qwen3")),  # ends every prompt with an empty thinking block
+        lambda: qwen_tokenizer(None),  # base model: questions and answers in plain text
+        lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
+        lambda: llama2_tokenizer(ZEPHYR),
+        llama3_tokenizer,
+    ],
+)
+def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
+    tokenizer = tokenizer()
+    found = vocabulary(tokenizer)
+    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, found, None)
+    assert notes == []
+    template = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))["TEMPLATE"]
+    trims = "trim" in str(tokenizer.chat_template)
+    for conversation in CONVERSATIONS:
+        messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
+        # Ollama adds the BOS token itself if the GGUF file says so.
+        first = tokenizer.bos_token if found.add_bos else ""
+        assert first + as_ollama(template, messages) == render(tokenizer, messages)
+
+
+@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM, QUOTED])
+def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
+    tokenizer = qwen_tokenizer(template)
+    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(qwen_tokenizer()), None)
+    assert "TEMPLATE" not in (tmp_path / "m.Modelfile").read_text()
+    assert len(notes) == 1
+    assert notes[0].startswith("the Modelfile has no TEMPLATE")
+    assert "\n" not in notes[0]
+
+
+def test_a_default_system_prompt_gives_way_to_the_one_that_is_given():
+    turns = read_turns(qwen_tokenizer(QWEN25), vocabulary(qwen_tokenizer(QWEN25)))
+    assert "created by Alibaba Cloud" in turns.opening
+    assert turns.roles["user"] == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+    assert turns.roles["assistant"] == ("", "<|im_end|>\n")
+    requested = turns.render([{"role": "system", "content": "Count."}, {"role": "user", "content": "1"}])
+    assert "Alibaba" not in requested
+
+
+def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_path):
+    tokenizer = qwen_tokenizer()
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    found = read_vocabulary(tokenizer, len(tokenizer), ends, None)
+    system = 'Answer in this format:\n<answer>\n...\n</answer>\nSay """so""", and say "so"'
+    notes = write_modelfiles([tmp_path / "maths.Q8_0.gguf"], tokenizer, found, system)
+    entries = as_ollama_reads((tmp_path / "maths.Q8_0.Modelfile").read_text())
+    assert entries[0] == ("FROM", "./maths.Q8_0.gguf")
+    assert [entry for entry in entries if entry[0] not in ("FROM", "TEMPLATE")] == [
+        ("SYSTEM", system),
+        ("PARAMETER", 'stop "<|endoftext|>"'),
+        ("PARAMETER", 'stop "<|im_end|>"'),
+    ]
+    assert notes == []
+
+
+# Files for `ollama run hf.co/...`
+
+
+def test_the_files_for_the_hub_say_what_the_modelfile_says(tmp_path):
+    tokenizer, system = qwen_tokenizer(), 'Answer in <answer> tags.\n\n5" nails'
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), system)
+    modelfile = (tmp_path / "m.Modelfile").read_text()
+    template = re.search('TEMPLATE """(.*?)"""', modelfile, re.DOTALL)[1]
+    assert (tmp_path / "template").read_text() == template
+    assert (tmp_path / "system").read_text() == system
+    assert json.loads((tmp_path / "params").read_text()) == {"stop": ["<|im_end|>"]}
+    files, skipped = collect(tmp_path, "gguf", None)
+    assert {*HUB_FILES, "m.Modelfile", "m.gguf"} == {file.name for file in files} and skipped == []
+
+    for name, text in (("system", "Be brief."), ("template", template + " "), ("params", '{"stop": ["</s>"]}')):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=rf"{name} differs from .*m\.Modelfile"):
+            collect(tmp_path, "gguf", None)
+        (tmp_path / name).write_text(before)
+    (tmp_path / "params").write_text('{"stop"')
+    with pytest.raises(UserError, match="params"):
+        collect(tmp_path, "gguf", None)
+
+
+def test_files_for_the_hub_of_an_older_export_do_not_stay(tmp_path):
+    write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(), vocabulary(qwen_tokenizer()), "Answer in tags.")
+    other = llama2_tokenizer(LLAMA2)
+    write_modelfiles([tmp_path / "m.gguf"], other, vocabulary(other), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.Modelfile", "params"]
+    (tmp_path / "system").mkdir()
+    with pytest.raises(UserError, match="pass another --output-dir"):
+        write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(), vocabulary(qwen_tokenizer()), "Answer in tags.")

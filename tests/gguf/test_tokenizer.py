@@ -1,0 +1,299 @@
+"""Tokenizers in GGUF files produce the same tokens as the original. Tokenizers that llama.cpp would split differently
+are rejected."""
+
+import itertools
+import json
+
+import gguf
+import pytest
+from helpers.gguf_models import (
+    LLAMA3_WORDS,
+    ODD,
+    QWEN2_WORDS,
+    TEXT,
+    byte_level,
+    llama2_tokenizer,
+    llama3_tokenizer,
+    qwen_tokenizer,
+    save,
+    sentencepiece,
+    wrapped,
+)
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from lora_grpo import starter
+from lora_grpo.errors import UserError
+from lora_grpo.gguf.tokenizer import read_vocabulary
+from lora_grpo.gguf.writer import write_gguf
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+LINES = [*TEXT.splitlines(), TEXT, *ODD]
+
+
+def vocabulary(tokenizer, *, spare=0, ends=None, bos_id=None):
+    return read_vocabulary(tokenizer, len(tokenizer) + spare, ends or [tokenizer.eos_token_id], bos_id)
+
+
+def read(path):
+    return {name: entry.contents() for name, entry in gguf.GGUFReader(path).fields.items()}
+
+
+def kinds(vocabulary, *texts):
+    return [vocabulary.types[vocabulary.tokens.index(text)] for text in texts]
+
+
+# Byte-level BPE
+
+
+def test_the_starters_tokenizer_comes_back_as_it_was(tmp_path, real_data):
+    write_gguf(starter.model_path(), {"q8_0": tmp_path / "starter.gguf"})
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="starter.gguf")
+    rows = (real_data / "gsm8k" / "test.jsonl").read_text().splitlines()
+    texts = [json.loads(row)["question"] for row in rows]
+    assert len(texts) == 1319
+    texts += [tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False) for text in texts[:50]]
+    assert again(texts + LINES)["input_ids"] == tokenizer(texts + LINES)["input_ids"]
+    assert again.chat_template == tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("pre", "words", "ignore_merges", "name"),
+    [
+        (None, QWEN2_WORDS, False, "qwen2"),
+        (None, LLAMA3_WORDS, True, "llama-bpe"),
+        (pre_tokenizers.ByteLevel(add_prefix_space=False), "", False, "gpt-2"),
+        (
+            pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+            "",
+            False,
+            "smollm",
+        ),
+    ],
+)
+def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_merges, name):
+    tokenizer = byte_level(words, pre=pre, ignore_merges=ignore_merges)
+    found = vocabulary(wrapped(tokenizer, eos_token="<|im_end|>"))
+    assert (found.model, found.pre, found.add_space_prefix, found.scores) == ("gpt2", name, False, None)
+    # Like llama.cpp: the named pre-tokenizer, then byte merges in order.
+    again = Tokenizer(
+        models.BPE(
+            {text: i for i, text in enumerate(found.tokens)},
+            [tuple(merge.split(" ")) for merge in found.merges],
+            ignore_merges=name == "llama-bpe",
+        )
+    )
+    again.pre_tokenizer = tokenizer.pre_tokenizer
+    again.add_special_tokens([text for text, kind in zip(found.tokens, found.types, strict=True) if kind == CONTROL])
+    for line in LINES:
+        assert again.encode(line).ids == tokenizer.encode(line).ids
+
+
+def test_unicode_composition_is_no_reason_to_refuse():
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    assert vocabulary(wrapped(tokenizer, eos_token="<|im_end|>")).pre == "qwen2"
+
+
+def own_words():
+    return byte_level(QWEN2_WORDS.replace(r"\p{N}", r"\p{N}{1,2}"))
+
+
+def lower_case():
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
+
+
+def spaced():
+    return byte_level(pre=pre_tokenizers.ByteLevel(add_prefix_space=True))
+
+
+def by_punctuation():
+    return byte_level(pre=pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)]))
+
+
+def word_piece():
+    return Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "<|im_end|>": 2}, unk_token="[UNK]"))
+
+
+def joined_words():
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.NFKC()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (own_words, "splits it into words in its own way, .* supported are qwen2, llama-bpe, smollm, gpt-2$"),
+        (lambda: byte_level(ignore_merges=True), "splits it into words in its own way"),
+        (lower_case, "normalizes text or splits it"),
+        (spaced, "splits it into words in its own way"),
+        (by_punctuation, "splits it into words in its own way"),
+        (word_piece, "the tokenizer is WordPiece"),
+        (joined_words, "does not normalize text as SentencePiece does"),
+        (lambda: sentencepiece(complete=False), "merges are not those of a SentencePiece model"),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(make, message):
+    with pytest.raises(UserError, match=message) as refused:
+        vocabulary(wrapped(make(), eos_token="<|im_end|>", unk_token="<unk>"))
+    assert "\n" not in str(refused.value)
+
+
+# SentencePiece
+
+
+def as_llama_cpp(found, text):
+    """Tokenize text with llama.cpp's algorithm: repeatedly join the neighbors that form the best-scored token."""
+    ids = {token: i for i, token in enumerate(found.tokens)}
+    parts = list((" " * found.add_space_prefix + text).replace(" ", "▁"))
+    while True:
+        joins = [
+            (-found.scores[ids[left + right]], at)
+            for at, (left, right) in enumerate(itertools.pairwise(parts))
+            if left + right in ids
+        ]
+        if not joins:
+            break
+        at = min(joins)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    found_ids = []
+    for part in parts:
+        found_ids += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return found_ids
+
+
+@pytest.mark.parametrize("scheme", [None, "always", "first", "never"])
+def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
+    tokenizer = sentencepiece(scheme=scheme)
+    found = vocabulary(wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), spare=2)
+    assert (found.model, found.pre, found.merges, found.add_bos) == ("llama", "default", None, True)
+    assert found.add_space_prefix is (scheme != "never")
+    assert len(found.scores) == len(found.tokens)
+    for line in LINES:
+        if line and "s>" not in line and not (scheme in ("always", "first") and line[0] == " "):
+            assert as_llama_cpp(found, line) == tokenizer.encode(line, add_special_tokens=False).ids
+    assert kinds(found, "<unk>", "<s>", "</s>", "<0x0A>", "e") == [UNKNOWN, CONTROL, CONTROL, BYTE, NORMAL]
+    assert found.types[-2:] == [UNUSED, UNUSED]
+    assert found.ids["unk"] == 0
+
+
+def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
+    tokenizer = llama2_tokenizer()
+    save(tmp_path / "merged", "LlamaForCausalLM", tokenizer)
+    write_gguf(tmp_path / "merged", {"f16": tmp_path / "m.gguf"})
+    again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    # transformers 5.17 adds a space to an empty text and, like llama.cpp, after every special token.
+    lines = [line for line in LINES if line and "</s>" not in line]
+    assert (
+        again(lines, add_special_tokens=False)["input_ids"] == tokenizer(lines, add_special_tokens=False)["input_ids"]
+    )
+
+
+def test_a_space_before_the_text_alone_has_a_note():
+    tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
+    found = vocabulary(tokenizer)
+    assert not found.add_space_prefix  # a chat starts with a special token, so transformers adds no space
+    [note] = found.notes
+    assert "start plain text with a space" in note
+    lines = [line for line in LINES if line and "s>" not in line and line[0] not in " \n\r"]
+    expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
+    assert [as_llama_cpp(found, f" {line}") for line in lines] == expected
+    assert all(as_llama_cpp(found, line) != ids for line, ids in zip(lines, expected, strict=True))
+
+
+@pytest.mark.parametrize(("scheme", "words"), [("first", ["special token", "starts with one"]), ("always", ["one"])])
+def test_spaces_that_llama_cpp_adds_have_notes(scheme, words):
+    tokenizer = wrapped(sentencepiece(scheme=scheme), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = "{% for message in messages %}Q: {{ message['content'] }}</s>{% endfor %}"
+    notes = vocabulary(tokenizer).notes
+    spaces = [note for note in notes if "adds a space" in note]
+    assert len(spaces) == len(words) and all(word in note for word, note in zip(words, spaces, strict=True))
+
+
+# Special tokens
+
+
+def test_special_tokens_are_control_and_added_words_are_not():
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|fim_prefix|>", special=False)])
+    found = vocabulary(tokenizer, spare=2)
+    assert kinds(found, "<|im_end|>", "<|fim_prefix|>", "<tool_call>", "a") == [CONTROL, CONTROL, USER_DEFINED, NORMAL]
+    assert found.tokens[-2:] == [f"[PAD{len(tokenizer)}]", f"[PAD{len(tokenizer) + 1}]"]
+    assert found.types[-2:] == [UNUSED, UNUSED]
+
+
+def test_the_end_of_a_turn_is_eot_and_other_ends_are_kept():
+    tokenizer = llama3_tokenizer()
+    text, turn, header = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>"])
+    found = vocabulary(tokenizer, ends=[text, header, turn])
+    # llama.cpp stops at <|end_of_text|> without being told.
+    assert found.ids == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": turn, "eom": header}
+    assert found.eos_token_ids == [text, header, turn]
+    tokenizer.eos_token = "<|end_of_text|>"  # a base model's
+    assert vocabulary(tokenizer, ends=[text, turn]).ids == {"bos": tokenizer.bos_token_id, "eos": text, "eot": turn}
+    start = tokenizer.convert_tokens_to_ids("<|begin_of_text|>")
+    found = vocabulary(tokenizer, ends=[start, text, header, turn])
+    assert found.ids["eom"] == start
+    assert "llama.cpp does not stop at <|start_header_id|>, as training did" in found.notes
+    tokenizer.chat_template = None
+    assert vocabulary(tokenizer, ends=[text, turn]).ids["eot"] == text
+
+
+def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
+    folder = save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
+    ends = qwen_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.7}))
+    write_gguf(folder, {"f16": tmp_path / "m.gguf"})
+    fields = read(tmp_path / "m.gguf")
+    assert [fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot")] == [ends[0]] * 2
+    assert fields["general.sampling.temp"] == pytest.approx(0.7)
+
+
+def test_a_first_token_is_put_where_the_chat_template_puts_it():
+    assert vocabulary(llama3_tokenizer()).add_bos  # added by the template only
+    assert vocabulary(llama2_tokenizer(None)).add_bos  # by the tokenizer
+    found = vocabulary(llama2_tokenizer())  # added by the tokenizer but not by the template
+    assert not found.add_bos
+    assert found.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
+    found = vocabulary(qwen_tokenizer(), bos_id=0)
+    assert (found.add_bos, found.ids["bos"]) == (False, 0)
+
+
+def test_no_chat_template_has_a_note():
+    assert (
+        "the model has no chat template, and llama.cpp and LM Studio would use ChatML"
+        in vocabulary(qwen_tokenizer(None)).notes[0]
+    )
+
+
+def test_the_default_of_several_chat_templates_is_exported():
+    tokenizer = qwen_tokenizer({"default": "{{ messages[0]['content'] }}", "tool_use": "tools"})
+    assert vocabulary(tokenizer).chat_template == "{{ messages[0]['content'] }}"
+
+
+def test_white_space_that_a_token_swallows_has_a_note():
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
+    assert vocabulary(tokenizer).notes == [
+        "<end> removes the white space next to it in transformers, but not in llama.cpp"
+    ]
+
+
+def test_more_tokens_than_embeddings_are_refused():
+    with pytest.raises(UserError, match="the tokenizer has 400 tokens and the model 398; resize the embeddings"):
+        vocabulary(qwen_tokenizer(), spare=-2)
+
+
+def test_tokens_with_the_same_id_are_refused(tmp_path):
+    path = starter.model_path() / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["vocab"] = dict.fromkeys(settings["model"]["vocab"], 0)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    damaged = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|im_end|>")
+    with pytest.raises(UserError, match="two tokens of the tokenizer have the same id"):
+        vocabulary(damaged)

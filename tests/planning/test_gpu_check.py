@@ -1,0 +1,406 @@
+"""The GPU check on a CPU: real rows of the real recipe at tiny size, and scheduling with stand-ins for the recipe."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.planning import gpu_check
+from lora_grpo.planning.gpu_check import Options, all_rows, check_gpu
+from lora_grpo.planning.gpu_check_row import CheckSettings, Row
+from lora_grpo.planning.random_model import qwen2
+from lora_grpo.planning.roofline import Limits
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
+TINY = qwen2(32, 64, 2, 4, 2, vocabulary=4096)
+ON_CPU = (
+    *("--preset", "starter", "--sampling.max-completion-tokens", "8", "--sampling.num-generations", "4"),
+    *("--train.prompts-per-step", "2", "--train.micro-batch-size", "4"),
+    *("--rewards", "correct_answer=2.0", "pattern:x1[0-3][0-9][0-9]=1.0"),  # one of 400 words of 4096, in 8
+)
+LIMITS = Limits(1000.0, 100.0)
+MACHINE = {
+    "gpu": "Card",
+    "memory_gib": 16.0,
+    "measured": {"copy_gb_per_second": 1000.0, "matmul_tflops": 100.0, "precision": "bfloat16"},
+    "versions": {"python": "3.12"},
+    "started": "now",
+}
+
+
+def run_rows(rows, settings):
+    return gpu_check.run_rows(rows, settings, MACHINE)
+
+
+def row(engine="peft", backend="transformers"):
+    return Row("tiny", TINY, engine, backend)
+
+
+WITHOUT_WEIGHTS = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+folder.mkdir()
+(folder / "config.json").write_text(sys.argv[2])
+(folder / "model.safetensors").touch()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Return a function that returns settings with a script in place of the recipe.
+
+    No model is built and no package is missing.
+    """
+    monkeypatch.setattr(Row, "missing_packages", [])
+    monkeypatch.setattr("lora_grpo.planning.random_model._BUILD", WITHOUT_WEIGHTS)
+
+    def make(script, **settings):
+        path = tmp_path / "recipe.py"
+        path.write_text("import json, os, sys, time\nfrom pathlib import Path\n" + script)
+        return CheckSettings(path, tmp_path / "out", **{"seconds": 60.0, "limits": LIMITS, **settings})
+
+    return make
+
+
+FINISHES = """
+folder = Path(sys.argv[sys.argv.index("--output-dir") + 1])
+folder.mkdir()
+config = {"preset": "16gb", "model": {"bits": 4}, "lora": {"rank": 32},
+          "train": {"prompts_per_step": 8, "micro_batch_size": None, "gradient_checkpointing": True},
+          "sampling": {"num_generations": 8}}
+memory = {"micro_batch_size": 16, "planned_phases_gib": {"sampling": 3.5, "training": 4.25}}
+(folder / "run.json").write_text(json.dumps({"config": config, "memory": memory, "peak_gpu_memory_gib": 3.0}))
+with (folder / "metrics.jsonl").open("w") as file:
+    for number, seconds in enumerate((50.0, 10.0, 12.0), start=1):
+        step = {"step": number, "step_time": seconds, "time/rollouts": seconds / 2, "time/rewards": 0.5,
+                "time/training": 4.0, "rollouts/tokens_per_second": 6000.0, "grad_norm": GRAD,
+                "completions/mean_length": 512.0, "completions/clipped_ratio": 1.0,
+                "num_tokens": number * 64 * 912.0}
+        file.write(json.dumps(step) + "\\n")
+"""
+
+
+def finishes(gradient="0.25"):
+    return f"GRAD = {gradient}\n{FINISHES}"
+
+
+def read(settings):
+    return json.loads((settings.output / "results.json").read_text()), (settings.output / "results.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
+    settings = CheckSettings(RECIPE, tmp_path / "out", 300, Limits(10.0, 0.05), ON_CPU)
+    [result] = run_rows([row()], settings)
+    log = Path(result["log"]).read_text()
+    assert result["status"] == "ran", log
+    assert result["steps"] == 2 and result["bits"] == 4 and result["completions_per_step"] == 8
+    assert result["completion_tokens"] == 8 and 430 <= result["prompt_tokens"] <= 512
+    assert result["rollout_seconds"] > 0 and result["reward_seconds"] > 0 and result["training_seconds"] > 0
+    phases = result["rollout_seconds"] + result["reward_seconds"] + result["training_seconds"]
+    assert phases == pytest.approx(result["step_seconds"], abs=0.01)
+    assert result["tokens_per_second"] == pytest.approx(64 / result["rollout_seconds"], rel=0.05)
+    assert result["decoding_share"] > 0 and result["training_share"] > 0
+    assert "left" not in [line.split()[0] for line in log.splitlines() if line]  # no row was too long
+    written, table = read(settings)
+    assert written["rows"] == [result]
+    assert f"| tiny | peft | transformers | 4 | {result['step_seconds']:.2f} |" in table
+
+
+def test_what_is_read_of_a_run(stand_in):
+    settings = stand_in(finishes())
+    [result] = run_rows([row()], settings)
+    assert result["status"] == "ran" and result["reason"] is None
+    assert result["step_seconds"] == 11 and result["rollout_seconds"] == 5.5  # the first step is for warming up
+    assert result["reward_seconds"] == 0.5 and result["training_seconds"] == 4 and result["tokens_per_second"] == 6000
+    assert result["prompt_tokens"] == 400 and result["micro_batch_size"] == 16
+    assert result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
+    assert 0 < result["decoding_share"] < 1 and 0 < result["training_share"] < 1
+    _, table = read(settings)
+    cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
+    assert cells[4:9] == ["11.00", "5.50", "0.50", "4.00", "6,000"] and cells[-3:] == ["4.25", "3.00", "–"]
+
+
+def test_a_run_that_trains_nothing_has_failed(stand_in):
+    settings = stand_in(finishes(gradient="0.0"))
+    [result] = run_rows([row()], settings)
+    assert result["status"] == "failed" and result["reason"].startswith("no step had a gradient")
+    assert read(settings)[0]["rows"] == [result]
+
+
+def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in):
+    script = """
+if "unsloth" not in sys.argv:
+    print("Traceback", file=sys.stderr); print("error: the GPU's memory did not suffice"); print("bye"); sys.exit(1)
+"""
+    settings = stand_in(script + finishes())
+    results = run_rows([row(), Row("other", TINY, "unsloth", "transformers")], settings)
+    assert [result["status"] for result in results] == ["failed", "ran"]
+    assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
+    assert results[0]["log"] in results[0]["reason"] and "bye" in Path(results[0]["log"]).read_text()
+    assert "- tiny-peft-transformers: failed, error: the GPU's memory did not suffice" in read(settings)[1]
+
+
+def test_a_model_that_cannot_be_built_fails_its_rows(stand_in, monkeypatch):
+    settings = stand_in(finishes())
+    monkeypatch.setattr("lora_grpo.planning.random_model._BUILD", "raise OSError('No space left on device')")
+    results = run_rows([row(), row("unsloth")], settings)
+    assert [result["reason"] for result in results] == [
+        "the random model was not built: OSError: No space left on device"
+    ] * 2
+    assert [result["status"] for result in results] == ["failed"] * 2
+
+
+def test_the_kits_own_refusal_of_a_model_too_large_is_no_failure(stand_in):
+    script = "print('error: m does not fit on Card: training needs 9 GiB; in this order, pass --x'); sys.exit(2)"
+    [result] = run_rows([row()], stand_in(script))
+    assert result["status"] == "skipped"
+    assert result["reason"] == "m does not fit on Card: training needs 9 GiB"
+
+
+def test_a_real_refusal_by_the_memory_plan_is_recognized(tmp_path, machine, stand_in):
+    """The real recipe on a GPU with too little free memory."""
+    machine(script="echo '0, GPU-1, Card, 8188, 700'")
+    settings = CheckSettings(RECIPE, stand_in("").output, 300, LIMITS, ("--preset", "8gb"))
+    [result] = run_rows([row()], settings)
+    assert result["status"] == "skipped", Path(result["log"]).read_text()
+    assert "does not fit on Card" in result["reason"]
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    found = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("vllm", "unsloth") else found(name))
+    settings = CheckSettings(RECIPE, tmp_path / "out", 60.0, LIMITS)
+    results = run_rows([row("peft", "vllm"), row("unsloth"), row("unsloth", "vllm")], settings)
+    assert [result["status"] for result in results] == ["skipped"] * 3
+    assert [result["reason"] for result in results] == [
+        "vllm not installed",
+        "unsloth not installed",
+        "unsloth and vllm not installed",
+    ]
+
+
+def test_a_row_that_hangs_has_failed(stand_in):
+    [result] = run_rows([row()], stand_in("print('waiting', flush=True); time.sleep(600)", seconds=12.0))
+    assert result["status"] == "failed" and result["reason"] == "no step within 4 s; last: waiting"
+
+
+def test_a_row_out_of_time_keeps_its_steps(stand_in):
+    [result] = run_rows([row()], stand_in(finishes() + "time.sleep(600)", seconds=12.0))
+    assert result["status"] == "ran" and result["reason"] == "stopped after 4 s" and result["step_seconds"] == 11
+
+
+def test_rows_that_do_not_start_in_time_are_listed(stand_in):
+    settings = stand_in(finishes() + "time.sleep(2)", seconds=8.0)
+    results = run_rows([Row(f"m{number}", TINY, "peft", "transformers") for number in range(6)], settings)
+    assert results[0]["status"] == "ran"
+    assert results[-1]["status"] == "skipped" and results[-1]["reason"] == "no time left"
+    assert not [result for result in results if result["status"] == "failed"]
+
+
+def test_a_model_is_built_once(stand_in, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    settings = stand_in(finishes())
+    build = f"{WITHOUT_WEIGHTS}\nopen({str(tmp_path / 'builds')!r}, 'a').write(folder.name)"
+    monkeypatch.setattr("lora_grpo.planning.random_model._BUILD", build)
+    names = [("a", "peft"), ("b", "peft"), ("b", "unsloth")]
+    run_rows([Row(name, TINY, engine, "transformers") for name, engine in names], settings)
+    assert (tmp_path / "builds").read_text() == "ab"
+    assert not list(tmp_path.glob("lora_grpo-check-*"))
+
+
+INTERRUPTED = f"""
+import signal, sys
+from pathlib import Path
+from lora_grpo.cli import run_command
+from lora_grpo.planning import gpu_check, random_model
+from lora_grpo.planning.gpu_check_row import CheckSettings, Row
+from lora_grpo.planning.roofline import Limits
+random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
+Row.missing_packages = []
+rows = [Row("tiny", {TINY}, engine, "transformers") for engine in ("peft", "unsloth")]
+settings = CheckSettings(Path(sys.argv[1]), Path(sys.argv[2]), 60.0, {LIMITS})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
+sys.exit(run_command(lambda: print(gpu_check.run_rows(rows, settings, {MACHINE}))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "hangs", "statuses"),
+    [
+        (signal.SIGINT, "unsloth", ["ran", "not run"]),
+        (signal.SIGTERM, "peft", ["not run", "not run"]),
+    ],
+)
+def test_an_interrupted_check_leaves_its_table_and_no_process(tmp_path, number, hangs, statuses):
+    recipe, out, begun = tmp_path / "recipe.py", tmp_path / "out", tmp_path / "begun"
+    recipe.write_text(
+        f"import os, sys, time\nfrom pathlib import Path\n{finishes()}\n".replace("import os", "import json, os")
+        + f"if {hangs!r} in sys.argv:\n    Path({str(begun)!r}).write_text(str(os.getpid()))\n    time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, recipe, out], stderr=subprocess.PIPE, text=True)
+    while not begun.exists() or not begun.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, stderr = process.communicate()
+    assert process.returncode == 128 + number and "Traceback" not in stderr
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [each["status"] for each in rows] == statuses and rows[1]["reason"] == "interrupted"
+    assert "- tiny-unsloth-transformers: not run, interrupted" in (out / "results.md").read_text()
+    row_process = Path("/proc") / begun.read_text() / "stat"
+    assert not row_process.exists() or row_process.read_text().split()[2] == "Z"
+
+
+# The whole command
+
+
+def test_the_order_tells_most_first():
+    names = [each.name for each in all_rows()]
+    assert names[0] == "0.5B-peft-vllm" and len(names) == len(set(names)) == 12
+    assert {name.split("-")[0] for name in names[:4]} == {"0.5B"}
+    assert all(name.endswith("vllm") for name in names[4:8])
+
+
+def script(*arguments, path=None):
+    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "check_gpu.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path):
+    done = script("--output", str(tmp_path / "out"), path=str(tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: no NVIDIA GPU found (nvidia-smi is not on the PATH)")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, GPU-1, Card, 16376, 16000'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    for name, value in (("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")):
+        monkeypatch.setenv(name, value)  # which the check sets, and a test puts back
+
+
+def test_a_torch_without_cuda_is_refused(card, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("torch sees a GPU")
+    with pytest.raises(UserError, match=r"nvidia-smi lists a GPU, but torch .* sees none; install torch's CUDA build"):
+        check_gpu(Options(output=tmp_path / "out"), RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minutes": 0}, "--minutes is 0; expected more than 0"),
+        ({"minutes": float("nan")}, "--minutes is nan"),
+    ],
+)
+def test_impossible_flags(card, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        check_gpu(Options(output=tmp_path / "out", **options), RECIPE)
+
+
+_WARNS = "print('warning: late', file=sys.stderr)"
+_WARNED = f"import json, sys; {_WARNS}; sys.stderr.flush(); "
+
+
+def test_a_measurement_without_a_result_is_a_one_line_error(card, tmp_path, monkeypatch):
+    monkeypatch.setattr("lora_grpo.planning.gpu_check._MEASURE", _WARNED + "1")
+    with pytest.raises(RunError, match=r"the GPU measurement printed no result: warning: late; .*measure\.log has all"):
+        check_gpu(Options(output=tmp_path / "out"), RECIPE)
+
+
+def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, monkeypatch, capsys):
+    measured = {
+        "copy_gb_per_second": 900.0,
+        "matmul_tflops": 90.0,
+        "precision": "bfloat16",
+        "device": "Card",
+        "capability": "8.9",
+        "cuda": "13.0",
+    }
+    monkeypatch.setattr("lora_grpo.planning.gpu_check._MEASURE", f"{_WARNED}print(json.dumps({measured})); {_WARNS}")
+    monkeypatch.setattr("lora_grpo.planning.gpu_check.all_rows", lambda: [row()])
+    check_gpu(Options(output=tmp_path / "out"), stand_in(finishes()).recipe)
+    table, stages = capsys.readouterr()
+    assert stages.splitlines()[:2] == ["Card with 16 GiB", "measuring its rates: 900 GB/s, 90 TFLOP/s in bfloat16"]
+    assert re.fullmatch(r"tiny-peft-transformers \(\d+ s left\): ran, 11\.00 s per step", stages.splitlines()[2])
+    assert table.splitlines()[-1] == "this GPU works with peft + transformers"
+    assert table.startswith("Card with 16 GiB; measured 900 GB/s copying and 90 TFLOP/s in bfloat16; ")
+    assert "| tiny | peft | transformers | 4 |" in table
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["measured"] == measured and written["versions"]["torch"] and written["rows"][0]["decoding_share"]
+    with pytest.raises(RunError, match=r"^this GPU does not work: tiny-peft-transformers failed, the log is empty"):
+        check_gpu(Options(output=tmp_path / "out"), stand_in("sys.exit(1)").recipe)
+
+
+def test_the_conclusion_names_what_works_and_what_to_pass():
+    def results(**statuses):
+        reasons = {"ran": None, "failed": "no kernel (x.log)", "skipped": "no time left"}
+        return [
+            {"row": f"0.5B-{name}", "status": status, "reason": reasons[status]}
+            | dict(zip(("engine", "backend"), name.split("_"), strict=True))
+            for name, status in statuses.items()
+        ]
+
+    every = {"peft_vllm": "ran", "unsloth_vllm": "ran", "peft_transformers": "skipped"}
+    assert gpu_check.conclude(results(**every)) == ("this GPU works with unsloth + vllm, peft + vllm", True)
+    assert gpu_check.conclude(results(**{**every, "unsloth_vllm": "failed"})) == (
+        "this GPU works with peft + vllm; 1 of 3 rows failed, the first is 0.5B-unsloth_vllm: no kernel (x.log); train "
+        "with --model.engine peft --sampling.backend vllm",
+        False,
+    )
+    assert gpu_check.conclude(results(peft_vllm="skipped", unsloth_vllm="failed")) == (
+        "this GPU does not work: 0.5B-unsloth_vllm failed, no kernel (x.log); see results.md",
+        False,
+    )
+    larger = results(peft_vllm="ran", unsloth_vllm="failed")
+    sentence, works = gpu_check.conclude(results(**every) + larger)
+    assert sentence.startswith("this GPU works with peft + vllm; 1 of 5 rows failed") and not works
+    assert sentence.endswith("train with --model.engine peft --sampling.backend vllm")
+    missing = {**results(peft_vllm="skipped")[0], "reason": "vllm not installed"}
+    assert gpu_check.conclude([missing, *results(peft_transformers="skipped")]) == (
+        "no row ran: 0.5B-peft_transformers skipped, no time left; pass more --minutes, or stop other programs that "
+        "use the GPU",
+        False,
+    )
+    assert gpu_check.conclude([missing]) == (
+        "no row ran: 0.5B-peft_vllm skipped, vllm not installed; run `make install`",
+        False,
+    )
+
+
+@pytest.mark.engines
+def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
+    for package in ("unsloth", "vllm"):
+        pytest.importorskip(package, reason=f"{package} is not installed: make engines")
+    wide = qwen2(64, 128, 2, 2, 1, vocabulary=4096)  # heads that vLLM's CPU build takes
+    # The one combination that no other test trains by.
+    settings = CheckSettings(RECIPE, tmp_path / "out", 900, LIMITS, ON_CPU)
+    [result] = run_rows([Row("tiny", wide, "unsloth", "vllm")], settings)
+    assert (result["status"], result["reason"]) == ("ran", None)
+    assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]

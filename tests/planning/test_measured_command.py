@@ -1,0 +1,51 @@
+"""A command with a time limit: its exit code, its message, its GPU memory, and no process left behind."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.planning.measured_command import run
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "message"),
+    [
+        ("print('a'); print('b')", 0, "b"),
+        ("pass", 0, "the log is empty"),
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("print('error: no memory'); print('bye'); raise SystemExit(3)", 3, "error: no memory"),
+    ],
+)
+def test_the_message_is_the_error_or_the_last_line(tmp_path, code, exit_code, message):
+    done = run(python(code), tmp_path / "log", 60)
+    assert (done.exit_code, done.message) == (exit_code, message)
+
+
+def test_at_the_time_limit_the_command_and_its_children_are_killed(tmp_path):
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    done = run(python(code), tmp_path / "log", 1.0)
+    assert done.exit_code is None and 1 <= done.seconds < 10
+    child = Path("/proc") / done.message / "stat"
+    deadline = time.monotonic() + 10  # a killed process ends when it is next scheduled
+    while child.exists() and child.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_gpu_peak_is_the_increase_over_the_memory_in_use_at_the_start(machine, tmp_path):
+    level = tmp_path / "free"
+    level.write_text("6144")
+    machine(script=f'read free < {level}; echo "0, GPU-1, Card, 8192, $free"')
+    code = f"import time; from pathlib import Path; level = Path({str(level)!r})\n"
+    code += "level.write_text('1024'); time.sleep(1.5); level.write_text('5120'); time.sleep(0.5)"
+    assert run(python(code), tmp_path / "log", 60).gpu_peak_gib == 5
+
+
+def test_without_nvidia_smi_there_is_no_gpu_peak(machine, tmp_path):
+    assert run(python("pass"), tmp_path / "log", 60).gpu_peak_gib is None

@@ -1,0 +1,141 @@
+"""`evaluate.py MODEL.gguf`: the file's answers are those of the 16-bit model, and what its type costs is reported."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny_runs import run_tiny
+
+from lora_grpo.config import replace
+from lora_grpo.config.schema import ModelConfig, RunConfig
+from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
+from lora_grpo.gguf import ExportOptions, export
+from lora_grpo.hub.push import prepare
+from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.models.base_model import load_tokenizer
+from lora_grpo.report import write_report
+from lora_grpo.tasks.chat import render_row
+from lora_grpo.tasks.loading import load_data
+
+ROWS = 200
+NEAR_TIE = 0.05
+"""Logprob difference of two tokens in nats, below which llama.cpp's 16-bit arithmetic may swap them."""
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(
+        importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: make engines"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run that is merged and exported in two types."""
+    folder = tmp_path_factory.mktemp("gguf") / "run"
+    run_tiny(folder, sampling={"max_completion_tokens": 96})
+    merge(MergeOptions(str(folder)))
+    export(ExportOptions(folder, type=("f16", "q4_0")))
+    return folder
+
+
+def evaluate(run, kind, **options):
+    merged = EvaluateOptions(
+        str(run / "gguf" / f"run.{kind.upper()}.gguf"), compare=str(run / "merged"), limit=ROWS, **options
+    )
+    return evaluate_and_report(merged)
+
+
+@pytest.fixture(scope="module")
+def f16(run):
+    return evaluate(run, "f16", output_dir=run / "evaluation" / "f16")
+
+
+def read(path):
+    return {line["task_id"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+def test_f16_gives_the_answers_of_the_merged_model(run, f16):
+    folder = run / "evaluation" / "f16"
+    [compared] = folder.glob("compared-*.results.jsonl")
+    gguf, merged = read(folder / "results.jsonl"), read(compared)
+    assert len(gguf) == ROWS and gguf.keys() == merged.keys()
+    assert sum(gguf[task]["passed"] != merged[task]["passed"] for task in gguf) <= 2
+    recorded = json.loads((folder / "evaluation.json").read_text())
+    assert len({entry["environment"]["prompts_sha256"] for entry in recorded.values()}) == 1
+    assert recorded["results.jsonl"]["environment"]["engine"].startswith("llama.cpp ")
+    changed = [task for task in gguf if gguf[task]["completion"] != merged[task]["completion"]]
+    assert sum(gguf[task]["num_tokens"] != merged[task]["num_tokens"] for task in gguf) <= len(changed)
+    assert sum(gguf[task]["truncated"] != merged[task]["truncated"] for task in gguf) <= len(changed)
+    gaps = gap_at_first_difference(run, gguf, merged, changed)
+    assert [(task, gap) for task, gap in zip(changed, gaps, strict=True) if gap > NEAR_TIE] == []
+
+
+def gap_at_first_difference(run, gguf, merged, tasks):
+    """Return the merged model's logprob differences, in nats, at the first tokens that differ."""
+    from transformers import AutoModelForCausalLM
+
+    config = replace(RunConfig(), json.loads((run / "run.json").read_text())["config"])
+    rows = {row["id"]: row for row in load_data(replace(config, {"data": {"eval_limit": ROWS}})).eval}
+    tokenizer = load_tokenizer(ModelConfig(name=str(run / "merged")))
+    model = AutoModelForCausalLM.from_pretrained(run / "merged", dtype=torch.float32).eval()
+    for task in tasks:
+        prompt = tokenizer(render_row(tokenizer, rows[task]), add_special_tokens=False)["input_ids"]
+        first, second = (
+            [*tokenizer(each[task]["completion"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for each in (gguf, merged)
+        )
+        place = next(i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+        with torch.no_grad():
+            logprobs = model(torch.tensor([prompt + first[:place]])).logits[0, -1].log_softmax(-1)
+        yield abs(float(logprobs[first[place]] - logprobs[second[place]]))
+
+
+def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
+    report = evaluate(run, "q4_0")
+    row = report.table[0]
+    assert report.evaluated.label == "q4_0" and report.baseline.label == "merged"
+    low, high = (-100 * bound for bound in reversed(row.difference_interval))
+    cost = f"{-100 * row.difference:z.1f} points of pass@1 [{low:z.1f}, {high:z.1f}]"
+    assert f"q4_0 costs {cost} against merged" in capsys.readouterr().out
+    [folder] = (run / "evaluation").glob("starter-*")
+    assert cost in (folder / "report.md").read_text()
+    assert report.evaluated.source["quantization"] == "q4_0"
+    files, _ = prepare(run / "gguf", "gguf", "me/trained")
+    card = next(file for file in files if file.name == "README.md").content.decode()
+    assert f"q4_0 costs {cost}".replace("[", "\\[").replace("]", "\\]") in card
+    size = (run / "gguf" / "run.Q4_0.gguf").stat().st_size / 1e6
+    assert f"| run.Q4_0.gguf | {size:.1f} MB | {100 * row.after:.1f} " in card
+    assert f"| run.F16.gguf | {(run / 'gguf' / 'run.F16.gguf').stat().st_size / 1e6:.1f} MB | " in card
+    assert f"{100 * f16.table[0].after:.1f} " in card
+    assert f"| merged, 16 bits |  | {100 * row.before:.1f} " in card
+    write_report(run)
+    page = (run / "report" / "report.md").read_text()
+    assert f"| run.Q4_0.gguf | {size:.1f} MB | {100 * row.after:.1f} " in page and f"q4_0 costs {cost}" in page
+
+
+def test_a_seed_gives_the_same_samples_again(run, tmp_path):
+    file = run / "gguf" / "run.F16.gguf"
+    options = {"num_samples": 2, "limit": 6, "temperature": 1.0}
+    for name in ("one", "two"):
+        evaluate_and_report(EvaluateOptions(str(file), output_dir=tmp_path / name, **options))
+    one, two = ((tmp_path / name / "results.jsonl").read_text().splitlines() for name in ("one", "two"))
+    assert sorted(one) == sorted(two)
+    texts = {(line["task_id"], line["draw"]): line["completion"] for line in map(json.loads, one)}
+    assert sum(texts[task, 0] != texts[task, 1] for task, draw in texts if draw) > 2
+    changed = evaluate_and_report(EvaluateOptions(str(file), output_dir=tmp_path / "other", seed=1, **options))
+    assert changed.evaluated.samples == 12
+    assert sorted((tmp_path / "other" / "results.jsonl").read_text().splitlines()) != sorted(one)
+
+
+def test_a_file_of_an_unknown_architecture_ends_in_one_line(tmp_path):
+    from helpers.gguf_files import write_header
+
+    from lora_grpo.errors import UserError
+
+    path = write_header(tmp_path / "odd.gguf", architecture="gptx")
+    with pytest.raises(UserError, match="unknown model architecture: 'gptx'"):
+        evaluate_and_report(EvaluateOptions(str(path), task="starter", limit=2, output_dir=tmp_path / "out"))
+    assert not Path(tmp_path / "out" / "results.jsonl").exists()

@@ -1,0 +1,207 @@
+"""What a llama.cpp server is asked, and the errors without one; a stand-in on the PATH answers."""
+
+import json
+import sys
+
+import pytest
+from helpers.gguf_files import write_header
+
+from lora_grpo.cli import run_command
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
+from lora_grpo.sampling import SamplingParams, llama_cpp_server, load_sampler, read_gguf
+
+STAND_IN = """#!{python}
+import http.server, json, os, sys
+
+arguments = iter(sys.argv[1:])
+flags = {{name: (True if name == "--jinja" else next(arguments)) for name in arguments}}
+mode = open({mode!r}).read()
+if mode == "refuses":
+    print("loading")
+    print("E error loading model: it is odd")
+    sys.exit(1)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def answer(self, body, code=200):
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        model = "other.gguf" if mode == "another" else flags["--model"]
+        self.answer({{"status": "ok", "model_path": model, "build_info": "b9999"}})
+        if mode == "another":
+            os._exit(3)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open({log!r}, "a") as log:
+            log.write(json.dumps([self.path, body, flags]) + "\\n")
+        if mode == "dies" and self.path == "/completion":
+            print("ggml: error: no more memory", flush=True)
+            os._exit(9)
+        if mode == "old" and self.path == "/apply-template":
+            return self.answer({{"error": {{"message": "File Not Found"}}}}, 404)
+        if self.path == "/apply-template":
+            return self.answer({{"prompt": "".join(each["content"] for each in body["messages"])}})
+        if self.path == "/tokenize":
+            return self.answer({{"tokens": [*body["content"].encode()]}})
+        tokens = 3 if mode == "full" else body["n_predict"]
+        self.answer({{"content": "<answer>1</answer>", "tokens": [1] * tokens, "stop_type": "limit"}})
+
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    """A function that sets how the stand-in for llama-server behaves; the file has what it was asked."""
+    log, mode, program = tmp_path / "log", tmp_path / "mode", tmp_path / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text(STAND_IN.format(python=sys.executable, log=str(log), mode=str(mode)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+
+    def behave(how):
+        mode.write_text(how)
+        return log
+
+    behave("well")
+    return behave
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_header(tmp_path / "mine.gguf")
+
+
+def evaluate(file, tmp_path, **options):
+    return evaluate_and_report(
+        EvaluateOptions(str(file), task="starter", limit=3, output_dir=tmp_path / "out", **options)
+    )
+
+
+def asked(log):
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_only_temperature_and_top_p_change_the_logits(llama, file, tmp_path):
+    log = llama("well")
+    report = evaluate(file, tmp_path, num_samples=2, temperature=0.7, top_p=0.9, max_completion_tokens=20)
+    bodies = [body for route, body, _ in asked(log) if route == "/completion"]
+    assert len(bodies) == 6 and len({body["seed"] for body in bodies}) == 6
+    for body in bodies:
+        assert body["samplers"] == ["temperature", "top_p"] and body["mirostat"] == 0
+        assert (body["temperature"], body["top_p"], body["n_predict"]) == (0.7, 0.9, 20)
+    [flags] = {json.dumps(flags) for *_, flags in asked(log)}
+    assert json.loads(flags)["--model"] == str(file)
+    assert report.evaluated.label == "q4_0" and report.evaluated.source["engine"] == "llama.cpp b9999"
+    assert report.evaluated.drawn["sampled"].health["truncated"] == 6
+
+
+def test_messages_are_rendered_by_the_server(llama, file, tmp_path):
+    log = llama("well")
+    evaluate(file, tmp_path)
+    messages = [body["messages"] for route, body, _ in asked(log) if route == "/apply-template"]
+    assert len(messages) == 3  # once a row
+    assert [each["role"] for each in messages[0]] == ["system", "user"] and "<reasoning>" in messages[0][0]["content"]
+
+
+def test_variables_of_the_template_reach_the_server(llama, tmp_path):
+    log = llama("well")
+    template = "{% if enable_thinking %}T{% endif %}{{ messages[0]['content'] }}"
+    evaluate(
+        write_header(tmp_path / "own.gguf", template=template), tmp_path, chat_template_kwargs=("enable_thinking=true",)
+    )
+    [kwargs] = {
+        str(body["chat_template_kwargs"]["enable_thinking"]) for route, body, _ in asked(log) if "template" in route
+    }
+    assert kwargs == "True"
+
+
+def test_a_file_without_a_template_gets_plain_prompts(llama, tmp_path, capsys):
+    log = llama("well")
+    evaluate(write_header(tmp_path / "own.gguf", template=None), tmp_path)
+    assert "/apply-template" not in {route for route, *_ in asked(log)}
+    assert all(body["prompt"].endswith("\nAnswer:") for route, body, _ in asked(log) if route == "/completion")
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("refuses", UserError, "code 1: E error loading model: it is odd"),
+        ("another", UserError, "mine.gguf"),
+        ("dies", RunError, "code 9: ggml: error: no more memory"),
+        ("old", UserError, "/apply-template"),
+        ("full", RunError, "--max-completion-tokens"),
+    ],
+)
+def test_a_server_that_fails_is_one_line(llama, file, tmp_path, how, error, message):
+    llama(how)
+    with pytest.raises(error, match=message) as raised:
+        evaluate(file, tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_llama_cpp_the_extra_is_named(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(llama_cpp_server.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"\[llama-cpp\].*llama-server"):
+        evaluate(file, tmp_path)
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_an_error(llama, tmp_path):
+    with pytest.raises(UserError, match="--max-completion-tokens"):
+        evaluate(write_header(tmp_path / "short.gguf", context=400), tmp_path, max_completion_tokens=350)
+
+
+def test_a_server_ends_with_its_sampler(llama, file):
+    sampler = load_sampler(read_gguf(file), [{"prompt": [{"role": "user", "content": "hi"}]}], max_tokens=4)
+    process = sampler._server._process
+    [(_, [sample])] = sampler.stream(["hi"], SamplingParams(1, 0.0, 1.0, 4), [0])
+    assert sample.truncated and len(sample.token_ids) == 4
+    sampler.close()
+    assert process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"bits": 4}, "--bits"),
+        ({"backend": "transformers"}, "--backend"),
+        ({"base": "starter"}, "--base"),
+        ({"compare": "base"}, "--compare base"),
+    ],
+)
+def test_flags_of_other_models_are_refused(llama, file, tmp_path, options, named):
+    with pytest.raises(UserError, match=named):
+        evaluate(file, tmp_path, **options)
+
+
+def test_files_that_are_no_whole_model_are_refused(llama, file, tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:-200])
+    adapter = write_header(tmp_path / "adapter.gguf", general__type="adapter")
+    for path, reason in (
+        (cut, "not a complete GGUF"),
+        (adapter, "type adapter"),
+        (tmp_path / "none.gguf", "not exist"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            evaluate(path, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_ends_with_code_2(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(llama_cpp_server.importlib.util, "find_spec", lambda name: None)
+    assert run_command(lambda: evaluate(file, tmp_path)) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,407 @@
+"""The audit of a checker: broken ones are caught by the attack that their mistake invites; good ones are not."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from helpers.fresh_imports import ROOT, run_recipe
+
+from lora_grpo import sandbox
+from lora_grpo.config import RunConfig, replace
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.tasks import Data, audit, audit_run, get_task, load_data, quick_audit
+from lora_grpo.tasks.audit_attacks import ATTACKS, GOLD, NAMES
+from lora_grpo.tasks.audit_run import FULL, Size, find
+
+SUMS = """
+    import re, random, signal, threading
+    def load(split): return [
+        {"question": f"What is {n} plus {n * n % 31 + 50}?", "sum": n + n * n % 31 + 50}
+        for n in (range(10, 22) if split == "train" else range(30, 42))
+    ]
+    def gold(row): return str(row["sum"])
+    """
+TAGS = SUMS + "def gold(row): return f\"<answer>{row['sum']}</answer>\"\n"
+WORDS = """
+    import re
+    NAMES = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Peru": "Lima", "Cuba": "Havana", "Iran": "Tehran"}
+    def load(split): return [{"question": f"What is the capital of {key}?", "city": NAMES[key]} for key in NAMES]
+    def gold(row): return row["city"]
+    """
+SENTENCES = WORDS + "def gold(row): return f\"The capital is {row['city']} and no other city\"\n"
+PRICES = SUMS.replace("+ 50}", "+ 1950.5}").replace('str(row["sum"])', "f\"{row['sum']:,}\"")
+
+BROKEN = {
+    "substring": (SUMS, "return str(row['sum']) in completion", "wrong value"),
+    "first number wins": (SUMS, "return re.findall(r'\\d+', completion)[:1] == [str(row['sum'])]", "contradiction"),
+    "last number wins": (
+        SUMS,
+        "return re.findall(r'\\d+', completion)[-1:] == [str(row['sum'])]",
+        "all answers at once",
+    ),
+    "any number wins": (SUMS, "return str(row['sum']) in re.findall(r'\\d+', completion)", "all answers at once"),
+    "lowercases one side": (WORDS, "return completion.lower().strip() == row['city']", "gold"),
+    "stops at a comma": (
+        PRICES,
+        "return [float(n) for n in re.findall(r'[\\d.]+', completion)[:1]] == [row['sum']]",
+        "gold",
+    ),
+    "comma as a decimal point": (
+        PRICES,
+        "found = re.findall(r'[\\d.]+', completion.replace(',', '.'))\n    return found[:1] == [str(row['sum'])]",
+        "gold",
+    ),
+    "no DOTALL": (
+        TAGS,
+        "found = re.search(r'<answer>(.*)</answer>', completion)\n"
+        "    return bool(found) and found[1].strip() == str(row['sum'])",
+        "answer on its own line",
+    ),
+    "SIGALRM": (
+        SUMS,
+        "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n    return completion.strip() == str(row['sum'])",
+        "call from a thread",
+    ),
+    "exceptions count as 0": (
+        SUMS,
+        "try: return completion.strip() == str(row['summ'])\n    except Exception: return 0",
+        "gold",
+    ),
+    "exceptions count as 1": (
+        SUMS,
+        "try: return int(completion) == row['sum']\n    except Exception: return 1",
+        "empty text",
+    ),
+    "raises": (SUMS, "return int(completion) == row['sum']", "empty text"),
+    "raises without a match": (SUMS, "return re.search(r'\\d+', completion)[0] == str(row['sum'])", "empty text"),
+    "leak": (
+        SUMS + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n",
+        "return completion.strip() == str(row['sum'])",
+        "answer in the prompt",
+    ),
+    "leak in the system message and a substring": (
+        SUMS
+        + "def prompt(row): return [{'role': 'system', 'content': f\"Say {row['sum']}.\"},"
+        + " {'role': 'user', 'content': row['question']}]\n",
+        "return str(row['sum']) in completion",
+        "prompt",
+    ),
+    "float equality": (
+        SUMS.replace("n + n * n % 31 + 50}", "n / 10 + (n * n % 31) / 10}").replace(
+            'str(row["sum"])', "f\"{row['sum']:.1f}\""
+        ),
+        "try: return float(completion) == row['sum']\n    except ValueError: return False",
+        "gold",
+    ),
+    "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
+    "in a text": (WORDS, "return completion in row['city']", "empty text"),
+    "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
+    "eval of the answer": (
+        TAGS,
+        "found = re.search(r'<answer>(.*?)</answer>', completion, re.S)\n"
+        "    try: return bool(found) and eval(found[1]) == row['sum']\n    except Exception: return False",
+        "code that runs",
+    ),
+    "startswith": (SUMS, "return completion.strip().startswith(str(row['sum']))", "wrong value"),
+    "endswith": (SUMS, "return completion.strip().endswith(str(row['sum']))", "wrong value"),
+    "match without an end": (SUMS, "return bool(re.match(rf\"\\s*{row['sum']}\\b\", completion))", "contradiction"),
+    "search of a word": (WORDS, "return bool(re.search(rf\"\\b{row['city']}\\b\", completion))", "all answers at once"),
+    "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
+    "share of words": (
+        SENTENCES,
+        "words = set(gold(row).split())\n    return len(words & set(completion.split())) / len(words) >= 0.7",
+        "answers of other rows",
+    ),
+    "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
+    "format only": (TAGS, "return bool(re.search(r'<answer>.*</answer>', completion, re.S))", "tags and formats"),
+    "format of a number": (
+        TAGS,
+        "return bool(re.fullmatch(r'\\s*<answer>\\s*[\\d.-]+\\s*</answer>\\s*', completion))",
+        "answers of other rows",
+    ),
+    "any digit": (SUMS, "return any(c.isdigit() for c in completion)", "numbers of the question"),
+    "lowercase and in": (WORDS, "return row['city'].lower() in completion.lower()", "wrong value"),
+    "no punctuation": (
+        SUMS,
+        "return re.sub(r'\\W', '', completion) == str(row['sum'])",
+        "wrong value",
+    ),
+    "tolerance": (
+        SUMS,
+        "try: return abs(float(completion) - row['sum']) <= 1\n    except ValueError: return False",
+        "wrong value",
+    ),
+    "sign": (
+        SUMS,
+        "try: return abs(float(completion)) == row['sum']\n    except ValueError: return False",
+        "wrong value",
+    ),
+    "empty gold": (
+        SUMS + "def gold(row): return str(row['sum']) if row['sum'] % 3 else ''\n",
+        "return completion.strip() == gold(row)",
+        "empty text",
+    ),
+    "cache": (
+        SUMS + "SEEN = {}\n",
+        "return SEEN.setdefault(row['id'], completion.strip() == str(row['sum']))",
+        "empty text",
+    ),
+    "random": (SUMS, "return random.random() < 0.5", "repeated calls"),
+    "alternates": (
+        SUMS + "CALLS = []\n",
+        "CALLS.append(1)\n    return completion.strip() == str(row['sum']) and len(CALLS) < 100",
+        "repeated calls",
+    ),
+    "ignores the row": (SUMS, "return completion.strip().isdigit()", "answers of other rows"),
+    "no strip": (SUMS, "return completion == str(row['sum'])", "surrounding spaces"),
+    "exits": (
+        SUMS,
+        "return __import__('os')._exit(0) if not completion else completion.strip() == str(row['sum'])",
+        "empty text",
+    ),
+    "rounds": (
+        SUMS,
+        "try: return round(float(completion)) == row['sum']\n    except (ValueError, OverflowError): return False",
+        "wrong value",
+    ),
+    "same letters": (WORDS, "return sorted(completion.strip()) == sorted(row['city'])", "wrong value"),
+    "similar enough": (
+        WORDS,
+        "import difflib\n    return difflib.SequenceMatcher(None, completion.strip()[:99], row['city']).ratio() > 0.8",
+        "wrong value",
+    ),
+    "zip stops at the shorter text": (
+        SUMS,
+        "return all(a == b for a, b in zip(completion.strip(), str(row['sum'])))",
+        "empty text",
+    ),
+    "first tag wins": (
+        TAGS,
+        "found = re.search(r'<answer>\\s*(.*?)\\s*</answer>', completion, re.S)\n"
+        "    return bool(found) and found[1] == str(row['sum'])",
+        "contradiction",
+    ),
+    "always true": (SUMS, "return True", "empty text"),
+    "without gold": (SUMS + "del gold\n", "return 'a' in completion.lower()", "prompt"),
+}
+
+GOOD = {
+    "exact": (SUMS, "return completion.strip() == str(row['sum'])"),
+    "number": (
+        SUMS,
+        "found = re.fullmatch(r'\\s*(-?\\d+)\\s*', completion)\n    return bool(found) and int(found[1]) == row['sum']",
+    ),
+    "float": (SUMS, "try: return abs(float(completion) - row['sum']) < 1e-6\n    except ValueError: return False"),
+    "commas": (PRICES, "return completion.strip().replace(',', '') == str(row['sum'])"),
+    "tags": (
+        TAGS,
+        "found = re.findall(r'<answer>([^<]*)</answer>', completion)\n"
+        "    return len(found) == 1 and found[0].strip() == str(row['sum'])",
+    ),
+    "words": (WORDS, "return completion.strip().casefold() == row['city'].casefold()"),
+    "sentence": (SENTENCES, "return completion.split() == gold(row).split()"),
+    "units": (
+        SUMS + "def gold(row): return f\"{row['sum']} dollars\"\n",
+        "return completion.strip() in (str(row['sum']), f\"{row['sum']} dollars\")",
+    ),
+    "choice": (
+        SUMS
+        + "def prompt(row): return row['question'] + ' Answer with A, B, C or D.'\n"
+        + "def gold(row): return 'ABCD'[row['sum'] % 4]\n",
+        "return completion.strip() == gold(row)",
+    ),
+    "JSON": (
+        SUMS + "import json\ndef gold(row): return json.dumps({'sum': row['sum']})\n",
+        "try: return json.loads(completion) == {'sum': row['sum']}\n"
+        "    except (ValueError, RecursionError): return False",
+    ),
+    "format": (
+        SUMS + "def gold(row): return f\"Answer: {row['sum']}\"\n",
+        "found = re.fullmatch(r'\\s*Answer:\\s*(-?\\d+)\\s*', completion)\n"
+        "    return bool(found) and int(found[1]) == row['sum']",
+    ),
+    "SQL": (
+        SUMS + "def gold(row): return f\"SELECT name FROM people WHERE age = {row['sum']};\"\n",
+        "words = lambda text: text.casefold().strip().removesuffix(';').split()\n"
+        "    return words(completion) == words(gold(row))",
+    ),
+    "unit conversion": (
+        SUMS + "def gold(row): return f\"{row['sum']} m\"\n",
+        "found = re.fullmatch(r'\\s*(-?\\d+(?:\\.\\d+)?) ?(m|km)\\s*', completion)\n"
+        "    return bool(found) and abs(float(found[1]) * {'m': 1, 'km': 1000}[found[2]] - row['sum']) < 1e-6",
+    ),
+    "fraction": (
+        SUMS + "from fractions import Fraction\ndef gold(row): return f\"{row['sum']}/7\"\n",
+        "try: return Fraction(completion.strip()) == Fraction(row['sum'], 7)\n"
+        "    except (ValueError, ZeroDivisionError): return False",
+    ),
+    "partial credit of a number": (
+        SUMS,
+        "found = re.fullmatch(r'\\s*(-?\\d{1,6})\\s*', completion)\n"
+        "    return max(0.0, 1 - abs(int(found[1]) - row['sum']) / 100) if found else 0.0",
+    ),
+    "partial credit": (
+        WORDS,
+        "import difflib\n    return difflib.SequenceMatcher(None, completion.strip()[:99], row['city']).ratio()",
+    ),
+    "any order, as the file says": (
+        SENTENCES + 'AUDIT_IGNORE = ("reversed words",)\n',
+        "return sorted(completion.split()) == sorted(gold(row).split())",
+    ),
+    "without gold": (SUMS + "del gold\n", "return completion.strip() == str(row['sum'])"),
+}
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Return a function that writes a task file and returns its path and rows."""
+
+    def write(text, check):
+        path = tmp_path / "my_task.py"
+        path.write_text(textwrap.dedent(text.replace("\n    ", "\n")) + f"\ndef check(completion, row):\n    {check}\n")
+        rows = [{**row, "task": str(path)} for row in get_task(str(path)).load("train")]
+        return str(path), rows
+
+    return write
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checker_is_caught(task, name):
+    text, check, attack = BROKEN[name]
+    path, rows = task(text, check)
+    findings = find(path, rows, FULL)
+    assert attack in findings.problems
+    assert findings.problems[attack].startswith(f"{attack}: ")
+
+
+def test_the_table_has_a_broken_checker_for_every_attack():
+    reported = {attack.name for attack in ATTACKS if attack.expected is None}
+    assert {attack for _, _, attack in BROKEN.values()} == {GOLD.name, *NAMES} - reported
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_checker_raises_no_alarm(task, name):
+    path, rows = task(*GOOD[name])
+    assert find(path, rows, FULL).problems == {}
+
+
+def test_the_audit_of_the_bundled_tasks_and_of_the_example_raises_no_alarm(capsys):
+    sandbox.start(sandbox.Settings(workers=2))
+    for name in ("starter", "starter-code", str(ROOT / "recipes" / "your_task.py")):
+        for style in ("xml", "think", "hashes") if name == "starter" else ("xml",):
+            limits = {"train_limit": 20, "eval_limit": 4, "task": name, "prompt_style": style}
+            config = replace(RunConfig(), {"data": limits})
+            audit(config, load_data(config))
+    assert capsys.readouterr().out.count(": passed; ") == 5
+
+
+def data_of(rows):
+    return Data(rows, [], {})
+
+
+def test_a_check_that_hangs_is_ended_and_the_other_attacks_go_on(task):
+    hangs = "while not completion: pass\n    return str(row['sum']) in completion"
+    path, rows = task(SUMS, hangs)
+    findings = find(path, rows, Size(seconds_per_call=0.2))
+    assert "check took more than 0.2 s on 1 of 1 rows" in findings.problems["empty text"]
+    assert "wrong value" in findings.problems
+
+
+def test_a_check_may_use_threads_and_signals_of_its_own(task):
+    alarm = (
+        "if threading.current_thread() is threading.main_thread(): signal.setitimer(signal.ITIMER_REAL, 5)\n"
+        "    return completion.strip() == str(row['sum'])"
+    )
+    path, rows = task(SUMS, alarm)
+    assert find(path, rows, FULL).problems == {}
+
+
+def test_an_answer_in_the_prompt_of_every_row_is_no_leak(task):
+    pick = SUMS + "def prompt(row): return 'Pick the sum: ' + str([each['sum'] for each in load('train')])\n"
+    path, rows = task(pick, "return completion.strip() == str(row['sum'])")
+    assert find(path, rows, FULL).problems == {}
+
+
+def test_a_file_without_gold_says_what_is_left_out(task):
+    path, rows = task(*GOOD["without gold"])
+    assert find(path, rows, FULL).notes == ["my_task defines no gold(row), so only texts without an answer are tried"]
+
+
+def test_a_score_for_an_empty_text_is_reported(task):
+    path, rows = task(SUMS, "return max(0.25, completion.strip() == str(row['sum']))")
+    findings = find(path, rows, FULL)
+    assert findings.problems == {}
+    assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
+
+
+def test_an_ignored_attack_is_not_tried_and_an_unknown_one_is_an_error(task):
+    path, rows = task(WORDS + 'AUDIT_IGNORE = ("answers of other rows",)\n', "return completion in NAMES.values()")
+    assert "answers of other rows" not in find(path, rows, FULL).problems
+
+
+@pytest.mark.parametrize(
+    ("ignored", "message"),
+    [
+        ('("wrong valeu",)', "AUDIT_IGNORE has 'wrong valeu'; did you mean 'wrong value'?"),
+        ('"wrong value"', "AUDIT_IGNORE is 'wrong value'; expected a tuple such as ('wrong value',)"),
+        ('("gold",)', "AUDIT_IGNORE has 'gold'"),
+    ],
+)
+def test_a_wrong_list_of_ignored_attacks_is_one_line(task, ignored, message):
+    path, rows = task(WORDS + f"AUDIT_IGNORE = {ignored}\n", "return completion in NAMES.values()")
+    with pytest.raises(UserError) as error:
+        find(path, rows, FULL)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):
+    path, rows = task(SUMS, "return str(row['sum']) in completion")
+    config = replace(RunConfig(), {"data": {"task": path}})
+    with pytest.raises(RunError, match=r"^the audit found problems in my_task \(.*wrong value.*\); fix check"):
+        audit(config, data_of(rows))
+    assert "FOUND wrong value: accepted on 12 of 12 rows, such as my_task/train/0: '677'" in capsys.readouterr().out
+
+
+def test_before_a_run_findings_are_warnings(task, capsys):
+    path, rows = task(SUMS, "return str(row['sum']) in completion")
+    config = replace(RunConfig(), {"data": {"task": path}})
+    quick_audit(config, data_of(rows))
+    assert "warning: audit: wrong value: accepted on 4 of 4 rows" in capsys.readouterr().err
+
+
+def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsys):
+    path, rows = task(*GOOD["exact"])
+    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+    assert capsys.readouterr().err == "audit: 13 attacks on 4 rows found no problem\n"
+    quick_audit(RunConfig(), data_of([]))
+    assert capsys.readouterr().err == ""
+
+
+def test_before_a_run_a_slow_check_gets_a_limited_time_and_a_warning(task, capsys, monkeypatch):
+    monkeypatch.setattr(audit_run, "QUICK", Size(gold_rows=16, attacked_rows=4, seconds=0.4))
+    path, rows = task(SUMS, "__import__('time').sleep(0.06)\n    return completion.strip() == str(row['sum'])")
+    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+    skipped, slow, result = capsys.readouterr().err.splitlines()
+    assert skipped.startswith("warning: audit: ") and skipped.endswith("were not checked for lack of time")
+    assert slow.startswith("warning: audit: check is slow: ") and result.startswith("audit: ")
+
+
+def test_before_a_run_a_rejected_gold_is_an_error(task):
+    path, rows = task(WORDS, "return completion.lower().strip() == row['city']")
+    with pytest.raises(UserError, match=r"gold: rejected on 6 of 6 rows.*; fix gold or check"):
+        quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+
+
+def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed(task, tmp_path):
+    broken, good = tmp_path / "broken.py", tmp_path / "good.py"
+    for path, check in ((broken, "return str(row['sum']) in completion"), (good, GOOD["exact"][1])):
+        written, _ = task(SUMS, check)
+        path.write_text(Path(written).read_text())
+    model = ["--preset", "8gb", "--model.name", "nobody/no-such-model", "--audit"]
+    result = run_recipe(
+        ROOT / "recipes" / "your_task.py", ["--task", str(broken), *model], ["--task", str(good), *model]
+    )
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line.startswith("loaded")] == ["loaded [] code 1", "loaded [] code 0"]
+    assert lines[-2] == "audit of good: passed; 13 attacks on 16 of 24 rows"
+    assert sum(line.startswith("error: the audit found problems in broken") for line in result.stderr.splitlines()) == 1

@@ -1,0 +1,273 @@
+"""Prompts that are read once for their group: the same logprobs, loss and gradients as with padded rows."""
+
+import contextlib
+
+import pytest
+import torch
+from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
+from helpers.tensor_memory import TensorMemory
+from helpers.tiny_models import CONFIGS, OTHERS
+from helpers.tiny_runs import run_tiny
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lora_grpo.config.schema import ModelConfig
+from lora_grpo.models import base_model
+from lora_grpo.training import ChunkedLogProbs, SharedPrompts
+from lora_grpo.training.packing import pack
+
+MIXINS = (SharedPrompts, ChunkedLogProbs)
+
+
+@contextlib.contextmanager
+def padded(trainer):
+    trainer.why_padded = "for comparison"
+    yield
+    trainer.why_padded = ""
+
+
+def both(trainer, inputs):
+    """Return loss, gradients and metrics of the packed pass, and those of the padded pass."""
+    assert trainer.why_padded == ""
+    packed = loss_and_gradients(trainer, inputs)
+    with padded(trainer):
+        return packed, loss_and_gradients(trainer, inputs)
+
+
+def logprobs(trainer, inputs):
+    ids, mask = (torch.cat([inputs[f"prompt_{part}"], inputs[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+    width = inputs["completion_ids"].shape[1]
+    found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)
+    return found * inputs["completion_mask"]
+
+
+def tokens_read(trainer):
+    """Return a list that gets the number of tokens of each pass through the first layer."""
+    read = []
+    norm = trainer.model.base_model.model.model.layers[0].input_layernorm
+    norm.register_forward_hook(lambda module, args, output: read.append(args[0].shape[:2].numel()))
+    return read
+
+
+GROUPS = [[2, 2], [3, 1, 4], [16], [1, 16, 7], [1], [8, 8, 8, 8]]
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_logprobs_and_gradients_are_those_of_padded_rows(family, tied, groups, tmp_path):
+    model = with_adapter(random_model(family, tie_word_embeddings=tied, num_key_value_heads=1))
+    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    inputs = micro_batch(groups)
+    (loss, gradients, metrics), (padded_loss, padded_gradients, padded_metrics) = both(trainer, inputs)
+    assert loss == pytest.approx(padded_loss, rel=1e-5, abs=1e-6)
+    assert metrics == pytest.approx(padded_metrics, rel=1e-5)
+    assert distance(gradients, padded_gradients) < 1e-5
+    packed_logprobs = logprobs(trainer, inputs)
+    with padded(trainer):
+        torch.testing.assert_close(packed_logprobs, logprobs(trainer, inputs), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_in_16_bits_the_distance_to_float64_does_not_grow(family, tmp_path):
+    """n = 5 micro-batches a family; the mean distance of both ways to the exact gradient."""
+    found = {"packed": [], "padded": []}
+    for seed in range(5):
+        inputs = micro_batch([4, 4, 4], seed=seed)
+        exact_model = with_adapter(random_model(family)).double()
+        exact = loss_and_gradients(make_trainer(exact_model, tmp_path / "64", MIXINS, max_completion_length=12), inputs)
+        model = with_adapter(random_model(family)).bfloat16()
+        trainer = make_trainer(model, tmp_path / "16", MIXINS, max_completion_length=12)
+        assert next(model.parameters()).dtype == torch.bfloat16
+        for way, result in zip(found, both(trainer, inputs), strict=True):
+            found[way].append(distance(result[1], exact[1]))
+    packed, with_padding = (sum(each) / len(each) for each in found.values())
+    assert 1e-4 < packed < 1.1 * with_padding < 0.2
+
+
+@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_dropout": 0.0, "modules_to_save": ["embed_tokens"]}])
+def test_other_adapters(settings, tmp_path):
+    trainer = make_trainer(with_adapter(random_model(), **settings), tmp_path, MIXINS, max_completion_length=12)
+    (_, gradients, _), (_, padded_gradients, _) = both(trainer, micro_batch([4, 4]))
+    assert distance(gradients, padded_gradients) < 1e-5
+
+
+@pytest.mark.parametrize(("family", "target"), [("llama", "q_proj"), ("gpt2", "c_attn")])
+def test_an_adapter_on_the_head(family, target, tmp_path):
+    """The model is called for its logits, and calls its backbone itself. GPT-2 passes the tokens by position."""
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
+    model = with_adapter(random_model(family, tie_word_embeddings=False, **none), [target, "lm_head"])
+    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    inputs = micro_batch([4, 4])
+    inputs["prompt_mask"][:] = 1  # in padded rows, GPT-2 counts the padding
+    (_, gradients, _), (_, padded_gradients, _) = both(trainer, inputs)
+    assert distance(gradients, padded_gradients) < 1e-5
+
+
+def test_a_router_loss_needs_padded_rows(tmp_path):
+    model = with_adapter(random_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16))
+    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12, router_aux_loss_coef=0.01)
+    assert "router" in trainer.why_padded
+    read, inputs = tokens_read(trainer), micro_batch([4, 4])
+    assert loss_and_gradients(trainer, inputs)[2]["aux_loss"] > 0
+    assert read == [inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()]
+
+
+def test_nf4(tmp_path):
+    model = with_adapter(base_model.load_base(ModelConfig(bits=4)))
+    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    (_, gradients, _), (_, padded_gradients, _) = both(trainer, micro_batch([4, 4, 2]))
+    assert distance(gradients, padded_gradients) < 1e-5
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_recomputes_the_same(reentrant, tmp_path):
+    inputs = micro_batch([4, 4])
+    results = []
+    for checkpointing in (True, False):
+        trainer = make_trainer(
+            with_adapter(random_model()),
+            tmp_path,
+            MIXINS,
+            max_completion_length=12,
+            gradient_checkpointing=checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": reentrant},
+        )
+        read = tokens_read(trainer)
+        results.append(loss_and_gradients(trainer, inputs))
+        assert len(read) == 1 + checkpointing
+    assert results[0][0] == results[1][0]
+    assert distance(results[0][1], results[1][1]) == 0
+
+
+def test_with_dropout_a_prompt_has_one_mask_for_its_group(tmp_path):
+    """Dropout is drawn once per distinct token. A pass is determined by the seed, and has the usual mean.
+
+    n = 300 passes each. In standard errors, the mean square of the differences is 1 if the means are equal.
+    """
+    trainer = make_trainer(with_adapter(random_model(), lora_dropout=0.1), tmp_path, MIXINS, max_completion_length=6)
+    inputs = micro_batch([4, 4], completion=6, prompt=5)
+    name = next(name for name, p in trainer.model.named_parameters() if "lora_B" in name and p.requires_grad)
+
+    def sampled(seed):
+        torch.manual_seed(seed)
+        return loss_and_gradients(trainer, inputs)[1][name]
+
+    assert torch.equal(sampled(0), sampled(0)) and not torch.equal(sampled(0), sampled(1))
+    packed = torch.stack([sampled(seed) for seed in range(300)])
+    with padded(trainer):
+        rows = torch.stack([sampled(seed) for seed in range(1000, 1300)])
+    error = ((packed.var(0) + rows.var(0)) / 300).sqrt()
+    z = (packed.mean(0) - rows.mean(0)) / error.clamp(min=1e-12)
+    assert z.square().mean() < 2
+
+
+def test_completions_without_tokens(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS, max_completion_length=12)
+    inputs = micro_batch([2, 2])
+    inputs["completion_mask"][1] = 0  # a truncated one that is masked
+    inputs["completion_mask"][2:, 1:] = 0  # a single token, predicted from the prompt
+    (_, gradients, _), (_, padded_gradients, _) = both(trainer, inputs)
+    assert distance(gradients, padded_gradients) < 1e-5
+    inputs["completion_mask"][:, 1:] = 0
+    (_, gradients, _), (_, padded_gradients, _) = both(trainer, inputs)
+    assert distance(gradients, padded_gradients) < 1e-5
+
+
+def test_the_layers_read_every_distinct_token_once(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS, max_completion_length=12)
+    read, inputs = tokens_read(trainer), micro_batch([4, 4])
+    both(trainer, inputs)
+    prompts = inputs["prompt_mask"][[0, 4]].sum()
+    fed = (inputs["completion_mask"].sum(1) - 1).sum()  # nothing is predicted from the last token
+    assert read == [prompts + fed, inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()]
+
+
+def test_packed_tokens():
+    ids = torch.tensor([[0, 5, 6, 11, 12, 13], [9, 8, 7, 14, 0, 0], [0, 5, 6, 15, 16, 0]])
+    packing = pack(ids, (ids > 0).long(), 3)
+    assert packing.ids.tolist() == [[5, 6, 9, 8, 7, 11, 12, 15]]
+    assert packing.positions.tolist() == [[0, 1, 0, 1, 2, 2, 3, 2]]
+    assert packing.predecessors.tolist() == [[1, 5, 6], [4, 0, 0], [1, 7, 0]]
+
+
+def test_memory_is_not_above_that_of_padded_rows(tmp_path):
+    for checkpointing in (False, True):
+        trainer = make_trainer(
+            with_adapter(random_model(hidden_size=64, intermediate_size=160)),
+            tmp_path,
+            MIXINS,
+            max_completion_length=64,
+            gradient_checkpointing=checkpointing,
+        )
+        trainer.use_liger_kernel = False  # TRL's tiles have a fixed size, and would be the largest tensors here
+        inputs = micro_batch([8, 8], completion=64, prompt=64)
+        for part in ("prompt", "completion"):  # the worst case: no padding
+            inputs[f"{part}_mask"][:] = 1
+        peaks = []
+        for way in (contextlib.nullcontext(), padded(trainer)):
+            loss_and_gradients(trainer, inputs)  # gradients exist, as from the second micro-batch on
+            with way, TensorMemory() as held:
+                trainer.compute_loss(trainer.model, dict(inputs)).backward()
+            peaks.append(held.peak)
+        assert peaks[0] < 0.8 * peaks[1], checkpointing
+
+
+def reason(config, folder, longest_row):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    with torch.no_grad():  # norms and biases too differ from the ones and zeros they start with
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return make_trainer(with_adapter(model), folder, MIXINS, longest_row).why_padded
+
+
+PADDED = {"falcon": "logprobs", "gpt_oss": "eager", "nemotron": "logprobs", "stablelm": "logprobs"}
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *OTHERS])
+def test_which_models_read_prompts_once(name, tmp_path, capsys):
+    config = {**CONFIGS, **OTHERS}[name]
+    found = reason(config, tmp_path, longest_row=16)
+    assert PADDED.get(name, "") in found and bool(found) == (name in PADDED)
+    assert ("once per completion" in capsys.readouterr().err) == bool(found)
+    if config.get("sliding_window") and not found:
+        assert "last 16 tokens" in reason(config, tmp_path, longest_row=17)
+
+
+def test_a_model_that_does_not_pass_the_packing_on_is_padded(tmp_path, capsys):
+    model = random_model()
+    for layer in model.model.layers:
+        forward = layer.self_attn.forward
+        layer.self_attn.forward = lambda *a, packing=None, forward=forward, **k: forward(*a, **k)
+    trainer = make_trainer(with_adapter(model), tmp_path, MIXINS)
+    assert trainer.why_padded
+    assert model.config._attn_implementation == "sdpa"
+    assert trainer.why_padded in capsys.readouterr().err
+
+
+def test_a_second_trainer_of_a_model_reads_prompts_once_too(tmp_path):
+    model = with_adapter(random_model())
+    assert [make_trainer(model, tmp_path, MIXINS).why_padded for _ in range(2)] == ["", ""]
+
+
+def test_eager_attention_stays(tmp_path):
+    model = random_model()
+    model.set_attn_implementation("eager")
+    trainer = make_trainer(with_adapter(model), tmp_path, MIXINS)
+    assert "eager" in trainer.why_padded and model.config._attn_implementation == "eager"
+
+
+def test_a_run_keeps_groups_together_and_ends_in_the_same_bits_twice(tmp_path, monkeypatch):
+    seen = []
+    compute = SharedPrompts._get_per_token_logps_and_entropies
+
+    def recorded(self, model, ids, mask, width, *args, **kwargs):
+        if torch.is_grad_enabled():
+            seen.append(len(ids[:, :-width].unique(dim=0)))
+        return compute(self, model, ids, mask, width, *args, **kwargs)
+
+    monkeypatch.setattr(SharedPrompts, "_get_per_token_logps_and_entropies", recorded)
+    runs = [run_tiny(tmp_path / name, train={"max_steps": 2, "micro_batch_size": 4})[0] for name in "ab"]
+    assert seen == [1] * 8  # groups of 4
+    adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in runs]
+    assert adapters[0] == adapters[1]
