@@ -5,7 +5,6 @@ parse -> plan -> data -> policy, sampler, trainer -> evaluate base -> train -> e
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
 from lora_grpo.cli import changed_settings, parse, run_command
+from lora_grpo.commands import command
 from lora_grpo.config import Overrides, RunConfig, controlled_folder, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
@@ -136,24 +136,24 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     best = run.record.get("best")
     if best:
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    folder, task = shlex.quote(str(run.folder)), run.config.data.evaluation_task
-    named = f" --task {shlex.quote(task)}" if is_task_file(task) else ""
-    trust = " --trust-remote-code" if run.config.model.trust_remote_code else ""
-    grpo = "code_lora.py" if task in CODE_TASKS else "your_task.py" if named else "gsm8k_lora.py"
+    folder, task = run.folder, run.config.data.evaluation_task
+    named = ["--task", task] if is_task_file(task) else []
+    trust = ["--trust-remote-code"] if run.config.model.trust_remote_code else []
+    grpo = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
     same = _same_model_and_data(run.config)
     none_right = not any(result["passed"] for result in after)
     next_steps = {
         "adapter": run.adapter,
         "best": run.best if best else None,
         "samples": f"{run.evaluation}/*.samples.jsonl",
-        "evaluate": f"python scripts/evaluate.py {folder} --compare base{named}{trust}",
-        "merge": f"python scripts/merge.py {folder}{trust}",
-        "share": f"python scripts/push.py {folder} YOU/NAME --dry-run",
-        "GRPO": f"python recipes/{grpo} --lora.from {folder}{named}{same}" if is_sft and not none_right else None,
+        "evaluate": command("evaluate", folder, "--compare", "base", *named, *trust),
+        "merge": command("merge", folder, *trust),
+        "share": command("push", folder, "YOU/NAME", "--dry-run"),
+        "GRPO": command(grpo, "--lora.from", folder, *named, *same) if is_sft and not none_right else None,
     }
     if none_right and not is_sft:  # GRPO has nothing to reinforce
         trained = run.config.data.task
-        first = f"python recipes/sft_lora.py --task {shlex.quote(trained)}{same}"
+        first = command("train sft", "--task", trained, *same)
         sft = f"{first}, then this command with --lora.from outputs/sft_lora and another --output-dir"
         has_gold = getattr(get_task(trained), "has_gold", True)
         advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows"
@@ -180,7 +180,7 @@ def _longer(run: Run) -> str:
     return " ".join(flags)
 
 
-def _same_model_and_data(config: RunConfig) -> str:
+def _same_model_and_data(config: RunConfig) -> list[str]:
     """Return the flags, except for `--task`, that give another recipe the model and the rows of a run."""
     values, defaults, words = flat(config.to_dict()), flat(RunConfig().to_dict()), []
     for name in (
@@ -190,7 +190,7 @@ def _same_model_and_data(config: RunConfig) -> str:
         value = values[name]
         if value != defaults[name]:
             words += [flag(name), *([] if value is True else map(str, value if isinstance(value, list) else [value]))]
-    return f" {shlex.join(words)}" if words else ""
+    return words
 
 
 def metric_change(run: Run, metric: str) -> dict[str, Any]:

@@ -134,8 +134,8 @@ def test_what_to_do_next_names_the_code_that_it_runs(run, capsys):
     run.config = replace(run.config, {"model": {"trust_remote_code": True}, "data": {"task": str(task)}})
     finish_run(run, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
     printed = capsys.readouterr().out
-    assert f"evaluate.py {run.folder} --compare base --task '{task}' --trust-remote-code" in printed
-    assert f"merge.py {run.folder} --trust-remote-code" in printed
+    assert f"lora-grpo evaluate {run.folder} --compare base --task '{task}' --trust-remote-code" in printed
+    assert f"lora-grpo merge {run.folder} --trust-remote-code" in printed
 
 
 def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
@@ -143,7 +143,7 @@ def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     finish_run(run, never, never)
     printed = capsys.readouterr().out
     assert "--resume" not in printed
-    assert "train on gold solutions first: python recipes/sft_lora.py --task starter, then this command with" in printed
+    assert "train on gold solutions first: lora-grpo train sft --task starter, then this command with" in printed
     data = {
         "task": "starter-code",
         "prompt_style": "code",
@@ -153,7 +153,7 @@ def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     config, run.config = run.config, replace(run.config, {"model": {"trust_remote_code": True}, "data": data})
     finish_run(run, never, never)
     flags = "--model.trust-remote-code --data.columns 'question=the problem' answer=b --data.prompt-style code"
-    same = f"python recipes/sft_lora.py --task starter-code {flags} --data.few-shot 2, then this command"
+    same = f"lora-grpo train sft --task starter-code {flags} --data.few-shot 2, then this command"
     assert same in capsys.readouterr().out
     run.config = config
     task = run.folder / "mine.py"
@@ -161,7 +161,7 @@ def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     run.config = replace(run.config, {"data": {"task": str(task)}})
     finish_run(run, never, never)
     printed = capsys.readouterr().out
-    assert "0% right  train on easier rows" in printed and "sft_lora" not in printed
+    assert "0% right  train on easier rows" in printed and "train sft" not in printed
 
 
 def test_the_page_comes_first_and_shows_a_complete_run(concluded):

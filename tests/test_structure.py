@@ -2,9 +2,12 @@
 
 import ast
 import re
+import tomllib
 
 import pytest
 from helpers.fresh_imports import HEAVY, RECIPES, ROOT, run, run_recipe
+
+from lora_grpo.commands import RECIPES as RECIPE_FILES
 
 PACKAGE = ROOT / "lora_grpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -13,7 +16,7 @@ OUTSIDE = sorted(path for folder in ("recipes", "scripts") for path in (ROOT / f
 
 # A folder or module of the package may import from the lines above its own, and from nothing else.
 LINES = [
-    "errors starter",
+    "commands errors starter",
     "distributed optional progress",
     "files sandbox",
     "config",
@@ -27,6 +30,7 @@ LINES = [
     "training report hub",
     "cli",
     "pipeline",
+    "__main__",
 ]
 LINE_OF = {room: number for number, line in enumerate(LINES) for room in line.split()}
 MOST_MODULES = 20
@@ -121,6 +125,14 @@ def test_a_folder_stays_small_enough_to_know():
     assert {name: size for name, size in sizes.items() if size > MOST_MODULES} == {}
     assert len([name for name, size in sizes.items() if size]) <= MOST_FOLDERS
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= MOST_TOP_LEVEL_FILES
+
+
+def test_every_folder_and_the_recipes_are_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {path.parent for path in FILES}
+    installed = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | {"lora_grpo.recipes"}
+    assert {*project["tool"]["setuptools"]["packages"]} == installed
+    assert {path.name for path in RECIPES} == {*RECIPE_FILES.values()}
 
 
 def test_nothing_that_measures_depends_on_training():

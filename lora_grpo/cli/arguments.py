@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import tyro
 
-from lora_grpo import distributed
+from lora_grpo import commands, distributed
 from lora_grpo.cli.flags import join_help_lines, read_flags
 from lora_grpo.cli.validate import check
 from lora_grpo.config import (
@@ -94,11 +94,10 @@ def parse(
         hint = "" if "--help-all" in arguments else " --help-all lists every setting."
         asked = re.search(r"(?<=--preset[= ])\S+", " ".join(arguments))
         preset = asked[0] if asked and asked[0] in presets else STARTER
-        about = (
-            f"{description}\nPresets: auto, {', '.join(presets)}. The defaults shown are those of `{preset}`.{hint}\n"
-        )
+        about = f"{commands.described(description)}\nPresets: auto, {', '.join(presets)}. "
+        about += f"The defaults shown are those of `{preset}`.{hint}\n"
         hidden = {"method", *(UNUSED_BY_SFT if method == "sft" else ())}
-        _show_help(replace(base, presets[preset]), f"{recipe}.py", about, hidden, only_main=bool(hint))
+        _show_help(replace(base, presets[preset]), about, hidden, only_main=bool(hint))
     arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
     early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
     layers = [(f"--config {early.config}", _read_settings(Path(early.config)))] if early.config else []
@@ -127,8 +126,8 @@ def parse(
     parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
     _check_invocation(parsed.invocation)
     if parsed.run.method != method:
-        other = "sft_lora.py" if method == "grpo" else "gsm8k_lora.py"
-        raise UserError(f"this recipe trains with {method}, not {parsed.run.method}; run python recipes/{other}")
+        other = commands.command(f"train {'sft' if method == 'grpo' else 'gsm8k'}")
+        raise UserError(f"this recipe trains with {method}, not {parsed.run.method}; run {other}")
     if method == "sft":
         _refuse_unused(config, parsed)
     if parsed.invocation.resume:
@@ -198,13 +197,13 @@ def _with_rewards_of_control(config: RunConfig) -> RunConfig:
     return replace(config, {"rewards": ("coin_flip",) if config.control == "random" else format_rewards})
 
 
-def _show_help(config: RunConfig, program: str, description: str, hidden: Collection[str], *, only_main: bool) -> None:
+def _show_help(config: RunConfig, description: str, hidden: Collection[str], *, only_main: bool) -> None:
     """Print the help, with the values of a configuration as defaults, and exit."""
     join_help_lines(_Arguments)
     settings = _with_shown(config, lambda name: name not in hidden and (not only_main or name in _MAIN_FLAGS))()
     run = ("run", Annotated[type(settings), tyro.conf.arg(name="")], settings)
     arguments = dataclasses.make_dataclass("Arguments", [run], bases=(_Arguments,), frozen=True)
-    read_flags(arguments, ["--help"], prog=program, description=description)
+    read_flags(arguments, ["--help"], prog=commands.program(), description=description)
 
 
 def _with_shown(config: Any, is_shown: Callable[[str], bool], prefix: str = "") -> type:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 
 from lora_grpo import distributed
+from lora_grpo.commands import command
 from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, choose_engine, flag, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
@@ -30,7 +31,7 @@ def _check_tasks(config: RunConfig) -> None:
     if config.method == "sft" and isinstance(found, TaskFile) and not found.has_gold:
         raise UserError(
             f"{found.path} defines no gold(row), and SFT trains on gold solutions; define gold(row), or train with "
-            "GRPO: python recipes/your_task.py"
+            f"GRPO: {command('train task', '--task', task)}"
         )
     get_task(config.data.evaluation_task)
     columns_of(config.data, "train")

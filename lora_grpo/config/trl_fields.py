@@ -50,7 +50,7 @@ _FIELDS_OF_FLAGS = {
     "the kit": "vllm_enable_sleep_mode logging_strategy logging_steps remove_unused_columns",
     "nothing: each process runs its own vLLM": "vllm_tensor_parallel_size",
     "nothing: the kit's samplers do not constrain completions": "vllm_structured_outputs_regex",
-    "nothing: scripts/push.py uploads the finished adapter": (
+    "nothing: `lora-grpo push` uploads the finished adapter": (
         "push_to_hub hub_token hub_model_id hub_strategy hub_private_repo hub_always_push hub_revision"
     ),
 }

@@ -9,10 +9,10 @@
 
 Results are written as they are produced. A killed evaluation resumes, and a finished one does not load the model again.
 
-cli.py            `scripts/evaluate.py`: from flags to a report
+cli.py            `lora-grpo evaluate`: from flags to a report
 options.py        the flags of the script; a run's settings are the defaults
 folder.py         evaluation.json: records which evaluation is in a folder
-model_samples.py  loads and samples a model for `scripts/evaluate.py`
+model_samples.py  loads and samples a model for `lora-grpo evaluate`
 samples_file.py   grades a file of completions from another tool
 run.py            samples and grades rows, with one or several processes; the evaluation of a run
 results.py        one graded sample; appends them to results.jsonl

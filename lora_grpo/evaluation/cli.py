@@ -1,13 +1,13 @@
-"""`scripts/evaluate.py`: evaluate a model or a file of samples, or compare two of them, and write a report."""
+"""`lora-grpo evaluate`: evaluate a model or a file of samples, or compare two of them, and write a report."""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import folder as evaluation_folder
 from lora_grpo.evaluation import samples_file
@@ -57,7 +57,7 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
     print(f"results   {folder / RESULTS}\nreport    {folder / 'report.md'}")
     run = _run_of_gguf(sides[0])
     if run and folder.parent == run / "evaluation" and not options.limit:
-        print(f"page      python scripts/report.py {shlex.quote(str(run))}  # shows what each type costs")
+        print(f"page      {command('report', run)}  # shows what each type costs")
     return report
 
 

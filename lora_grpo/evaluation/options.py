@@ -1,4 +1,4 @@
-"""The flags of `scripts/evaluate.py`, and how they are combined with the settings of a run."""
+"""The flags of `lora-grpo evaluate`, and how they are combined with the settings of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOR_MODELS = (
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Flags of `scripts/evaluate.py`. The settings of a run are the defaults for its adapter."""
+    """Flags of `lora-grpo evaluate`. The settings of a run are the defaults for its adapter."""
 
     source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lora_grpo import __version__
+from lora_grpo.commands import command
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
@@ -139,7 +140,7 @@ class Report(Schema):
         if not self.gain:
             return []
         samples = 4 * (self.gain.others + 1)
-        more = f"To draw more samples: python scripts/evaluate.py with --explain --num-samples {samples}"
+        more = f"To draw more samples: {command('evaluate')} with --explain --num-samples {samples}"
         return [*self.gain.notes, *([more] if self.gain.others and self.protocol.sampling else [])]
 
     @property
@@ -307,8 +308,9 @@ def read_reports(run: Path) -> dict[Path, Report]:
         if report is None or report.protocol.sampling is None:
             continue
         if report.protocol.limit:
-            command = f"`evaluate.py --limit {report.protocol.limit}`"
-            print(f"{path}/report.json is of {command}; it is left out", file=sys.stderr)
+            print(
+                f"{path}/report.json is of `evaluate --limit {report.protocol.limit}`; it is left out", file=sys.stderr
+            )
             continue
         reports[path] = report
     return reports

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import DTYPES, StoredTensor, same_values
 from lora_grpo.merging import empty_model
@@ -131,7 +132,7 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
             continue
         if tensor.dtype not in DTYPES:
             raise UserError(
-                f"{folder} holds quantized weights; merge into the 16-bit base first: python scripts/merge.py RUN"
+                f"{folder} holds quantized weights; merge into the 16-bit base first: {command('merge', 'RUN')}"
             )
         gguf_name, heads = find(name)
         if gguf_name is None or name not in expected:

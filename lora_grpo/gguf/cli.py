@@ -1,4 +1,4 @@
-"""`scripts/export_gguf.py`: command-line flags and printed output."""
+"""`lora-grpo export-gguf`: command-line flags and printed output."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
 from lora_grpo.gguf.cost import measure_costs
@@ -28,7 +29,7 @@ DEFAULT_TYPE: TypeName = "q8_0"
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class ExportOptions:
-    """Flags of `scripts/export_gguf.py`."""
+    """Flags of `lora-grpo export-gguf`."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MERGED")]
     """A run or an adapter, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or
@@ -54,7 +55,7 @@ def export(options: ExportOptions) -> None:
     """Export a run or a model, and print the path of the file and how to use it."""
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{options.source} is not a folder; pass a run, or a model merged with scripts/merge.py")
+        raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
     if options.output_dir is not None and (options.output is not None or options.output_dir.is_file()):
         problem = "names a file" if options.output is None else f"and --output {options.output} exclude each other"
         raise UserError(f"--output-dir {options.output_dir} {problem}; pass a folder, or only --output FILE")

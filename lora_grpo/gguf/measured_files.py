@@ -1,4 +1,4 @@
-"""GGUF files with their sizes, and what `evaluate.py` and `export_gguf.py` measured on these files."""
+"""GGUF files with their sizes, and what evaluation and export measured on these files."""
 
 from __future__ import annotations
 

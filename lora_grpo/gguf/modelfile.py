@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.gguf.tokenizer import Vocabulary
@@ -100,7 +101,7 @@ def check_hub_file(path: Path) -> None:
         if not all(value in content for value in expected):
             raise UserError(
                 f"{path} differs from {modelfile}, and Ollama reads it from the Hub; change both, or write both again "
-                "with scripts/export_gguf.py"
+                f"with {command('export-gguf')}"
             )
 
 

@@ -45,7 +45,7 @@ def find(run: Path, evaluation: Path, report: Report) -> Example | None:
     ):
         return None
     paths = [evaluation / "base.samples.jsonl", evaluation / "trained.samples.jsonl"]
-    if not paths[0].is_file():  # of scripts/evaluate.py
+    if not paths[0].is_file():  # of `lora-grpo evaluate`
         compared = [*evaluation.glob("compared-*.results.jsonl")]
         if len(compared) != 1:
             return None

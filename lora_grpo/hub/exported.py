@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.gguf import GGUF_REPORT, LORA_FILE, exported_files
 from lora_grpo.merging import read_report
@@ -20,7 +21,7 @@ def check_exported(folder: Path) -> None:
     folder = folder.resolve()
     if not (folder / GGUF_REPORT).is_file():
         return
-    fix = "run scripts/export_gguf.py again, and move or delete what it does not replace"
+    fix = f"run {command('export-gguf')} again, and move or delete what it does not replace"
     files, merge, adapter = exported_files(folder), read_report(folder), source_adapter(folder)
     # The export of a model without a merge report knows no adapter.
     made_from, expected = "the last export", merge.identity.get("adapter_sha256") if merge else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import starter
+from lora_grpo.commands import command
 from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, read_reports
@@ -111,8 +111,8 @@ def gather(folder: Path, kind: str) -> Facts:
         reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
     evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
     if run and not evaluations:
-        command = _measuring_command(record, str(run), is_best=is_best)
-        print(f"the card has no evaluation of {source}; to measure it: {command}", file=sys.stderr)
+        measure = _measuring_command(record, str(run), is_best=is_best)
+        print(f"the card has no evaluation of {source}; to measure it: {measure}", file=sys.stderr)
     return Facts(
         kind=kind,
         base=_base(record.get("policy", {}), adapter, merge),
@@ -180,7 +180,7 @@ def _measuring_command(record: Mapping[str, Any], run: str, *, is_best: bool) ->
     arguments = [run, *(["--what", BEST] if is_best else []), "--compare", "base"]
     arguments += ["--task", task] if is_task_file(task) else []
     arguments += ["--trust-remote-code"] if config.get("model", {}).get("trust_remote_code") else []
-    return shlex.join(["python", "scripts/evaluate.py", *arguments])
+    return command("evaluate", *arguments)
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.gguf import HUB_FILES, LORA_FILE
@@ -79,9 +80,9 @@ def find(source: str, kind: str | None) -> tuple[Path, str]:
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder /= kind
-        script = {"adapter": "the recipe with --resume", "merged": "scripts/merge.py", "gguf": "scripts/export_gguf.py"}
+        makers = {"adapter": "the recipe with --resume", "merged": command("merge"), "gguf": command("export-gguf")}
         if _kind_of(folder) != kind:
-            raise UserError(f"the run in {source} has no {kind}/ with {KINDS[kind]}; create it with {script[kind]}")
+            raise UserError(f"the run in {source} has no {kind}/ with {KINDS[kind]}; create it with {makers[kind]}")
         return folder, kind
     actual = _kind_of(folder)
     if actual is None or kind not in (None, actual):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, file_tensors, gguf_header, model_tensors
 from lora_grpo.gguf import HUB_FILES, LORA_FILE, check_hub_file
@@ -83,11 +84,11 @@ def _check_modelfile(path: Path) -> None:
     if source is None or text.count('"""') % 2 or not text.endswith("\n"):
         raise UserError(
             f"{path} is cut off: it lacks a FROM, a closing quote or the end of its last line; write it again with "
-            "scripts/export_gguf.py --modelfile, or complete it"
+            f"{command('export-gguf', '--modelfile')}, or complete it"
         )
     if source[1].startswith("./") and not (path.parent / source[1]).is_file():
         raise UserError(
-            f"{path} needs {source[1]}, which is not in {path.parent}; export both with scripts/export_gguf.py"
+            f"{path} needs {source[1]}, which is not in {path.parent}; export both with {command('export-gguf')}"
         )
 
 

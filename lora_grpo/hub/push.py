@@ -1,4 +1,4 @@
-"""`scripts/push.py`: select and check the files, write the card, and push everything to the Hub in one commit."""
+"""`lora-grpo push`: select and check the files, write the card, and push everything to the Hub in one commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/merge.py`: merge an adapter into its base and report the rounding error."""
+"""`lora-grpo merge`: merge an adapter into its base and report the rounding error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from lora_grpo import __version__
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.merging import writer
@@ -36,7 +37,7 @@ from lora_grpo.models import (
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class MergeOptions:
-    """Flags of `scripts/merge.py`."""
+    """Flags of `lora-grpo merge`."""
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER")]
     """A run folder, an adapter folder, or the Hub id of an adapter."""
@@ -95,8 +96,8 @@ def merged_model(folder: Path) -> Path:
         return merged
     try:
         return merge(MergeOptions(str(folder)))
-    except UserError as error:  # names the flags of merge.py, which the caller's script does not have
-        raise UserError(f"scripts/merge.py {folder}: {error}") from error
+    except UserError as error:  # names flags of merge, which the caller's command does not have
+        raise UserError(f"{command('merge', folder)}: {error}") from error
 
 
 def plan_of(adapter: Path) -> tuple[ModelSpec, Plan]:
@@ -107,8 +108,8 @@ def plan_of(adapter: Path) -> tuple[ModelSpec, Plan]:
         folder = Path(target.base.name)
         model = empty_model(folder)
         return target, make_plan(base_tensors(folder, "full", model), adapter, model)
-    except UserError as error:  # names the flags of merge.py, which the caller's script does not have
-        raise UserError(f"scripts/merge.py {adapter}: {error}") from error
+    except UserError as error:  # names flags of merge, which the caller's command does not have
+        raise UserError(f"{command('merge', adapter)}: {error}") from error
 
 
 def default_output(source: str, adapter: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.merging.base_weights import Onto
@@ -114,9 +115,9 @@ def check_current(folder: Path) -> None:
     if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
         return
     if report.identity.get("adapter_sha256") != adapter_sha256(adapter):
-        best = " --what best" if adapter.name == BEST else ""
-        command = f"scripts/merge.py {folder.parent}{best}"
-        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {command} again")
+        best = ["--what", "best"] if adapter.name == BEST else []
+        again = command("merge", folder.parent, *best)
+        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {again} again")
 
 
 def show(output: Path, report: MergeReport) -> None:
@@ -135,7 +136,7 @@ def show(output: Path, report: MergeReport) -> None:
         print(f"KL        {pair} nats per token, over {kl.tokens} tokens")
     if kl.trained_merged is not None:
         print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
-        print(f"merge.py --onto dequantized --output-dir {shlex.quote(str(output))}-dequantized keeps that base")
+        print(f"--onto dequantized --output-dir {shlex.quote(str(output))}-dequantized keeps that base")
     if not report.base.checked:
         print("base      not checked: the adapter does not record which weights it was trained on")
     if report.tokenizer == "base" and report.vocab_size is None:

@@ -194,7 +194,7 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
     if trained["trust_remote_code"] and not overrides.trust_remote_code:
         raise UserError(
             f"{folder}/run.json would run Python code from the repository of {requested}; if you trust it, pass "
-            "--trust-remote-code to evaluate.py or merge.py"
+            "--trust-remote-code"
         )
     base, commit = _find(requested, overrides.revision or policy.get("revision"))
     resolved = dataclasses.replace(overrides, bits=overrides.bits or trained["bits"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lora_grpo.commands import command
 from lora_grpo.config import RunConfig
 from lora_grpo.planning.preview_groups import Group, Summary, measure, share_of
 from lora_grpo.rewards import RIGHT_REWARDS, is_format_reward
@@ -141,7 +142,7 @@ def _readable(config: RunConfig, varying: Sequence[str]) -> str:
 
 def _gold_solutions(config: RunConfig) -> list[str]:
     has_gold = getattr(get_task(config.data.task), "has_gold", True)
-    return ["recipes/sft_lora.py first, which trains on gold solutions"] if has_gold else []
+    return [f"{command('train sft')} first, which trains on gold solutions"] if has_gold else []
 
 
 def _finer_reward(config: RunConfig) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from lora_grpo.commands import command
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, lock
@@ -67,7 +68,7 @@ def check_gpu(options: Options, recipe: Path) -> None:
     if not gpus:
         raise UserError(
             f"no NVIDIA GPU found ({why_none}); run this where `nvidia-smi` lists one, or try the CPU: "
-            "python recipes/gsm8k_lora.py --preset starter"
+            f"{command('train gsm8k', '--preset', 'starter')}"
         )
     if not options.minutes > 0:
         raise UserError(f"--minutes is {options.minutes:g}; expected more than 0")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from lora_grpo import commands
 from lora_grpo.config import RunConfig, endless_steps
 from lora_grpo.evaluation import Report
 from lora_grpo.report.controls import CONTROLS
@@ -24,7 +25,7 @@ _COSTS = ("seconds_training", "peak_memory_gib", "peak_gpu_memory_gib")
 
 def state(run: RunFiles) -> str:
     """Return a sentence about how the run ended and, if it is incomplete, how to continue."""
-    update = f"python scripts/report.py {shlex.quote(str(run.folder))}"
+    update = commands.command("report", run.folder)
     sentences = {
         "complete": "Complete.",
         "running": f"Still running. `{update}` updates this page.",
@@ -184,7 +185,8 @@ def sections(run: RunFiles) -> dict[str, dict[str, str]]:
 
 def command(run: RunFiles) -> str:
     """Return the command that started the run."""
-    return shlex.join(["python", *run.record.get("command", [])])
+    words = run.record.get("command", [])
+    return shlex.join(words if words[:1] == ["lora-grpo"] else ["python", *words])
 
 
 def shown(value: Any) -> str:

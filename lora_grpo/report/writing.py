@@ -1,10 +1,9 @@
-"""`scripts/report.py`: write the report to the `report` folder of a run."""
+"""`lora-grpo report`: write the report to the `report` folder of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Annotated
 
 import tyro
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
@@ -40,10 +40,9 @@ def report(options: ReportOptions) -> None:
         print(f"report    {write_diff(options.run, options.other)}")
         return
     page = write_report(options.run)
-    run = shlex.quote(str(options.run))
     print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}\nplots     {page.parent}/*.png\n")
-    print(f"compare   python scripts/report.py {run} OTHER_RUN")
-    print(f"share     python scripts/push.py {run} YOU/NAME --dry-run")
+    print(f"compare   {command('report', options.run, 'OTHER_RUN')}")
+    print(f"share     {command('push', options.run, 'YOU/NAME', '--dry-run')}")
 
 
 def write_report(folder: Path) -> Path:

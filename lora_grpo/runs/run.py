@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
+from lora_grpo.commands import own_command, to_start_again
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import atomic, disk, json_files, lock, python_file
@@ -231,7 +232,7 @@ def open_run(
             "lora_grpo_run": 1,
             "recipe": recipe,
             "started": now(),
-            "command": sys.argv,
+            "command": own_command(),
             "data": data_record,
             "user_files": _user_files(config),
             "versions": versions(),
@@ -259,7 +260,7 @@ def close_run(status: str, error: str | None = None) -> str | None:
         ranks = str(distributed.world_size())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
         named = flags_that_name(run.config, sys.argv[0])
-        return shlex.join([sys.executable, *launcher, sys.argv[0], *named, "--resume", "--output-dir", str(run.folder)])
+        return shlex.join([*to_start_again(launcher), *named, "--resume", "--output-dir", str(run.folder)])
     if distributed.is_main():
         with contextlib.suppress(OSError):  # not empty: it existed before
             run.checkpoints.rmdir()

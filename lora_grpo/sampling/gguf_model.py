@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, gguf_header
 from lora_grpo.runs import read_record
@@ -24,7 +25,7 @@ class GgufModel:
     """Maximum length of a prompt and its completion in tokens."""
     chat_template: str | None
     run_folder: Path | None
-    """The run, if the file is in one of its folders, as `scripts/export_gguf.py` writes it."""
+    """The run, if the file is in one of its folders, as `lora-grpo export-gguf` writes it."""
     run: Mapping[str, Any] | None
     """Its run.json."""
     adapter: None = None
@@ -55,7 +56,7 @@ def read_gguf(path: Path) -> GgufModel:
     from gguf import LlamaFileType
 
     if not path.is_file():
-        raise UserError(f"{path} does not exist; write it with scripts/export_gguf.py")
+        raise UserError(f"{path} does not exist; write it with {command('export-gguf')}")
     value = functools.partial(gguf_header.value_of, gguf_header.read_header(path))
     if (kind := value("general.type")) not in (None, "model"):
         raise UserError(f"{path} is a GGUF of type {kind}, expected a model; pass the file of the whole model")

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lora_grpo.commands import command
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.rewards import Reward
 from lora_grpo.training.step_metrics import LOGPROB_MISMATCH, MASKED_COMPLETIONS, MASKED_TOKENS
@@ -187,7 +188,7 @@ class Alarms:
                 "the rows are learned; train on harder ones or end the run"
             )
         if not reward:
-            first = "on gold solutions first (recipes/sft_lora.py), or " if self.has_gold else ""
+            first = f"on gold solutions first ({command('train sft')}), or " if self.has_gold else ""
             return f"{message}, all of them 0; train {first}on easier rows"
         return (
             f"{message}, so there is nothing to learn from; pass a larger --sampling.num-generations, a "

@@ -293,7 +293,7 @@ def test_a_list_flag_given_twice_would_lose_the_first(arguments):
         (["--resume", "--overwrite"], "pass one of them"),
         (
             ["--method", "sft"],
-            "this recipe trains with grpo, not sft; run python recipes/sft_lora.py",
+            "this recipe trains with grpo, not sft; run lora-grpo train sft",
         ),
         (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--train.micro-batch-size", "7"], "do not divide"),

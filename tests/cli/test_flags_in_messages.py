@@ -76,7 +76,7 @@ def test_a_command_names_only_flags_that_it_has(flags, command):
     wrong = []
     for module, name in sorted(reached(*ENTRIES[command], stop=stop)):
         texts = [*texts_in(module, name)]
-        printed = {*re.findall(r"scripts/(\w+)\.py", " ".join(texts))}  # the command line of another script
+        printed = {*ENTRIES} & {text.replace("-", "_") for text in texts}  # the command line of another command
         for text, flag in [(each, flag) for each in texts for flag in flags_in(each)]:
             named = {other for other in ENTRIES if re.search(rf"\b{other}\b", text)} | printed | {command}
             named |= next((others for prefix, others in ALSO_OF.items() if module.startswith(prefix)), set())
@@ -93,7 +93,5 @@ def test_exporting_a_run_that_cannot_be_merged_names_merge_py(tmp_path, monkeypa
 
     (tmp_path / "run.json").touch()
     monkeypatch.setattr(merging, "merge", refuse)
-    with pytest.raises(
-        UserError, match=r"^scripts/merge\.py /.*: the base is quantized; pass another one with --base$"
-    ):
+    with pytest.raises(UserError, match=r"^lora-grpo merge /.*: the base is quantized; pass another one with --base$"):
         merged_model(tmp_path)

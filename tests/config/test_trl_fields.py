@@ -144,4 +144,4 @@ def test_transformers_has_the_schedulers_and_optimizers():
 @pytest.mark.parametrize("name", [name for name in grpo_fields() if name.startswith(("hub_", "push_to_hub"))])
 def test_nothing_is_pushed_while_training(name):
     said = refusal(f"{name}=hf_secret")
-    assert "scripts/push.py" in said and "hf_secret" not in said
+    assert "push" in said and "hf_secret" not in said

@@ -267,7 +267,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
         (
             lambda f: change_weights(f, lambda w: w.update({UP: w[UP].to(torch.uint8)})),
             "f16",
-            "holds quantized weights; .*python scripts/merge.py",
+            "holds quantized weights; .*lora-grpo merge RUN",
         ),
         (
             lambda f: change_config(f, architectures=["GemmaForCausalLM"]),

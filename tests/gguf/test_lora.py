@@ -170,7 +170,7 @@ def test_an_adapter_without_matrices_or_with_nan_or_of_an_unknown_architecture_i
 def test_a_base_that_moved_names_the_command_with_the_flag(base, tmp_path):
     adapter = make_adapter(base, tmp_path / "adapter")
     change_settings(adapter, base_model_name_or_path=None)
-    with pytest.raises(UserError, match=r"^scripts/merge.py .*adapter: .*does not specify a base model.*--base$"):
+    with pytest.raises(UserError, match=r"^lora-grpo merge .*adapter: .*does not specify a base model.*--base$"):
         write_lora(adapter, tmp_path / LORA_FILE)
 
 

@@ -483,7 +483,7 @@ def test_a_quick_look_stays_here_and_a_protocol_has_one_entry(run, capsys):
     write_evaluation(run, run / "adapter", limit=40, rows=40)
     names, text = published()
     assert names == own and "54.3" not in text
-    assert "gsm8k/report.json is of `evaluate.py --limit 40`; it is left out" in capsys.readouterr().err
+    assert "gsm8k/report.json is of `evaluate --limit 40`; it is left out" in capsys.readouterr().err
 
     # The same greedy protocol as the run's own evaluation: its figure is published already.
     write_evaluation(run, run / "adapter", rows=30, data_sha256="c" * 64, max_completion_tokens=64)
@@ -538,7 +538,7 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
     assert "- step: 40 of 250, with the highest validation reward, 2.75" in text
     assert "| rewards | correct_answer=2.0" in text and str(run.parent) not in text
     notes = capsys.readouterr().err
-    assert LEFT_OUT in notes and f"to measure it: python scripts/evaluate.py {run} --what best --compare base" in notes
+    assert LEFT_OUT in notes and f"to measure it: lora-grpo evaluate {run} --what best --compare base" in notes
 
     write_evaluation(run, best)
     data, text, _ = card_of(best, "adapter")
@@ -556,14 +556,14 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
     _, text, _ = card_of(run / "best-merged", "merged")
     assert "not for the files in this repository" in text and "54.3" in text and "31.7" not in text
     shutil.copyfile(run / "merged" / "merge_report.json", run / "best-merged" / "merge_report.json")
-    with pytest.raises(UserError, match=r"older .*best; delete it and run scripts/merge.py .* --what best again"):
+    with pytest.raises(UserError, match=r"older .*best; delete it and run lora-grpo merge .* --what best again"):
         check_current(run / "best-merged")
 
 
 def test_the_command_that_measures_names_the_code_of_the_base(tmp_path, capsys):
     run = make_run(tmp_path / "run", record__config__model__trust_remote_code=True)
     card_of(make_best(run), "adapter")
-    command = f"python scripts/evaluate.py {run} --what best --compare base --trust-remote-code\n"
+    command = f"lora-grpo evaluate {run} --what best --compare base --trust-remote-code\n"
     assert command in capsys.readouterr().err
 
 

@@ -75,7 +75,7 @@ def test_a_file_of_an_earlier_adapter_is_refused(run, monkeypatch, capsys):
     export(ExportOptions(run))  # q8_0 only: the other file is of the earlier adapter
     message = refusal(run, monkeypatch, what="gguf")
     assert "mine.Q4_0.gguf" in message and "mine.Q8_0.gguf" not in message
-    assert "scripts/export_gguf.py" in message and "delete" in message
+    assert "lora-grpo export-gguf" in message and "delete" in message
     (run / "gguf" / "mine.Q4_0.gguf").unlink()
     push(run, what="gguf")
     assert "mine.Q8_0.gguf" in capsys.readouterr().out

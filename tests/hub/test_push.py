@@ -406,7 +406,7 @@ def test_the_source_is_recognized_or_refused(tmp_path, run, adapter):
     assert hub_files.find(str(run), "gguf") == (run / "gguf", "gguf")
     for source, kind, message in (
         (adapter, "gguf", r"expected .gguf files, got adapter_config.json"),
-        (run, "merged", r"has no merged/ with config.json and .safetensors weights; create it with scripts/merge.py"),
+        (run, "merged", r"has no merged/ with config.json and .safetensors weights; create it with lora-grpo merge"),
         ("", None, "is not a folder"),
         (tmp_path / "missing", None, "is not a folder"),
         (tmp_path, None, "expected a run, an adapter, a merged model or GGUF files, got none"),

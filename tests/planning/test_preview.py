@@ -147,7 +147,7 @@ LARGER = "--sampling.num-generations 8"
         ([NEVER] * 4 + [MIXED], {}, "can barely learn", "0 of 5 problems are always solved and 4 never", LARGER),
         ([NEVER] * 7 + [MIXED], FILTER, "can learn", None, None),
         ([NEVER] * 8, FILTER, "can barely learn", "none of 32", "easier problems"),
-        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "sft_lora.py"),
+        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "train sft"),
         ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "end without", "soft_xml_format"),
         (
             [graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8,
@@ -228,7 +228,7 @@ def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
 
     path.write_text("def load(split): return [{'question': 'What?'}]\n" + check)
     offered = advice(NEVER) + advice(ALWAYS) + advice(graded(*[UNREAD] * 4))
-    assert "--data.train" not in offered and "recipes/sft_lora.py" not in offered
+    assert "--data.train" not in offered and "train sft" not in offered
     assert "easier problems (load in own.py)" in offered and "harder problems (load in own.py)" in offered
     assert "a score from 0 to 1" in offered and "a prompt in own.py" in offered and "xml" not in offered
 
@@ -236,7 +236,7 @@ def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
     config = replace(RunConfig(), {"data": {"task": str(path)}})
     path.write_text("def load(split, source): return []\ndef gold(row): return ''\n" + check)
     offered = advice(NEVER)
-    assert offered.startswith("recipes/sft_lora.py first")
+    assert offered.startswith("lora-grpo train sft first")
     assert "easier problems (--data.train)" in offered and "--data.filter-by-difficulty" not in offered
 
 

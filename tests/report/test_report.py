@@ -320,7 +320,7 @@ def test_a_running_run_says_so_and_how_to_update_the_page(tmp_path):
     run = write_run(tmp_path / "run", status="running", evaluated=False)
     with lock.holding(run):
         page = text_of(page_of(run))
-    assert "Still running." in page and f"python scripts/report.py {run}" in page
+    assert "Still running." in page and f"lora-grpo report {run}" in page
     assert "Not evaluated yet" in page
 
 
@@ -539,7 +539,7 @@ def test_the_command_prints_where_the_report_is_and_what_to_do_next(tmp_path, ca
     assert exit_code(run) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"report    {run / 'report' / 'report.html'}\n") and "report.md" in printed
-    assert f"compare   python scripts/report.py {run} OTHER_RUN" in printed
+    assert f"compare   lora-grpo report {run} OTHER_RUN" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,209 @@
+"""The commands of `lora-grpo`: train, evaluate, merge, export-gguf, push, report, check-gpu.
+
+The docstring of a command is the description that its `--help` shows. A script in `scripts/` runs one of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from lora_grpo import __version__, commands
+from lora_grpo.cli.flags import read_flags
+from lora_grpo.cli.main import run_command
+from lora_grpo.errors import UserError, suggestion
+
+Flags = TypeVar("Flags")
+
+
+def train(arguments: Sequence[str]) -> NoReturn:
+    """Train an adapter with a recipe, and evaluate the model before and after.
+
+    lora-grpo train gsm8k                    # grade-school math; chooses the preset for this machine
+    lora-grpo train code                     # Python functions, rewarded by their unit tests
+    lora-grpo train sft                      # supervised fine-tuning on gold solutions, before GRPO
+    lora-grpo train length                   # the smallest example: answers of a given length
+    lora-grpo train my_task.py               # your task: a file with rows and a check; see docs/your-task.md
+    lora-grpo train my_recipe.py             # a copy of a recipe, with its own presets
+    lora-grpo train gsm8k --help             # the flags of a recipe
+
+    Your task goes through the presets of the example `task`, and its run into outputs/my_task.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _show_description(train, has_failed=not arguments)
+    name, *flags = arguments
+    if name in commands.RECIPES:
+        path = commands.recipe_file(name)
+    elif name.endswith(".py"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UserError(f"{name}: no such file; expected a task file or a recipe")
+        if not _calls_run_recipe(path):
+            path, flags = commands.recipe_file("task"), ["--data.task", name, *flags]
+            if not any(re.match("--(output[-_]dir|config)(=|$)", flag) for flag in flags):
+                flags = ["--output-dir", f"outputs/{Path(name).stem}", *flags]
+    else:
+        known = [each for each in commands.RECIPES if each != "task"]
+        raise UserError(f"unknown recipe {name!r}; {suggestion(name, [*known, 'my_task.py'])}")
+    sys.argv[1:] = flags
+    sys.path.insert(0, str(path.resolve().parent))  # as for `python path`: a recipe may import the files beside it
+    runpy.run_path(str(path), run_name="__main__")
+    raise UserError(f"{path} is not run by its last lines; end it with `if __name__ == '__main__': run_recipe(...)`")
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task, or grade a file of samples.
+
+        lora-grpo evaluate outputs/gsm8k_lora --compare base
+        lora-grpo evaluate Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
+        lora-grpo evaluate outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --compare outputs/gsm8k_lora/merged
+        lora-grpo evaluate samples.jsonl --task humaneval
+
+    Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
+    command to continue; for a finished evaluation, the command prints the stored results. A file of samples has
+    one JSON object per line with `task_id` and `completion`, the format of HumanEval's harness.
+    """
+    from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
+
+    evaluate_and_report(_flags(EvaluateOptions, arguments, evaluate))
+
+
+def merge(arguments: Sequence[str]) -> None:
+    """Merge an adapter into its base model, in Hugging Face format, and report how much is lost to rounding.
+
+        lora-grpo merge outputs/gsm8k_lora                      # to outputs/gsm8k_lora/merged
+        lora-grpo merge my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --output-dir merged --dtype bf16
+
+    Small updates can be lost in bfloat16. The report shows how much of the update survives, and `--dtype auto` uses the
+    lowest precision that keeps 99% of it. If the merge is interrupted, run the same command to continue.
+    """
+    from lora_grpo.merging import MergeOptions
+    from lora_grpo.merging import merge as merge_adapter
+
+    merge_adapter(_flags(MergeOptions, arguments, merge))
+
+
+def export_gguf(arguments: Sequence[str]) -> None:
+    """Export a run, a merged model or an adapter as a GGUF file for llama.cpp, Ollama and LM Studio.
+
+        lora-grpo export-gguf outputs/gsm8k_lora --modelfile
+        lora-grpo export-gguf merged/ --type q4_k_m
+        lora-grpo export-gguf outputs/gsm8k_lora --what adapter
+
+    K-quants such as q4_k_m need llama.cpp's llama-quantize on the PATH.
+    """
+    from lora_grpo.gguf import ExportOptions, export
+
+    export(_flags(ExportOptions, arguments, export_gguf))
+
+
+def push(arguments: Sequence[str]) -> None:
+    """Push a run to the Hugging Face Hub, with a model card that reports the measured results.
+
+        lora-grpo push outputs/gsm8k_lora YOU/gsm8k-lora --dry-run       # list files, print the card
+        lora-grpo push outputs/gsm8k_lora YOU/gsm8k-lora
+        lora-grpo push outputs/gsm8k_lora YOU/gsm8k-merged --what merged
+
+    The repository is private unless --public is passed. The token comes from `hf auth login` or HF_TOKEN, never from an
+    argument. All files are uploaded in a single commit. If the upload is interrupted, run the same command to upload
+    the missing files.
+    """
+    from lora_grpo.hub import PushOptions, push_to_hub, refuse_tokens_in
+
+    refuse_tokens_in(arguments)
+    push_to_hub(_flags(PushOptions, arguments, push))
+
+
+def report(arguments: Sequence[str]) -> None:
+    """Write a report on a run: results, diagnostics, and every completion on one page.
+
+        lora-grpo report outputs/gsm8k_lora
+        lora-grpo report outputs/gsm8k_lora outputs/another      # two runs side by side
+
+    The report is one self-contained HTML file that works offline. Every run writes it at the end; for an unfinished
+    run, this command reports the progress so far.
+    """
+    from lora_grpo.report import ReportOptions
+    from lora_grpo.report import report as write_report
+
+    write_report(_flags(ReportOptions, arguments, report))
+
+
+def check_gpu(arguments: Sequence[str]) -> None:
+    """Check whether this GPU can run the kit: a few steps of the actual recipe with every installed engine and backend.
+
+        lora-grpo check-gpu                    # at most 8 minutes, no network access
+        lora-grpo check-gpu --minutes 20
+
+    The models have the shapes of Qwen2.5-0.5B, 1.5B and 3B, with random weights. Each row of the table reports the
+    step time by phase, how close it comes to the GPU's limits (which are measured first), and the planned and measured
+    memory.
+    outputs/check_gpu/results.md always contains the results so far. The last line says which engines and backends work,
+    and what to pass if some do not. The exit code is 1 if a row failed, and 2 without a GPU.
+    """
+    from lora_grpo.planning import Options
+    from lora_grpo.planning import check_gpu as check
+
+    check(_flags(Options, arguments, check_gpu), commands.recipe_file("gsm8k"))
+
+
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "merge": merge,
+    "export-gguf": export_gguf,
+    "push": push,
+    "report": report,
+    "check-gpu": check_gpu,
+}
+
+
+def run_front_door(arguments: Sequence[str]) -> int:
+    """Run `lora-grpo` with these arguments, and return the exit code."""
+    commands.enter(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"lora-grpo {__version__}: LoRA + GRPO on one GPU\n"]
+        lines += [f"  {name:12} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
+        lines += ["\nlora-grpo COMMAND --help shows the flags of a command."]
+        print("\n".join(lines), file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else UserError.exit_code
+    if arguments[0] == "--version":
+        print(f"lora-grpo {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in VERBS:
+        print(f"error: unknown command {name!r}; {suggestion(name, VERBS)}", file=sys.stderr)
+        return UserError.exit_code
+    return run_command(lambda: VERBS[name](rest))
+
+
+def run_verb(name: str) -> int:
+    """Run one command with the arguments of this process, for a script, and return the exit code."""
+    return run_command(lambda: VERBS[name](sys.argv[1:]))
+
+
+def _calls_run_recipe(path: Path) -> bool:
+    """Return whether a file is a recipe, not only a task. Runs nothing."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any("run_recipe" in (getattr(function, "id", ""), getattr(function, "attr", "")) for function in called)
+
+
+def _flags(options: type[Flags], arguments: Sequence[str], verb: Any) -> Flags:
+    """Read the flags of a command, whose `--help` shows its docstring."""
+    description = commands.described(inspect.cleandoc(str(verb.__doc__)))
+    return read_flags(options, arguments, prog=commands.program(), description=description)
+
+
+def _show_description(verb: Any, *, has_failed: bool) -> NoReturn:
+    print(inspect.cleandoc(str(verb.__doc__)), file=sys.stderr if has_failed else sys.stdout)
+    sys.exit(UserError.exit_code if has_failed else 0)

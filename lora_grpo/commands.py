@@ -1,0 +1,95 @@
+"""The commands of this kit, and how messages name them: as the user started this process.
+
+    command("merge", folder)      # lora-grpo merge FOLDER, or python scripts/merge.py FOLDER in a checkout
+
+In a checkout, each command is also a script, and each recipe a file that can be run. Both are the same code.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+RECIPES = {
+    "gsm8k": "gsm8k_lora.py",
+    "code": "code_lora.py",
+    "sft": "sft_lora.py",
+    "length": "length_lora.py",
+    "task": "your_task.py",
+}
+"""Name in `lora-grpo train NAME` -> file in the folder `recipes`."""
+
+_SCRIPTS = ("evaluate", "merge", "export-gguf", "push", "report", "check-gpu")
+"""The commands beside `train`; the file of `export-gguf` is scripts/export_gguf.py."""
+
+_entered: list[str] = []
+"""The arguments of `lora-grpo`, if it started this process."""
+
+
+def enter(arguments: Sequence[str]) -> None:
+    """Note that `lora-grpo` started this process with these arguments."""
+    _entered[:] = arguments
+
+
+def command(verb: str, *arguments: object) -> str:
+    """Return a command line of this kit that works where this process was started.
+
+    Args:
+        verb: `merge`, for example, or `train gsm8k` for a recipe.
+        arguments: what follows; each is quoted for a shell.
+    """
+    name, _, recipe = verb.partition(" ")
+    if _started_by_file():
+        file = f"recipes/{RECIPES[recipe]}" if recipe else f"scripts/{name.replace('-', '_')}.py"
+        words = ["python", file]
+    else:
+        words = ["lora-grpo", *verb.split()]
+    return shlex.join([*words, *map(str, arguments)])
+
+
+def own_command() -> list[str]:
+    """Return the command line of this process, as run.json records it: `lora-grpo`, or the file, and its arguments."""
+    return ["lora-grpo", *_entered] if _entered else [*sys.argv]
+
+
+def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
+    """Return the words that start this recipe again, without its flags.
+
+    Args:
+        launcher: arguments of Python that start several processes, such as `-m torch.distributed.run`.
+    """
+    train = _entered[:2]
+    if train and not launcher:
+        return ["lora-grpo", *train]
+    return [sys.executable, *launcher, *(["-m", "lora_grpo", *train] if train else sys.argv[:1])]
+
+
+def program() -> str:
+    """Return the name of this program in its help: `lora-grpo merge`, or `merge.py`."""
+    if not _entered:
+        return Path(sys.argv[0]).name
+    return " ".join(["lora-grpo", *_entered[: 2 if _entered[0] == "train" else 1]])
+
+
+def described(text: str) -> str:
+    """Return the description of a command or a recipe with its examples as this process was started."""
+    for verb in _SCRIPTS:
+        text = text.replace(f"lora-grpo {verb} ", f"{command(verb)} ")
+    for name, file in RECIPES.items():
+        text = text.replace(f"python recipes/{file}", command(f"train {name}"))
+    return text
+
+
+def recipe_file(name: str) -> Path:
+    """Return the file of a recipe, in the installed package or in the checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "recipes" / RECIPES[name]
+    return installed if installed.is_file() else package.parent / "recipes" / RECIPES[name]
+
+
+def _started_by_file() -> bool:
+    """Return whether a script or a recipe of a checkout started this process."""
+    path = Path(sys.argv[0])
+    return not _entered and path.suffix == ".py" and path.absolute().parent.name in ("recipes", "scripts")

@@ -1,0 +1,101 @@
+"""`lora-grpo`: its commands, recipes by name or file, and messages that name the command that was run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.fresh_imports import HEAVY, ROOT
+
+from lora_grpo import __version__, commands
+from lora_grpo.cli import verbs
+
+TASK = """
+def load(split): return [{"question": f"{split}: what is {n}+1?"} for n in range(64)]
+def check(completion, row): return True
+"""
+
+
+def front_door(*arguments, cwd, code="from lora_grpo.__main__ import main; main()"):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "export-gguf"),
+        (("--help",), 0, "export-gguf"),
+        (("--version",), 0, f"lora-grpo {__version__}"),
+        (("trian",), 2, "'train'?"),
+        (("train",), 2, "lora-grpo train gsm8k"),
+        (("train", "--help"), 0, "lora-grpo train gsm8k"),
+        (("train", "gsm9k"), 2, "'gsm8k'?"),
+        (("train", "missing.py"), 2, "missing.py: no such file"),
+        (("merge", "--help"), 0, "lora-grpo merge outputs/gsm8k_lora "),
+        (("check-gpu", "--help"), 0, "usage: lora-grpo check-gpu"),
+        (("push", "run", "me/x", "--token", "hf_x"), 2, "hf auth login"),
+    ],
+)
+def test_a_command_line_ends_with_its_exit_code(arguments, code, said, capsys, monkeypatch):
+    monkeypatch.setattr(commands, "_entered", [])
+    try:
+        ended = verbs.run_front_door(arguments)
+    except SystemExit as stop:
+        ended = stop.code
+    out, err = capsys.readouterr()
+    assert (ended or 0) == code and said in (err if code else out)
+    assert not code or not out
+
+
+@pytest.mark.parametrize("command", ["--help", "train gsm8k --help", "merge --help", "train code --plan"])
+def test_help_and_plan_load_nothing_heavy(command, tmp_path):
+    code = (
+        "import sys; from lora_grpo.cli import run_front_door\n"
+        "try: run_front_door(sys.argv[1:])\n"
+        f"except SystemExit: pass\nprint([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = front_door(*command.split(), cwd=tmp_path, code=code)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_task_file_is_trained_and_the_next_steps_name_this_command(tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    flags = (
+        *("--train.max-steps", 1, "--train.prompts-per-step", 2, "--train.micro-batch-size", 4, "--monitor.rows", 0),
+        *("--sampling.max-completion-tokens", 8, "--sampling.num-generations", 2),
+        *("--data.eval-limit", 2, "--eval.num-samples", 1, "--eval.k", 1),
+    )
+    done = front_door("train", "mine.py", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "lora-grpo merge outputs/mine" in done.stdout and "scripts/" not in done.stdout
+    record = json.loads((tmp_path / "outputs" / "mine" / "run.json").read_text())
+    assert record["command"][:3] == ["lora-grpo", "train", "mine.py"] and record["recipe"] == "your_task"
+    again = front_door("train", "mine.py", *flags, cwd=tmp_path)
+    assert again.returncode == 2 and "--resume" in again.stderr
+
+
+def test_a_recipe_of_ones_own_runs_with_the_files_beside_it(tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'own'\n")
+    recipe = (ROOT / "recipes" / "gsm8k_lora.py").read_text()
+    recipe = recipe.replace("from lora_grpo.config", "import beside\nfrom lora_grpo.config")
+    (tmp_path / "recipe.py").write_text(recipe.replace('run_recipe("gsm8k_lora"', "run_recipe(beside.NAME"))
+    done = front_door("train", tmp_path / "recipe.py", "--plan", cwd=ROOT)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_commands_are_named_as_the_process_was_started(monkeypatch):
+    monkeypatch.setattr(commands, "_entered", [])
+    monkeypatch.setattr(sys, "argv", ["/home/me/kit/recipes/gsm8k_lora.py", "--seed", "1"])
+    assert commands.command("export-gguf", "a b") == "python scripts/export_gguf.py 'a b'"
+    assert commands.command("train sft", "--seed", 1) == "python recipes/sft_lora.py --seed 1"
+    assert commands.to_start_again() == [sys.executable, "/home/me/kit/recipes/gsm8k_lora.py"]
+    assert commands.own_command() == sys.argv
+    commands.enter(["train", "gsm8k", "--seed", "1"])
+    assert commands.command("export-gguf", "a b") == "lora-grpo export-gguf 'a b'"
+    assert commands.to_start_again() == ["lora-grpo", "train", "gsm8k"]
+    assert commands.to_start_again(["-m", "run"]) == [sys.executable, "-m", "run", "-m", "lora_grpo", "train", "gsm8k"]
+    assert commands.own_command() == ["lora-grpo", "train", "gsm8k", "--seed", "1"]
+    assert commands.described("python recipes/sft_lora.py --seed") == "lora-grpo train sft --seed"
