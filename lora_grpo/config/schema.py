@@ -260,7 +260,7 @@ class Invocation:
     dry_run: bool = False
     """Print the resolved settings, one rendered prompt and the rewards of its reference answer; train nothing."""
     plan: bool = False
-    """Print the plan: a memory breakdown, the largest settings that fit, steps, tokens and estimated time. Loads
+    """Print the plan: a memory breakdown, the settings that fit, and the number of steps and tokens. Loads
     neither weights nor data."""
     preview: bool = False
     """Print the base model's answers to 8 prompts, their rewards, and whether GRPO can learn; train nothing."""

@@ -10,17 +10,16 @@ The plan reads the model's config.json alone. The GPU check runs each row in a s
 generated problems.
 
 plan.py          builds the plan
-fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, largest settings
-suggestions.py   suggests cheaper settings for a run that does not fit
+fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, longest context
+suggestions.py   the cheapest change for a run that does not fit
+work.py          counts the steps, completions and tokens of a run
 disk_space.py    estimates what a run writes to its folder
-duration.py      computes the work of a run and estimates its duration
-roofline.py      limits of a GPU (measured or published), and the resulting bounds for a GRPO step
 text.py          prints the plan
 preview.py            samples groups from the base model, with the prompts of the first training steps; --dry-run
 preview_groups.py     a group, and the summary of all groups with 95% intervals
 diagnosis.py          the verdict, its reason, and what to change
 preview_page.py       prints the preview
-gpu_check.py          measures the GPU, runs all rows within the time limit, and writes results.json and results.md
+gpu_check.py          runs all rows within the time limit, and writes results.json and results.md
 gpu_check_row.py      runs the command of one row, and reads its measurements
 random_model.py       builds models with Qwen2.5's shapes and random weights
 measured_command.py   runs a command with a time limit and a log, and measures its peak GPU memory
@@ -29,6 +28,5 @@ measured_command.py   runs a command with a time limit and a log, and measures i
 from lora_grpo.planning.gpu_check import Options, check_gpu
 from lora_grpo.planning.plan import make_plan
 from lora_grpo.planning.preview import dry_run, preview, show_settings
-from lora_grpo.planning.roofline import Limits, StepWork
 from lora_grpo.planning.suggestions import as_flags, cheaper_settings
 from lora_grpo.planning.text import show_plan, summary

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,8 @@ from lora_grpo.models import GIB, Shape, memory
 USABLE_SHARE = 0.9
 """Share of the free memory that a plan may use; the rest is a safety margin. A guess, not measured on a GPU."""
 
-_MOST = 1 << 24
-"""Upper limit of the search for the largest micro-batch and context."""
+_MAX_CONTEXT = 1 << 24
+"""Upper limit of the search for the longest context, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +142,17 @@ class Planner:
         """Return the plan that needs least memory."""
         return self.at(config, *self._choices(config)[-1])
 
-    def largest_micro_batch(self, config: RunConfig, sequences: int) -> int:
-        """Return the largest micro-batch that fits with this many parallel completions. It may not divide a step."""
-        return _highest(lambda size: self.at(config, size, sequences).fits)
-
     def longest_context(self, config: RunConfig) -> int:
         """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion."""
 
-        def fits(tokens: int) -> bool:
-            return self.at(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
+        completion = config.sampling.max_completion_tokens
 
-        return _highest(fits, above=config.sampling.max_completion_tokens)
+        def too_long(tokens: int) -> bool:
+            return not self.at(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
+
+        # Memory grows with the context, so the first that is too long can be found by bisection.
+        fitting = bisect.bisect_left(range(completion + 1, _MAX_CONTEXT), True, key=too_long)
+        return completion + fitting if fitting else 0
 
     def _choices(self, config: RunConfig) -> list[tuple[int, int]]:
         """Return the micro-batch sizes and numbers of parallel completions to choose from, the smallest last."""
@@ -165,12 +164,6 @@ class Planner:
             sizes = [config.train.micro_batch_size]
         parallel = [completions >> halvings for halvings in range(completions.bit_length())]
         return [(micro, sequences) for sequences in parallel for micro in sizes]
-
-
-def _highest(holds: Callable[[int], bool], above: int = 0) -> int:
-    """Return the largest number above `above` for which a monotonic condition holds, or 0 if there is none."""
-    count = bisect.bisect_left(range(above + 1, _MOST), True, key=lambda number: not holds(number))
-    return above + count if count else 0
 
 
 def _gib(size: int) -> float:

@@ -1,8 +1,7 @@
-"""The GPU check: measures the GPU, runs every row within the time limit, keeps the table up to date, and concludes."""
+"""The GPU check: runs every row within the time limit, keeps the table up to date, and concludes."""
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -20,12 +19,10 @@ from lora_grpo.files import atomic, lock
 from lora_grpo.planning import measured_command
 from lora_grpo.planning.gpu_check_row import BACKENDS, ENGINES, CheckSettings, Row, run_row
 from lora_grpo.planning.random_model import QWEN
-from lora_grpo.planning.roofline import Limits
 from lora_grpo.runs import git_revision, now, versions
 
-_MEASURE_SECONDS = 120
-_MEASURE = "import json; from lora_grpo.planning.roofline import measure; print(json.dumps(measure()))"
-
+_TRY_TORCH, _TRY_SECONDS = "import torch; torch.ones(1, device='cuda')", 120
+"""Program that fails if torch cannot use the GPU, and its time limit."""
 _PREFERRED = (("unsloth", "vllm"), ("peft", "vllm"), ("unsloth", "transformers"), ("peft", "transformers"))
 """Engines and backends, the ones that `auto` chooses first."""
 
@@ -39,8 +36,6 @@ _COLUMNS = (
     ("rewards", "reward_seconds", "{:.2f}"),
     ("training", "training_seconds", "{:.2f}"),
     ("tokens/s", "tokens_per_second", "{:,.0f}"),
-    ("of limit", "decoding_share", "{:.1%}"),
-    ("training, of limit", "training_share", "{:.1%}"),
     ("planned, GiB", "planned_gib", "{:.2f}"),
     ("torch peak", "torch_peak_gib", "{:.2f}"),
     ("GPU peak", "gpu_peak_gib", "{:.2f}"),
@@ -57,7 +52,7 @@ class Options:
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
-    """Measure the GPU, run the recipe for every row, write and print the table, and print a conclusion.
+    """Run the recipe for every row, write and print the table, and print a conclusion.
 
     Raises:
         UserError: torch cannot use the GPU.
@@ -74,21 +69,17 @@ def check_gpu(options: Options, recipe: Path) -> None:
         raise UserError(f"--minutes is {options.minutes:g}; expected more than 0")
     with lock.holding(options.output):
         use_one_gpu()  # also applies to the processes started below
-        _progress(f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB\nmeasuring its rates: ")
-        measured = _measure_gpu(options.output / "measure.log")
-        rates = f"{measured['copy_gb_per_second']:,.0f} GB/s, {measured['matmul_tflops']:,.0f} TFLOP/s"
-        _progress(f"{rates} in {measured['precision']}\n")
-        machine = {
-            "gpu": gpus[0].name,
-            "memory_gib": round(gpus[0].memory_gib, 2),
-            "measured": measured,
-            "versions": versions(),
-            "git_revision": git_revision(),
-            "started": now(),
-        }
-        limits = Limits(measured["copy_gb_per_second"], measured["matmul_tflops"])
+        gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
+        _progress(f"{gpu}\n")
+        tried = measured_command.run([sys.executable, "-c", _TRY_TORCH], options.output / "torch.log", _TRY_SECONDS)
+        if tried.exit_code != 0:
+            raise UserError(
+                f"torch {versions()['torch']} cannot use {gpu}: {tried.message}; install torch's CUDA build or a "
+                "newer driver"
+            )
+        machine = {"gpu": gpu, "versions": versions(), "git_revision": git_revision(), "started": now()}
         seconds = 60 * options.minutes - (time.monotonic() - started)
-        results = run_rows(all_rows(), CheckSettings(recipe, options.output, seconds, limits), machine)
+        results = run_rows(all_rows(), CheckSettings(recipe, options.output, seconds), machine)
     print((options.output / "results.md").read_text(encoding="utf-8"))
     sentence, works = conclude(results)
     if not works:
@@ -100,45 +91,23 @@ def conclude(results: Sequence[dict[str, Any]]) -> tuple[str, bool]:
     """Return which engines and backends work and what to do, in one sentence, and whether no row failed."""
     ran = {(each["engine"], each["backend"]) for each in results if each["status"] == "ran"}
     failed = [each for each in results if each["status"] == "failed"]
-    if not ran and failed:
-        first = failed[0]
-        return f"this GPU does not work: {first['row']} failed, {first['reason']}; see results.md", False
     if not ran:
         could_start = [each for each in results if not each["reason"].endswith("not installed")]
-        first = (could_start or results)[0]
+        first = (failed or could_start or results)[0]
         fix = "pass more --minutes, or stop other programs that use the GPU" if could_start else "run `make install`"
+        fix = "see results.md" if failed else fix
         return f"no row ran: {first['row']} {first['status']}, {first['reason']}; {fix}", False
-    pairs = [pair for pair in _PREFERRED if pair in ran]
-    never_failed = [pair for pair in pairs if pair not in {(each["engine"], each["backend"]) for each in failed}]
-    pairs = never_failed or pairs
+    with_failures = {(each["engine"], each["backend"]) for each in failed}
+    pairs = [pair for pair in _PREFERRED if pair in ran - with_failures] or [pair for pair in _PREFERRED if pair in ran]
     works = f"this GPU works with {', '.join(map(' + '.join, pairs))}"
     if not failed:
         return works, True
-    engine, backend = pairs[0]
-    first = failed[0]
+    first, (engine, backend) = failed[0], pairs[0]
     return (
         f"{works}; {len(failed)} of {len(results)} rows failed, the first is {first['row']}: {first['reason']}; "
         f"train with --model.engine {engine} --sampling.backend {backend}",
         False,
     )
-
-
-def _measure_gpu(log: Path) -> dict[str, Any]:
-    """Measure the GPU's rates in a separate process, which frees its GPU memory when it exits."""
-    done = measured_command.run([sys.executable, "-c", _MEASURE], log, _MEASURE_SECONDS)
-    if done.exit_code != 0:
-        raise UserError(f"torch cannot use the GPU within {_MEASURE_SECONDS} s: {done.message}; check the driver")
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()  # the log also contains warnings
-    try:
-        measured: dict[str, Any] = json.loads([line for line in lines if line.startswith("{")][-1])
-    except (IndexError, ValueError):
-        raise RunError(f"the GPU measurement printed no result: {done.message}; {log} has all of it") from None
-    if measured["device"] == "cpu":
-        raise UserError(
-            f"nvidia-smi lists a GPU, but torch {versions()['torch']} sees none; install torch's CUDA build or a newer "
-            "driver"
-        )
-    return measured
 
 
 def all_rows() -> list[Row]:
@@ -174,15 +143,10 @@ def _progress(text: str) -> None:
 def _write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:
     """Write results.json, and results.md with a table of the rows that ran and the reasons of the other rows."""
     atomic.write_json(folder / "results.json", {**machine, "rows": list(results)})
-    headings = " | ".join(heading for heading, *_ in _COLUMNS)
-    measured = machine["measured"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    summary = (
-        f"{machine['gpu']} with {machine['memory_gib']:.0f} GiB; measured {measured['copy_gb_per_second']:,.0f} GB/s "
-        f"copying and {measured['matmul_tflops']:,.0f} TFLOP/s in {measured['precision']}; {packages}; "
-        f"{machine['started']}."
-    )
-    lines = [summary, "", f"| {headings} |", "|---" * 4 + "|---:" * 10 + "|"]
+    lines = [f"{machine['gpu']}; {packages}; {machine['started']}.", ""]
+    lines.append(f"| {' | '.join(heading for heading, *_ in _COLUMNS)} |")
+    lines.append("|---" * 4 + "|---:" * (len(_COLUMNS) - 4) + "|")
     for result in results:
         if result["status"] == "ran":
             values = [(result[key], form) for _, key, form in _COLUMNS]

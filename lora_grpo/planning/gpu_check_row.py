@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.models import Shape
 from lora_grpo.planning import measured_command
 from lora_grpo.planning.random_model import build_command
-from lora_grpo.planning.roofline import Limits, StepWork
 from lora_grpo.runs import read_metrics
 
 ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")
@@ -57,7 +55,6 @@ class CheckSettings:
     output: Path
     seconds: float
     """Time limit of the whole check."""
-    limits: Limits
     arguments: tuple[str, ...] = ("--rewards", *_REWARDS)
     """Additional arguments of the recipe."""
 
@@ -94,7 +91,7 @@ def run_row(row: Row, settings: CheckSettings, folder: Path, deadline: float) ->
     steps = [line for line in read_metrics(run) if "step_time" in line]
     if steps:
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        found |= _measurements(record, steps, row, settings.limits)
+        found |= _measurements(record, steps)
     shutil.rmtree(run, ignore_errors=True)
     if done.exit_code is None and steps:
         return found | _result("ran", f"stopped after {done.seconds:.0f} s")
@@ -114,38 +111,27 @@ def _result(status: str, reason: str | None) -> dict[str, Any]:
     return {"status": status, "reason": reason}
 
 
-def _measurements(record: dict[str, Any], steps: list[dict[str, Any]], row: Row, limits: Limits) -> dict[str, Any]:
+def _measurements(record: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the speed of a row, the median of its steps after the first, and its memory."""
     config, memory, last = record["config"], record.get("memory") or {}, steps[-1]
     completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
     completion_tokens = last["completions/mean_length"]
-    prompt_tokens = last["num_tokens"] / len(steps) / completions - completion_tokens
-    work = StepWork(
-        Shape.of(row.config),
-        completions,
-        prompt_tokens,
-        completion_tokens,
-        config["model"]["bits"],
-        config["lora"]["rank"],
-        config["train"]["gradient_checkpointing"],
-    )
 
     def median(name: str) -> float:
-        return statistics.median(step[name] for step in steps[1:] or steps)
+        return round(statistics.median(step[name] for step in steps[1:] or steps), 3)
 
     return {
         "steps": len(steps),
         "bits": config["model"]["bits"],
         "micro_batch_size": memory.get("micro_batch_size", config["train"]["micro_batch_size"]),
         "completions_per_step": completions,
-        "prompt_tokens": round(prompt_tokens, 1),
+        "prompt_tokens": round(last["num_tokens"] / len(steps) / completions - completion_tokens, 1),
         "completion_tokens": completion_tokens,
-        "step_seconds": round(median("step_time"), 3),
-        "rollout_seconds": round(median("time/rollouts"), 3),
-        "reward_seconds": round(median("time/rewards"), 3),
-        "training_seconds": round(median("time/training"), 3),
-        "tokens_per_second": round(median("rollouts/tokens_per_second"), 3),
-        "decoding_share": round(median("rollouts/tokens_per_second") / work.decoding_bound(limits), 4),
-        "training_share": round(work.training_share(median("time/training"), limits), 4),
+        "step_seconds": median("step_time"),
+        "rollout_seconds": median("time/rollouts"),
+        "reward_seconds": median("time/rewards"),
+        "training_seconds": median("time/training"),
+        "tokens_per_second": median("rollouts/tokens_per_second"),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "logprob_check": record.get("logprob_check"),

@@ -22,9 +22,9 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, base_model, check_architecture, memory
 from lora_grpo.planning.disk_space import DiskSpace
-from lora_grpo.planning.duration import SAMPLING_SHARES, TRAINING_SHARE, Duration, Work, estimate, within_hours
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
+from lora_grpo.planning.work import Work
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Plan:
     model: str
     engine: str
     work: Work
-    duration: Duration
     derived: tuple[str, ...]
     """Names of the settings that the plan resolved."""
     assumptions: tuple[str, ...]
@@ -42,27 +41,26 @@ class Plan:
     """Why the memory is not planned; None if it is."""
     shape: Shape | None = None
     fit: Fit | None = None
-    largest_micro_batch: int = 0
     longest_context: int = 0
     disk: DiskSpace | None = None
     """What the run writes; None if the memory is not planned, because the size of the adapter is then unknown."""
     too_large: str | None = None
-    """The error message for requested settings that do not fit, with suggestions; None if they fit."""
+    """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
+    resumed: bool = False
 
     def check_disk(self) -> None:
         """Raise a UserError if the disk is too small."""
         if self.disk:
-            self.disk.check()
+            self.disk.check("" if self.resumed else ", or pass an --output-dir on another disk")
 
     def record(self) -> dict[str, Any]:
         """Return the entries `memory` and `plan` of run.json, with memory in GiB."""
         memory = self.fit.record() if self.fit else {"not_planned": self.not_planned}
         plan = {
-            "largest": {"micro_batch_size": self.largest_micro_batch, "context": self.longest_context},
+            "longest_context": self.longest_context,
             "work": dataclasses.asdict(self.work),
-            "time": self.duration.text(),
             "assumptions": list(self.assumptions),
-            "disk_bytes": self.disk.num_bytes if self.disk and not self.disk.every_1000_steps else None,
+            "disk_bytes": self.disk.num_bytes if self.disk and self.work.steps is not None else None,
         }
         return {"memory": {"derived": list(self.derived), **memory}, "plan": plan}
 
@@ -84,10 +82,11 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     derived = [] if device.on_cpu or config.train.micro_batch_size is not None else ["train.micro_batch_size"]
     if not device.on_cpu and config.model.gpu_memory_share is None and local_sampler(config) != "transformers":
         derived.append("model.gpu_memory_share")
-    fit = too_large = None
-    largest_micro_batch = longest_context = 0
     model, source = _read_model(config, planning=planning)
     shape, not_planned = _read_shape(model, config, device, derived)
+    work = Work.of(config, resumed=invocation.resume)
+    fit = disk = too_large = None
+    longest_context = 0
     if shape is not None:
         shape.check_targets(config.lora.targets)
         fused, packs = engine == "unsloth" and not device.on_cpu, engine == "peft"
@@ -95,34 +94,25 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         fit = planner.choose(config)
         if fit is None:
             raise UserError(refusal(planner, config))
-        largest_micro_batch = planner.largest_micro_batch(config, fit.max_num_seqs)
         longest_context = planner.longest_context(config)
-        if not fit.fits:
-            too_large = refusal(planner, config)
+        too_large = None if fit.fits else refusal(planner, config)
+        disk = DiskSpace.of(config, work, fit, shape.vocabulary)
         if not device.on_cpu:
             resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
             config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
-    work = Work.of(config, resumed=invocation.resume)
-    duration = estimate(config, work, shape, fit)
-    if config.hours:
-        work, duration = within_hours(config, work, duration, resumed=invocation.resume)
     return config, Plan(
         model=config.model.name,
         engine=engine,
         work=work,
-        duration=duration,
         derived=tuple(derived),
-        assumptions=(
-            *([source] if source else []),
-            *_assumptions(config, device, fit, is_present=is_present),
-        ),
+        assumptions=tuple(_assumptions(config, device, source, is_present=is_present)),
         not_planned=not_planned,
         shape=shape,
         fit=fit,
-        largest_micro_batch=largest_micro_batch,
         longest_context=longest_context,
-        disk=DiskSpace.of(config, work, fit, shape.vocabulary, resumed=invocation.resume) if shape and fit else None,
+        disk=disk,
         too_large=too_large,
+        resumed=invocation.resume,
     )
 
 
@@ -180,8 +170,10 @@ def _sampler(config: RunConfig, device: Device) -> memory.SamplerKind:
     return "merged" if device.on_cpu and not config.lora.dora else local_sampler(config)
 
 
-def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_present: bool) -> Iterator[str]:
-    """Yield the assumptions of the plan."""
+def _assumptions(config: RunConfig, device: Device, source: str | None, *, is_present: bool) -> Iterator[str]:
+    """Yield the assumptions of the plan. `source` is one if the model's dimensions are not its own."""
+    if source:
+        yield source
     if not is_present:
         yield f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
         yield "engine and sampling backend are those of the `gpu` extra, unless the settings name them"
@@ -189,16 +181,8 @@ def _assumptions(config: RunConfig, device: Device, fit: Fit | None, *, is_prese
     if config.data.filter_by_difficulty:
         yield "the samples for --data.filter-by-difficulty are not included"
     if config.monitor.rows:
-        yield f"validation (at most {config.monitor.rows} rows) is not included in the work or time"
+        yield f"validation (at most {config.monitor.rows} rows) is not included in the work"
     if config.sampling.server_url:
         yield "the vLLM server's own memory is not included"
-    if fit is None:
-        return
     yield f"{USABLE_SHARE:g} of the free memory is usable; libraries, CUDA and vLLM take fixed amounts (guesses)"
-    if not device.on_cpu:
-        low, high = SAMPLING_SHARES[fit.sampler]
-        yield (
-            f"sampling reaches {low:g} to {high:g} and training {TRAINING_SHARE[0]:g} to {TRAINING_SHARE[1]:g} of the "
-            "published rates (guesses: no GPU has been measured)"
-        )
     yield "docs/memory.md lists the size of each part, and what was measured"

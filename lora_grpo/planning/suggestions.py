@@ -1,9 +1,8 @@
-"""Suggestions for a run that does not fit: its memory by part, and the three cheapest settings to change."""
+"""The error of a run that does not fit: its memory by part, and the cheapest change of settings that makes it fit."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.config import RunConfig, flag, micro_batches, replace
@@ -13,9 +12,7 @@ from lora_grpo.planning.fit import Planner
 Suggestion = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
 
-_COUNT = 3
-"""Number of settings to suggest in an error."""
-_LEAST_TOKENS, _LEAST_RANK = 32, 4
+_MIN_TOKENS, _MIN_RANK = 32, 4
 """Lowest suggested values. Below them a run learns very little, and a smaller model is a better choice."""
 
 
@@ -40,30 +37,32 @@ def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[li
         ladders.append([{"train.optimizer": "adamw_8bit"}])
     if config.model.bits == 16:
         ladders.append([{"model.bits": 4}])
-    ladders.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _LEAST_RANK)])
-    ladders.append([{"model.max_sequence_tokens": completion + short} for short in _halves(prompt, _LEAST_TOKENS)])
+    ladders.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])
+    ladders.append([{"model.max_sequence_tokens": completion + short} for short in _halves(prompt, _MIN_TOKENS)])
     ladders.append(
         [
             {"sampling.max_completion_tokens": short, "model.max_sequence_tokens": prompt + short}
-            for short in _halves(completion, _LEAST_TOKENS)
+            for short in _halves(completion, _MIN_TOKENS)
         ]
     )
     return [ladder for ladder in ladders if ladder]
 
 
-def as_flags(suggestion: Suggestion) -> str:
-    """Format a suggestion as command-line flags."""
+def as_flags(*suggestions: Suggestion) -> str:
+    """Format suggestions as command-line flags."""
     return " ".join(
         f"no {flag(name)}" if value is None else flag(name) if value is True else f"{flag(name)} {value}"
+        for suggestion in suggestions
         for name, value in suggestion.items()
     )
 
 
 def changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
     """Return the configuration with suggestions applied."""
-    for name, value in itertools.chain.from_iterable(suggestion.items() for suggestion in suggestions):
-        section, _, key = name.partition(".")
-        config = replace(config, {section: {key: value}})
+    for suggestion in suggestions:
+        for name, value in suggestion.items():
+            section, _, key = name.partition(".")
+            config = replace(config, {section: {key: value}})
     return config
 
 
@@ -78,51 +77,47 @@ def refusal(planner: Planner, config: RunConfig) -> str:
         )
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
+    enough = _cheapest(planner, config)
+    advice = "a smaller --model.name"
+    if enough:
+        advice = f"{as_flags(*enough)} (needs {planner.least(changed(config, *enough)).needed / GIB:.2f} GiB)"
     return (
         f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
         f"needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
-        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {_advice(planner, config)}"
+        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); pass {advice}"
     )
 
 
-def _advice(planner: Planner, config: RunConfig) -> str:
-    """Return three settings to change: single settings that are enough, else a combination."""
+def _cheapest(planner: Planner, config: RunConfig) -> Sequence[Suggestion]:
+    """Return the cheapest change with which the run fits: one setting if one is enough; () if nothing is."""
     if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
         config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
     ladders = cheaper_settings(config, with_engine=planner.sampler in ("vllm", "shared"))
 
-    def needed(*suggestions: Suggestion) -> float:
-        return planner.least(changed(config, *suggestions)).needed / GIB
-
     def fits(*suggestions: Suggestion) -> bool:
         return planner.least(changed(config, *suggestions)).fits
 
-    def describe(suggestion: Suggestion, verdict: str) -> str:
-        return f"{as_flags(suggestion)} ({needed(suggestion):.2f} GiB, {verdict})"
-
-    def also(named: Sequence[Suggestion]) -> str:
-        names = set().union(*named)
-        others = sorted((ladder[0] for ladder in ladders if not names & ladder[0].keys()), key=needed)
-        more = others[: max(0, _COUNT - len(named))]
-        return "".join(f"; also {describe(suggestion, 'not enough alone')}" for suggestion in more)
-
-    alone = [first for ladder in ladders if (first := next(filter(fits, ladder), None))][:_COUNT]
-    if alone:
-        return f"cheapest first, pass {' or '.join(describe(each, 'enough') for each in alone)}{also(alone)}"
-    if together := next((each for each in _combinations(ladders) if fits(*each)), None):
-        parts = ", ".join(describe(each, "not enough alone") for each in together)
-        return f"pass together ({needed(*together):.2f} GiB, enough): {parts}{also(together)}"
-    return "pass a smaller --model.name"
-
-
-def _combinations(ladders: Sequence[Sequence[Suggestion]]) -> Iterator[tuple[Suggestion, ...]]:
-    """Yield combinations of two and three suggestions, ordered by mildest values, fewest settings, lowest cost."""
-    for depth in range(max(map(len, ladders), default=0)):
-        values = [ladder[min(depth, len(ladder) - 1)] for ladder in ladders]
-        for count in range(2, _COUNT + 1):
-            for chosen in itertools.combinations(values, count):
-                if len(set().union(*chosen)) == sum(map(len, chosen)):  # no setting twice
-                    yield chosen
+    for suggestion in (each for ladder in ladders for each in ladder):
+        if fits(suggestion):
+            return (suggestion,)
+    # Lower all settings step by step until the run fits, then take back those that are not needed, the costliest first.
+    # Prompts and completions both change the context, so only one of them is lowered: prompts, unless that is too
+    # little, which the second order tries.
+    numbered = list(enumerate(ladders))
+    for order in (numbered, numbered[::-1]):
+        for depth in range(max(map(len, ladders), default=0)):
+            chosen: dict[int, Suggestion] = {}
+            for cost, ladder in order:
+                suggestion = ladder[min(depth, len(ladder) - 1)]
+                if not any(suggestion.keys() & other.keys() for other in chosen.values()):
+                    chosen[cost] = suggestion
+            if not fits(*chosen.values()):
+                continue
+            for cost in sorted(chosen, reverse=True):
+                rest = {other: each for other, each in chosen.items() if other != cost}
+                chosen = rest if fits(*rest.values()) else chosen
+            return tuple(chosen[cost] for cost in sorted(chosen))
+    return ()
 
 
 def _halves(value: int, least: int) -> list[int]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB
-from lora_grpo.planning.duration import Work
 from lora_grpo.planning.fit import Fit
 from lora_grpo.planning.plan import Plan
-from lora_grpo.runs import duration
+from lora_grpo.planning.work import count
 
 _SAMPLERS = {
     "transformers": "the built-in sampler",
@@ -22,7 +21,16 @@ _SAMPLERS = {
 
 def show_plan(plan: Plan) -> None:
     """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
-    print("\n".join(_lines(plan)))
+    shape, fit = plan.shape, plan.fit
+    print(_line("model", plan.model + (f": {count(shape.parameters)} parameters" if shape else "")))
+    if shape and fit:
+        processes = distributed.world_size()
+        print(_line("engine", plan.engine + (f", {processes} processes" if processes > 1 else "")))
+        print("\n".join(_table(fit)))
+        declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
+        print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
+    print("\n".join(_settings(plan)))
+    print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
     plan.check_disk()
@@ -36,53 +44,17 @@ def summary(plan: Plan) -> Iterator[str]:
 
 
 def _settings(plan: Plan) -> Iterator[str]:
-    """Yield the planned settings, memory, work and time."""
+    """Yield the planned settings, memory, work and disk space."""
     if fit := plan.fit:
-        yield _line(
-            "micro-batch", f"{fit.micro_batch_size} {plan.work.trained_on}; at most {plan.largest_micro_batch} fit"
-        )
+        yield _line("micro-batch", f"{fit.micro_batch_size} {plan.work.trained_on}")
         share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
         yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
-    work = plan.work
-    evaluated = f"; plus {work.evaluated:,} completions for evaluation" if work.evaluated else ""
-    yield _line("work", f"{_steps(work)}{evaluated}")
-    yield _line("time", plan.duration.text())
+    yield _line("work", plan.work.text())
     yield _line("disk", plan.disk.text() if plan.disk else "not planned, because the memory is not")
-
-
-def _steps(work: Work) -> str:
-    """Return the number of steps, completions and tokens as text."""
-    if not work.steps and not work.hours:
-        return "no steps are left"
-    each = f"steps x {work.completions_per_step}"
-    if work.hours is None:
-        return f"{work.steps:,} {each} = {work.completions:,} {work.trained_on}, at most {_count(work.tokens)} tokens"
-    hours = f"in {duration(3600 * work.hours)}"
-    if work.fewest_steps is None:
-        return f"as many {each} {work.trained_on} as fit {hours}"
-    steps = " to ".join(f"{number:,}" for number in dict.fromkeys((work.fewest_steps, work.steps)))
-    return f"{steps} {each} {work.trained_on} fit {hours} (validation not included)"
-
-
-def _lines(plan: Plan) -> Iterator[str]:
-    shape, fit = plan.shape, plan.fit
-    if not shape or not fit:
-        yield _line("model", plan.model)
-    else:
-        adapter = _count(fit.parts["adapter"] // 4)
-        yield _line("model", f"{plan.model}: {_count(shape.parameters)} parameters, {adapter} in the adapter")
-        processes = distributed.world_size()
-        yield _line("engine", plan.engine + (f", {processes} processes" if processes > 1 else ""))
-        yield from _table(fit)
-        declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
-        yield _line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}")
-    yield from _settings(plan)
-    yield "\nAssumptions:"
-    yield from (f"- {assumption}" for assumption in plan.assumptions)
 
 
 def _table(fit: Fit) -> Iterator[str]:
@@ -90,24 +62,15 @@ def _table(fit: Fit) -> Iterator[str]:
     phases = fit.phases
     names = [name for name in fit.parts if any(name in phase for phase in phases.values())]
     width = max(map(len, names)) + 2
+
+    def row(name: str, *sizes: int) -> str:
+        return f"{name.replace('_', ' '):<{width}}" + "".join(f"{size / GIB:>10.2f}" for size in sizes)
+
     yield f"\n{'GiB':<{width}}" + "".join(f"{phase:>10}" for phase in phases)
-    for name in names:
-        yield f"{name.replace('_', ' '):<{width}}" + "".join(_cell(phase.get(name, 0)) for phase in phases.values())
-    yield f"{'total':<{width}}" + "".join(_cell(sum(phase.values())) for phase in phases.values())
-    yield f"{'usable':<{width}}" + _cell(fit.device.usable) * len(phases) + "\n"
+    yield from (row(name, *(phase.get(name, 0) for phase in phases.values())) for name in names)
+    yield row("total", *(sum(phase.values()) for phase in phases.values()))
+    yield row("usable", *[fit.device.usable] * len(phases)) + "\n"
 
 
 def _line(name: str, text: str) -> str:
     return f"{name:<12}{text}"
-
-
-def _cell(size: int) -> str:
-    return f"{size / GIB:>10.2f}"
-
-
-def _count(number: float) -> str:
-    """Format a count with three significant digits: 16.4 million."""
-    for unit, word in ((1e9, "billion"), (1e6, "million")):
-        if number >= unit:
-            return f"{number / unit:.3g} {word}"
-    return f"{number:,.0f}"

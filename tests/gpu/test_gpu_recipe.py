@@ -5,7 +5,6 @@ import math
 import pytest
 from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
 
-from lora_grpo.planning import Limits
 from lora_grpo.planning.gpu_check import run_rows
 from lora_grpo.planning.gpu_check_row import CheckSettings, Row
 from lora_grpo.planning.random_model import QWEN
@@ -35,9 +34,8 @@ def test_a_model_of_half_a_billion_parameters_trains_within_the_planned_memory(t
     skip_without(engine, backend)
     shorter = ("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576", "--rewards", COIN)
     row = Row("0.5B", QWEN["0.5B"], engine, backend)
-    measured = {"copy_gb_per_second": 1000.0, "matmul_tflops": 100.0, "precision": "bfloat16"}
-    machine = {"gpu": "GPU", "memory_gib": 0, "measured": measured, "versions": {}, "started": ""}
-    [result] = run_rows([row], CheckSettings(RECIPE, tmp_path / "out", 900, Limits(1000.0, 100.0), shorter), machine)
+    machine = {"gpu": "GPU", "versions": {}, "started": ""}
+    [result] = run_rows([row], CheckSettings(RECIPE, tmp_path / "out", 900, shorter), machine)
     assert result["status"] == "ran", result["reason"]
     assert result["completion_tokens"] == 64
     assert result["gpu_peak_gib"] <= 1.1 * result["planned_gib"]

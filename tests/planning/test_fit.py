@@ -27,7 +27,6 @@ SHAPES = {
     "3B": Shape.of({**QWEN25_HALF, "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36,
                     "intermediate_size": 11008}),
 }  # fmt: skip
-SIZES = (8, 12, 16, 24)
 
 
 def presets_of(recipe):
@@ -82,24 +81,6 @@ def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size,
         assert sum(found.phases["sampling"].values()) <= card(size).usable
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("recipe", PRESETS)
-def test_the_largest_preset_that_a_card_is_offered_fits_it(recipe, size):
-    largest = max(preset for preset in PRESETS[recipe] if preset <= size)
-    config, shape = PRESETS[recipe][largest]
-    assert fit(shape, config, card(size), sampler="vllm").fits
-    assert fit(shape, config, card(size), sampler="shared", fused=True).fits
-
-
-def test_what_the_presets_of_gsm8k_come_to():
-    """Not a promise; a change of the plan shows here."""
-    found = {
-        size: fit(shape, config, card(size), sampler="vllm").micro_batch_size
-        for size, (config, shape) in PRESETS["gsm8k_lora"].items()
-    }
-    assert found == {8: 16, 12: 16, 16: 32, 24: 32}
-
-
 CONFIG, SHAPE = PRESETS["gsm8k_lora"][24]
 
 
@@ -114,7 +95,7 @@ def test_less_free_memory_means_smaller_numbers():
     assert len({sequences for _, sequences in numbers}) > 1
 
 
-def test_what_cannot_fit_is_refused_with_its_parts_and_three_settings():
+def test_what_cannot_fit_is_refused_with_its_parts_and_what_to_change():
     asked = replace(CONFIG, {"model": {"bits": 16}, "train": {"gradient_checkpointing": False}})
     with pytest.raises(UserError) as refused:
         fit(SHAPE, asked, card(8), sampler="transformers")
@@ -123,9 +104,10 @@ def test_what_cannot_fit_is_refused_with_its_parts_and_three_settings():
     assert "Qwen/Qwen2.5-3B-Instruct does not fit on Card with 8 GB" in message
     assert "with a micro-batch of 1 needs" in message
     assert "(weights 5.75, adapter 0.22" in message
-    assert ", 6.64 are usable (7.38 of 7.68 are free); pass together (" in message
-    assert "GiB, enough): --train.gradient-checkpointing (" in message
-    assert message.count("not enough alone") == 3
+    assert (
+        ", 6.64 are usable (7.38 of 7.68 are free); pass --train.gradient-checkpointing --model.bits 4 (needs "
+        in message
+    )
 
 
 def test_the_settings_that_are_offered_need_less_each():

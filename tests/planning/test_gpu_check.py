@@ -16,7 +16,6 @@ from lora_grpo.planning import gpu_check
 from lora_grpo.planning.gpu_check import Options, all_rows, check_gpu
 from lora_grpo.planning.gpu_check_row import CheckSettings, Row
 from lora_grpo.planning.random_model import qwen2
-from lora_grpo.planning.roofline import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -26,11 +25,8 @@ ON_CPU = (
     *("--train.prompts-per-step", "2", "--train.micro-batch-size", "4"),
     *("--rewards", "correct_answer=2.0", "pattern:x1[0-3][0-9][0-9]=1.0"),  # one of 400 words of 4096, in 8
 )
-LIMITS = Limits(1000.0, 100.0)
 MACHINE = {
-    "gpu": "Card",
-    "memory_gib": 16.0,
-    "measured": {"copy_gb_per_second": 1000.0, "matmul_tflops": 100.0, "precision": "bfloat16"},
+    "gpu": "Card with 16 GiB",
     "versions": {"python": "3.12"},
     "started": "now",
 }
@@ -66,7 +62,7 @@ def stand_in(tmp_path, monkeypatch):
     def make(script, **settings):
         path = tmp_path / "recipe.py"
         path.write_text("import json, os, sys, time\nfrom pathlib import Path\n" + script)
-        return CheckSettings(path, tmp_path / "out", **{"seconds": 60.0, "limits": LIMITS, **settings})
+        return CheckSettings(path, tmp_path / "out", **{"seconds": 60.0, **settings})
 
     return make
 
@@ -99,7 +95,7 @@ def read(settings):
 
 @pytest.mark.slow
 def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
-    settings = CheckSettings(RECIPE, tmp_path / "out", 300, Limits(10.0, 0.05), ON_CPU)
+    settings = CheckSettings(RECIPE, tmp_path / "out", 300, ON_CPU)
     [result] = run_rows([row()], settings)
     log = Path(result["log"]).read_text()
     assert result["status"] == "ran", log
@@ -109,7 +105,6 @@ def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
     phases = result["rollout_seconds"] + result["reward_seconds"] + result["training_seconds"]
     assert phases == pytest.approx(result["step_seconds"], abs=0.01)
     assert result["tokens_per_second"] == pytest.approx(64 / result["rollout_seconds"], rel=0.05)
-    assert result["decoding_share"] > 0 and result["training_share"] > 0
     assert "left" not in [line.split()[0] for line in log.splitlines() if line]  # no row was too long
     written, table = read(settings)
     assert written["rows"] == [result]
@@ -124,7 +119,6 @@ def test_what_is_read_of_a_run(stand_in):
     assert result["reward_seconds"] == 0.5 and result["training_seconds"] == 4 and result["tokens_per_second"] == 6000
     assert result["prompt_tokens"] == 400 and result["micro_batch_size"] == 16
     assert result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
-    assert 0 < result["decoding_share"] < 1 and 0 < result["training_share"] < 1
     _, table = read(settings)
     cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
     assert cells[4:9] == ["11.00", "5.50", "0.50", "4.00", "6,000"] and cells[-3:] == ["4.25", "3.00", "–"]
@@ -170,7 +164,7 @@ def test_the_kits_own_refusal_of_a_model_too_large_is_no_failure(stand_in):
 def test_a_real_refusal_by_the_memory_plan_is_recognized(tmp_path, machine, stand_in):
     """The real recipe on a GPU with too little free memory."""
     machine(script="echo '0, GPU-1, Card, 8188, 700'")
-    settings = CheckSettings(RECIPE, stand_in("").output, 300, LIMITS, ("--preset", "8gb"))
+    settings = CheckSettings(RECIPE, stand_in("").output, 300, ("--preset", "8gb"))
     [result] = run_rows([row()], settings)
     assert result["status"] == "skipped", Path(result["log"]).read_text()
     assert "does not fit on Card" in result["reason"]
@@ -179,7 +173,7 @@ def test_a_real_refusal_by_the_memory_plan_is_recognized(tmp_path, machine, stan
 def test_missing_packages_are_named(tmp_path, monkeypatch):
     found = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("vllm", "unsloth") else found(name))
-    settings = CheckSettings(RECIPE, tmp_path / "out", 60.0, LIMITS)
+    settings = CheckSettings(RECIPE, tmp_path / "out", 60.0)
     results = run_rows([row("peft", "vllm"), row("unsloth"), row("unsloth", "vllm")], settings)
     assert [result["status"] for result in results] == ["skipped"] * 3
     assert [result["reason"] for result in results] == [
@@ -225,11 +219,10 @@ from pathlib import Path
 from lora_grpo.cli import run_command
 from lora_grpo.planning import gpu_check, random_model
 from lora_grpo.planning.gpu_check_row import CheckSettings, Row
-from lora_grpo.planning.roofline import Limits
 random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 Row.missing_packages = []
 rows = [Row("tiny", {TINY}, engine, "transformers") for engine in ("peft", "unsloth")]
-settings = CheckSettings(Path(sys.argv[1]), Path(sys.argv[2]), 60.0, {LIMITS})
+settings = CheckSettings(Path(sys.argv[1]), Path(sys.argv[2]), 60.0)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
 sys.exit(run_command(lambda: print(gpu_check.run_rows(rows, settings, {MACHINE}))))
 """
@@ -308,53 +301,28 @@ def test_a_torch_without_cuda_is_refused(card, tmp_path):
 
     if torch.cuda.is_available():
         pytest.skip("torch sees a GPU")
-    with pytest.raises(UserError, match=r"nvidia-smi lists a GPU, but torch .* sees none; install torch's CUDA build"):
+    with pytest.raises(UserError, match=r"^torch \S+ cannot use Card with 16 GiB: .*; install torch's CUDA build or"):
         check_gpu(Options(output=tmp_path / "out"), RECIPE)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"minutes": 0}, "--minutes is 0; expected more than 0"),
-        ({"minutes": float("nan")}, "--minutes is nan"),
-    ],
-)
-def test_impossible_flags(card, tmp_path, options, message):
-    with pytest.raises(UserError, match=message):
-        check_gpu(Options(output=tmp_path / "out", **options), RECIPE)
-
-
-_WARNS = "print('warning: late', file=sys.stderr)"
-_WARNED = f"import json, sys; {_WARNS}; sys.stderr.flush(); "
-
-
-def test_a_measurement_without_a_result_is_a_one_line_error(card, tmp_path, monkeypatch):
-    monkeypatch.setattr("lora_grpo.planning.gpu_check._MEASURE", _WARNED + "1")
-    with pytest.raises(RunError, match=r"the GPU measurement printed no result: warning: late; .*measure\.log has all"):
-        check_gpu(Options(output=tmp_path / "out"), RECIPE)
+@pytest.mark.parametrize("minutes", [0, float("nan")])
+def test_impossible_minutes(card, tmp_path, minutes):
+    with pytest.raises(UserError, match=f"--minutes is {minutes}"):
+        check_gpu(Options(output=tmp_path / "out", minutes=minutes), RECIPE)
 
 
 def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, monkeypatch, capsys):
-    measured = {
-        "copy_gb_per_second": 900.0,
-        "matmul_tflops": 90.0,
-        "precision": "bfloat16",
-        "device": "Card",
-        "capability": "8.9",
-        "cuda": "13.0",
-    }
-    monkeypatch.setattr("lora_grpo.planning.gpu_check._MEASURE", f"{_WARNED}print(json.dumps({measured})); {_WARNS}")
+    monkeypatch.setattr("lora_grpo.planning.gpu_check._TRY_TORCH", "")
     monkeypatch.setattr("lora_grpo.planning.gpu_check.all_rows", lambda: [row()])
     check_gpu(Options(output=tmp_path / "out"), stand_in(finishes()).recipe)
     table, stages = capsys.readouterr()
-    assert stages.splitlines()[:2] == ["Card with 16 GiB", "measuring its rates: 900 GB/s, 90 TFLOP/s in bfloat16"]
-    assert re.fullmatch(r"tiny-peft-transformers \(\d+ s left\): ran, 11\.00 s per step", stages.splitlines()[2])
+    assert stages.splitlines()[0] == "Card with 16 GiB"
+    assert re.fullmatch(r"tiny-peft-transformers \(\d+ s left\): ran, 11\.00 s per step", stages.splitlines()[1])
+    assert table.startswith("Card with 16 GiB; ") and "| tiny | peft | transformers | 4 |" in table
     assert table.splitlines()[-1] == "this GPU works with peft + transformers"
-    assert table.startswith("Card with 16 GiB; measured 900 GB/s copying and 90 TFLOP/s in bfloat16; ")
-    assert "| tiny | peft | transformers | 4 |" in table
     written = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert written["measured"] == measured and written["versions"]["torch"] and written["rows"][0]["decoding_share"]
-    with pytest.raises(RunError, match=r"^this GPU does not work: tiny-peft-transformers failed, the log is empty"):
+    assert written["versions"]["torch"] and written["rows"][0]["status"] == "ran"
+    with pytest.raises(RunError, match=r"^no row ran: tiny-peft-transformers failed, the log is empty"):
         check_gpu(Options(output=tmp_path / "out"), stand_in("sys.exit(1)").recipe)
 
 
@@ -375,7 +343,7 @@ def test_the_conclusion_names_what_works_and_what_to_pass():
         False,
     )
     assert gpu_check.conclude(results(peft_vllm="skipped", unsloth_vllm="failed")) == (
-        "this GPU does not work: 0.5B-unsloth_vllm failed, no kernel (x.log); see results.md",
+        "no row ran: 0.5B-unsloth_vllm failed, no kernel (x.log); see results.md",
         False,
     )
     larger = results(peft_vllm="ran", unsloth_vllm="failed")
@@ -400,7 +368,7 @@ def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
         pytest.importorskip(package, reason=f"{package} is not installed: make engines")
     wide = qwen2(64, 128, 2, 2, 1, vocabulary=4096)  # heads that vLLM's CPU build takes
     # The one combination that no other test trains by.
-    settings = CheckSettings(RECIPE, tmp_path / "out", 900, LIMITS, ON_CPU)
+    settings = CheckSettings(RECIPE, tmp_path / "out", 900, ON_CPU)
     [result] = run_rows([Row("tiny", wide, "unsloth", "vllm")], settings)
     assert (result["status"], result["reason"]) == ("ran", None)
     assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]
