@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 _TOKEN = re.compile(r"(?<!\w)-?\d[\d,]*(?:\.\d+)?|\d+|[^\W\d_]+")
-_MOST_OTHERS = 20
+_NUM_OTHERS = 20
 _LONG = {"a ": 1_000_000, "<answer>": 20_000, "(": 20_000, " ": 20_000, "1": 4_000}
 """Repeated texts and their characters. Common patterns take quadratic time, so most texts have the length of a long
 completion; Python reads integers of at most 4,300 digits."""
 _SPAM = (
-    "<reasoning>\n</reasoning>\n<answer>\n</answer>",
-    "<think></think><answer></answer>",
-    "<answer>" * 50,
-    "#### ",
-    "\\boxed{}",
-    "```python\n\n```",
-    "{}",
-    "[]",
-    "None",
-    "True",
-    ".",
-    "The answer is",
+    *("<reasoning>\n</reasoning>\n<answer>\n</answer>", "<think></think><answer></answer>", "<answer>" * 50),
+    *("#### ", "\\boxed{}", "```python\n\n```", "{}", "[]", "None", "True", ".", "The answer is"),
 )
 _LOOK_ALIKES = str.maketrans("0123456789aceopxyACEHOPTX", "０１２３４５６７８９асеорхуАСЕНОРТХ")
 
@@ -38,9 +28,9 @@ class Subject:
     gold: str | None
     value: tuple[int, int] | None
     """Where the gold has its answer: the last number or word that the gold of another row lacks. None for programs."""
-    others: tuple[str, ...] = ()
+    others: Sequence[str] = ()
     """The gold of other rows, except where it could also be right for this row."""
-    other_values: tuple[str, ...] = ()
+    other_values: Sequence[str] = ()
     marker: str = ""
     """A file that `CODE` creates if the checker runs the completion."""
 
@@ -48,133 +38,17 @@ class Subject:
     def answer(self) -> str:
         return self.gold[slice(*self.value)] if self.gold and self.value else ""
 
-    def with_answer(self, text: str) -> str:
-        """Return the gold with another answer in its place."""
-        assert self.gold is not None and self.value
-        return self.gold[: self.value[0]] + text + self.gold[self.value[1] :]
+    def with_answer(self, *texts: str) -> list[str]:
+        """Return the gold with each text in place of its answer; [] without an answer."""
+        if not self.gold or not self.value:
+            return []
+        return [self.gold[: self.value[0]] + text + self.gold[self.value[1] :] for text in texts]
 
-
-Writer = Callable[[Subject], Iterator[str]]
-
-
-def _empty(subject: Subject) -> Iterator[str]:
-    yield from ("", " \n")
-
-
-def _prompt(subject: Subject) -> Iterator[str]:
-    messages = [message["content"] for message in subject.row["prompt"]]
-    yield from dict.fromkeys([subject.row["question"], *messages, "\n".join(messages)])
-
-
-def _question_numbers(subject: Subject) -> Iterator[str]:
-    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", subject.row["question"])
-    if numbers and not _contains(numbers, subject.gold):
-        yield " ".join(numbers)
-        if subject.value and subject.answer not in numbers:
-            yield subject.with_answer(" ".join(numbers))
-
-
-def _other_answers(subject: Subject) -> Iterator[str]:
-    yield from subject.others
-
-
-def _all_answers(subject: Subject) -> Iterator[str]:
-    others = list(subject.other_values)
-    if not subject.answer or not others:
-        return
-    half = len(others) // 2
-    for values in (
-        [subject.answer, *others],
-        [*others, subject.answer],
-        [*others[:half], subject.answer, *others[half:]],
-    ):
-        yield subject.with_answer(" ".join(values))
-        if values[0] != subject.answer:  # else the first line is correct, and text on later lines may be allowed
-            yield subject.with_answer("\n".join(values))
-
-
-def _spam(subject: Subject) -> Iterator[str]:
-    yield from _SPAM
-    if subject.value:
-        yield subject.with_answer("")
-
-
-def _wrong_values(subject: Subject) -> Iterator[str]:
-    """Yield the gold with a wrong answer: off by one, with another digit or sign, or with other letters."""
-    if subject.gold is None:
-        return
-    if subject.value is None:  # a program
-        wrong = re.sub(r"\breturn\b", "return 0,", subject.gold)
-        yield from [wrong] if wrong != subject.gold else []
-        return
-    answer = subject.answer
-    if not any(character.isdigit() for character in answer):
-        wrong_words = [*subject.other_values[:2], answer[::-1], f"{answer}x", f"x{answer}"]
-        yield from (subject.with_answer(word) for word in wrong_words if word.casefold() != answer.casefold())
-        return
-    number = Decimal(answer.replace(",", ""))
-    plain = answer.replace(",", "").removeprefix("-")
-    wrong_numbers = [f"{number + 1}", f"{answer}7", f"7{plain}"]
-    if number:
-        wrong_numbers.append(plain if number < 0 else f"-{answer}")
-    if plain.isdigit() and len(plain) > 1:
-        wrong_numbers.append(f"{plain[:-1]}.{plain[-1]}")
-    if answer.isdigit():
-        wrong_numbers.append(f"{answer}.4")
-    yield from map(subject.with_answer, wrong_numbers)
-
-
-def _contradictions(subject: Subject) -> Iterator[str]:
-    for wrong in _wrong_values(subject):
-        yield f"{subject.gold}\n{wrong}"
-        return
-
-
-def _reversed_words(subject: Subject) -> Iterator[str]:
-    """Yield the gold with the words of its answer's line, or of the tag or braces around the answer, reversed."""
-    if not subject.gold or not subject.value:
-        return
-    start = max(subject.gold.rfind(mark, 0, subject.value[0]) for mark in "\n>{") + 1
-    found = re.search(r"[\n<}]", subject.gold[subject.value[1] :])
-    end = subject.value[1] + found.start() if found else len(subject.gold)
-    words = subject.gold[start:end].split()
-    if words != words[::-1]:
-        yield subject.gold[:start] + " ".join(reversed(words)) + subject.gold[end:]
-
-
-def _long(subject: Subject) -> Iterator[str]:
-    yield from (unit * (characters // len(unit)) for unit, characters in _LONG.items())
-
-
-def _code(subject: Subject) -> Iterator[str]:
-    code = f"open({subject.marker!r}, 'w').close()"
-    yield code
-    if subject.value:
-        yield subject.with_answer(code)
-
-
-def _gold(subject: Subject) -> Iterator[str]:
-    yield from [] if subject.gold is None else [subject.gold]
-
-
-def _spaced(subject: Subject) -> Iterator[str]:
-    yield from (f"{text}\n" for text in _gold(subject))
-    yield from (f" {text} " for text in _gold(subject))
-
-
-def _own_line(subject: Subject) -> Iterator[str]:
-    if subject.value and subject.gold and re.search(r">[^<>]*$", subject.gold[: subject.value[0]]):
-        yield re.sub(r">([^<>\n]*)<(?=/)", ">\n\\1\n<", subject.gold)
-
-
-def _other_casing(subject: Subject) -> Iterator[str]:
-    changed = (subject.with_answer(subject.answer.swapcase()) for _ in [0] if subject.answer)
-    yield from (text for text in changed if text != subject.gold)
-
-
-def _look_alikes(subject: Subject) -> Iterator[str]:
-    changed = (subject.with_answer(subject.answer.translate(_LOOK_ALIKES)) for _ in [0] if subject.answer)
-    yield from (text for text in changed if text != subject.gold)
+    @property
+    def prompt(self) -> list[str]:
+        """The question, each message, and all messages."""
+        messages = [message["content"] for message in self.row["prompt"]]
+        return list(dict.fromkeys([self.row["question"], *messages, "\n".join(messages)]))
 
 
 @dataclass(frozen=True)
@@ -182,35 +56,103 @@ class Attack:
     """A kind of text and whether `check` must accept it."""
 
     name: str
-    write: Writer
     expected: bool | None
     """None if the result is only reported."""
+    write: Callable[[Subject], Iterable[str]]
     in_thread: bool = False
 
 
-GOLD = Attack("gold", _gold, True)
-LONG = Attack("long text", _long, False)
-EMPTY = Attack("empty text", _empty, False)
-CODE = Attack("code that runs", _code, False)
+def _own_line(subject: Subject) -> Iterable[str]:
+    """Return the gold with the answer's tags on lines of their own."""
+    in_tag = subject.value and subject.gold and re.search(r">[^<>]*$", subject.gold[: subject.value[0]])
+    return [re.sub(r">([^<>\n]*)<(?=/)", ">\n\\1\n<", subject.gold or "")] if in_tag else []
+
+
+def _question_numbers(subject: Subject) -> Iterable[str]:
+    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", subject.row["question"])
+    if not numbers or _contains(numbers, subject.gold):
+        return []
+    text = " ".join(numbers)
+    return [text] if subject.answer in numbers else [text, *subject.with_answer(text)]
+
+
+def _all_answers(subject: Subject) -> Iterable[str]:
+    """Return the gold with the answers of all rows: the right one first, last, and in the middle."""
+    answer, others = subject.answer, list(subject.other_values)
+    if not answer or not others:
+        return []
+    half = len(others) // 2
+    last, middle = [*others, answer], [*others[:half], answer, *others[half:]]
+    texts = [" ".join(values) for values in ([answer, *others], last, middle)]
+    # Not with the right one on the first line, because text on later lines may be allowed.
+    texts += ["\n".join(values) for values in (last, middle) if values[0] != answer]
+    return subject.with_answer(*texts)
+
+
+def _wrong_values(subject: Subject) -> list[str]:
+    """Return the gold with a wrong answer: off by one, with another digit or sign, or with other letters."""
+    answer = subject.answer
+    if subject.gold and subject.value is None:  # a program
+        wrong_program = re.sub(r"\breturn\b", "return 0,", subject.gold)
+        return [wrong_program] if wrong_program != subject.gold else []
+    if not any(character.isdigit() for character in answer):
+        words = [*subject.other_values[:2], answer[::-1], f"{answer}x", f"x{answer}"]
+        return subject.with_answer(*(word for word in words if word.casefold() != answer.casefold()))
+    number = Decimal(answer.replace(",", ""))
+    plain = answer.replace(",", "").removeprefix("-")
+    wrong = [f"{number + 1}", f"{answer}7", f"7{plain}"]
+    if number:
+        wrong.append(plain if number < 0 else f"-{answer}")
+    if plain.isdigit() and len(plain) > 1:
+        wrong.append(f"{plain[:-1]}.{plain[-1]}")
+    if answer.isdigit():
+        wrong.append(f"{answer}.4")
+    return subject.with_answer(*wrong)
+
+
+def _reversed_words(subject: Subject) -> Iterable[str]:
+    """Return the gold with the words of its answer's line, or of the tag or braces around the answer, reversed."""
+    if not subject.gold or not subject.value:
+        return []
+    start = max(subject.gold.rfind(mark, 0, subject.value[0]) for mark in "\n>{") + 1
+    found = re.search(r"[\n<}]", subject.gold[subject.value[1] :])
+    end = subject.value[1] + found.start() if found else len(subject.gold)
+    words = subject.gold[start:end].split()
+    return [subject.gold[:start] + " ".join(reversed(words)) + subject.gold[end:]]
+
+
+def _code(subject: Subject) -> Iterable[str]:
+    code = f"open({subject.marker!r}, 'w').close()"
+    return [code, *subject.with_answer(code)]
+
+
+def _gold(subject: Subject) -> list[str]:
+    return [] if subject.gold is None else [subject.gold]
+
+
+GOLD = Attack("gold", True, _gold)
+EMPTY = Attack("empty text", False, lambda subject: ("", " \n"))
+LONG = Attack("long text", False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items()))
+CODE = Attack("code that runs", False, _code)
 """It passes if the code ran, whatever the verdict."""
 
 ATTACKS = (
-    Attack("surrounding spaces", _spaced, True),
-    Attack("answer on its own line", _own_line, True),
-    Attack("call from a thread", _gold, True, in_thread=True),
+    Attack("surrounding spaces", True, lambda subject: [f"{s}{each}\n" for each in _gold(subject) for s in ("", " ")]),
+    Attack("answer on its own line", True, _own_line),
+    Attack("call from a thread", True, _gold, in_thread=True),
     EMPTY,
-    Attack("prompt", _prompt, False),
-    Attack("numbers of the question", _question_numbers, False),
-    Attack("tags and formats", _spam, False),
-    Attack("answers of other rows", _other_answers, False),
-    Attack("all answers at once", _all_answers, False),
-    Attack("wrong value", _wrong_values, False),
-    Attack("contradiction", _contradictions, False),
-    Attack("reversed words", _reversed_words, False),
+    Attack("prompt", False, lambda subject: subject.prompt),
+    Attack("numbers of the question", False, _question_numbers),
+    Attack("tags and formats", False, lambda subject: [*_SPAM, *subject.with_answer("")]),
+    Attack("answers of other rows", False, lambda subject: subject.others),
+    Attack("all answers at once", False, _all_answers),
+    Attack("wrong value", False, _wrong_values),
+    Attack("contradiction", False, lambda subject: [f"{subject.gold}\n{each}" for each in _wrong_values(subject)[:1]]),
+    Attack("reversed words", False, _reversed_words),
     CODE,
+    Attack("other casing", None, lambda subject: subject.with_answer(subject.answer.swapcase())),
+    Attack("look-alike characters", None, lambda subject: subject.with_answer(subject.answer.translate(_LOOK_ALIKES))),
     LONG,
-    Attack("other casing", _other_casing, None),
-    Attack("look-alike characters", _look_alikes, None),
 )
 
 LEAK = "answer in the prompt"
@@ -225,24 +167,18 @@ def make_subjects(
     """Return the chosen rows with everything that the attacks need."""
     texts = list(dict.fromkeys(gold for gold in golds if gold))
     values = {text: None if programs else _find_answer(text, texts) for text in texts}
-    by_entry = {gold: row.get("entry_point") for row, gold in zip(rows, golds, strict=True) if gold}
+    answers = {text: Subject({}, text, values[text]).answer for text in texts}
+    entry_points = {gold: row.get("entry_point") for row, gold in zip(rows, golds, strict=True) if gold}
     subjects = []
-    for index in chosen:
-        row, gold = rows[index], golds[index]
-        own = Subject(row, gold, values.get(gold or ""), marker=marker)
+    for row, gold in ((rows[index], golds[index]) for index in chosen):
         others: dict[str, str] = {}  # by their answers
         for text in texts:
-            other = Subject(row, text, values[text])
-            could_be_right = _contains(_tokens(text), gold)
-            if programs:
-                could_be_right = by_entry[text] == row.get("entry_point")
-            key = other.answer.casefold() or text
-            if text != gold and not could_be_right and key not in others and not _equal(other.answer, own.answer):
-                others[key] = text
-            if len(others) == _MOST_OTHERS:
-                break
-        found = [Subject(row, text, values[text]).answer for text in others.values()]
-        subjects.append(Subject(row, gold, own.value, tuple(others.values()), tuple(filter(None, found)), marker))
+            same = entry_points[text] == row.get("entry_point") if programs else _contains(_tokens(text), gold)
+            if text != gold and not same and not _equal(answers[text], answers.get(gold or "", "")):
+                others.setdefault(answers[text].casefold() or text, text)
+        some = list(others.values())[:_NUM_OTHERS]
+        other_values = [answers[text] for text in some if answers[text]]
+        subjects.append(Subject(row, gold, values.get(gold or ""), some, other_values, marker))
     return subjects
 
 
@@ -251,17 +187,18 @@ def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
 
     It is one if the rows' answers are in the prompts of other rows as well, as in a multiple-choice question.
     """
-    prompts = ["\n".join(_prompt(subject)) for subject in subjects]
+    prompts = ["\n".join(subject.prompt) for subject in subjects]
     found, elsewhere, pairs = [], 0, 0
     for index, subject in enumerate(subjects):
         own = {text.strip() for text in (subject.gold, subject.row.get("answer")) if isinstance(text, str)} - {""}
         patterns = [re.compile(rf"(?<!\w){re.escape(text)}(?!\w)") for text in own]
-        if any(pattern.search(prompts[index]) for pattern in patterns):
-            found.append(subject)
         for other, prompt in enumerate(prompts):
-            if other != index and subject.gold != subjects[other].gold:
+            leaks = any(pattern.search(prompt) for pattern in patterns)
+            if other == index:
+                found += [subject] if leaks else []
+            elif subject.gold != subjects[other].gold:
                 pairs += 1
-                elsewhere += any(bool(pattern.search(prompt)) for pattern in patterns)
+                elsewhere += leaks
     is_usual = 2 * len(found) > len(subjects) and pairs > 0
     return found if is_usual and 2 * elsewhere * len(subjects) < len(found) * pairs else []
 
@@ -269,7 +206,7 @@ def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
 def _find_answer(gold: str, golds: Sequence[str]) -> tuple[int, int] | None:
     """Return where a gold has its answer. Words of all golds, such as units and tags, are not part of an answer."""
     found = list(_TOKEN.finditer(gold))
-    sets = [set(_tokens(text)) for text in golds[:_MOST_OTHERS]]
+    sets = [set(_tokens(text)) for text in golds[:_NUM_OTHERS]]
     special = [match for match in found if not all(match.group().casefold() in tokens for tokens in sets)]
     return (special or found)[-1].span() if found else None
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -89,12 +89,12 @@ def _serve(task: Task, calls: Sequence[Call], writer: Connection) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (1, 2):  # what a checker prints, a thousand times
         os.dup2(null, number)
-    for call in calls:
-        writer.send(_check_in_thread(task, call) if call.attack.in_thread else check_one(task, call))
+    with ThreadPoolExecutor(1) as pool:
+        for call in calls:
+            writer.send(pool.submit(_check, task, call).result() if call.attack.in_thread else _check(task, call))
 
 
-def check_one(task: Task, call: Call) -> Outcome:
-    """Check one completion in this process."""
+def _check(task: Task, call: Call) -> Outcome:
     start = time.perf_counter()
     passed, score, error = False, 0.0, None
     try:
@@ -108,11 +108,3 @@ def check_one(task: Task, call: Call) -> Outcome:
         passed, error = marker.exists(), None
         marker.unlink(missing_ok=True)
     return Outcome(passed, seconds, score, error)
-
-
-def _check_in_thread(task: Task, call: Call) -> Outcome:
-    found: list[Outcome] = []
-    thread = threading.Thread(target=lambda: found.append(check_one(task, call)))
-    thread.start()
-    thread.join()
-    return found[0]

@@ -71,7 +71,7 @@ def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     assert told[3] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
 
 
-def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
+def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monkeypatch):
     machine(8188)
     config, record = planned(asked(model))
     assert config.train.micro_batch_size in micro_batches(config)
@@ -84,11 +84,7 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model):
     assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
     assert set(record["planned_phases_gib"]) == {"sampling", "loss", "backward"}
     assert json.loads(json.dumps(record)) == record
-
-
-def test_several_processes_plan_with_the_whole_card(machine, model, monkeypatch):
-    machine(8188)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # each process sees other free memory, and must plan the same
     _, record = planned(asked(model))
     assert record["free_gib"] == record["total_gib"]
 
@@ -111,14 +107,6 @@ def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     ):
         with pytest.raises(UserError, match=f"^{says}"):
             planned(asked(folder))
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-def test_an_unreadable_configuration_is_refused_and_named_once(machine, model, content):
-    (model / "config.json").write_bytes(content)
-    with pytest.raises(UserError) as error:
-        planned(asked(model))
-    assert str(error.value).count(str(model)) == 1
 
 
 def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path):
@@ -206,16 +194,11 @@ LARGE = {
     "32B": {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 64,
             "intermediate_size": 27648, "tie_word_embeddings": False},
 }  # fmt: skip
-PEFT = "--model.engine peft"
 REFUSED = [
     (8, "1.5B", "3B", "--model.bits 16"),
     (8, "3B", "3B", "--train.no-gradient-checkpointing --model.max-sequence-tokens 8192"),
-    (8, "1.5B", "7B", f"{PEFT} --lora.rank 256 --train.optimizer adamw_torch"),
-    (12, "3B", "7B", "--model.bits 16"),
     (12, "7B", "7B", "--model.max-sequence-tokens 65536"),
-    (16, "7B", "7B", f"{PEFT} --model.bits 16 --train.optimizer adamw_torch"),
     (16, "7B", "14B", "--lora.rank 128 --train.optimizer adamw_torch --train.no-gradient-checkpointing"),
-    (24, "14B", "14B", "--model.bits 16"),
     (24, "14B", "32B", "--lora.rank 256"),
 ]
 
@@ -243,13 +226,6 @@ def test_what_cannot_fit_is_refused_with_a_change_that_is_then_accepted(
             recipe(*asked, *settings, *rest.split())
 
 
-def test_what_nothing_makes_fit_wants_a_smaller_model(machine, tmp_path):
-    machine(8192)
-    folder = folder_of(tmp_path, {**QWEN25_HALF, **LARGE["32B"]})
-    with pytest.raises(UserError, match=r"are free\); pass a smaller --model.name$"):
-        recipe("--preset", "8gb", "--model.name", folder)
-
-
 def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_by_a_run(
     machine,
     model,
@@ -265,17 +241,6 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     assert planned(named)[0].train.micro_batch_size == 64
     warning = start_lines(named)[-1]
     assert warning.startswith("warning: ") and "; pass --train.micro-batch-size 8 (" in warning
-
-
-def test_a_named_micro_batch_is_refused_where_none_fits(machine, tmp_path, monkeypatch):
-    folder = folder_of(tmp_path, {**QWEN25_HALF, **LARGE["32B"]})
-    named = replace(asked(folder), {"train": {"micro_batch_size": 32}})
-    monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (20 * GIB, 20 * GIB))
-    with pytest.raises(UserError, match=r"does not fit on this machine: .* micro-batch of 32 "):
-        make_plan(named, Invocation())
-    machine(12288)
-    with pytest.raises(UserError, match=r"does not fit on Card 0: .* micro-batch of 32 "):
-        make_plan(named, Invocation())
 
 
 @pytest.mark.parametrize("micro", [None, 8])
@@ -305,37 +270,11 @@ def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):
     assert make_plan(replace(asked(model), shared), Invocation())[1].fit.fits
 
 
-def test_the_longest_context_of_a_named_share_is_limited_by_the_share(machine, model):
-    machine(8192)
-    config = replace(asked(model), {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.13}})
-    longest = make_plan(config, Invocation(plan=True))[1].longest_context
-    longer = [replace(config, {"model": {"max_sequence_tokens": longest + more}}) for more in (0, 1)]
-    assert make_plan(longer[0], Invocation(plan=True))[1].fit.max_num_seqs == 1
-    with pytest.raises(UserError, match=r"gpu-memory-share 0\.13 is too small"):
-        make_plan(longer[1], Invocation(plan=True))
-
-
-ODD = [
-    {"num_attention_heads": 0},
-    {"head_dim": "64"},
-    {"num_hidden_layers": -3},
-    {"hidden_size": 0},
-    {"intermediate_size": 1.5},
-    {"num_key_value_heads": 0},
-    {"vocab_size": None},
-    {"max_position_embeddings": "32768"},
-]
-
-
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: next(iter(odd)))
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_an_odd_configuration_is_refused_by_the_name_of_its_field(machine, tmp_path, odd, on_gpu):
-    if on_gpu:
-        machine(8192)
-    [(name, value)] = odd.items()
-    with pytest.raises(UserError) as error:
-        make_plan(asked(folder_of(tmp_path, {**QWEN25_HALF, **odd})), Invocation(plan=True))
-    assert f"config.json has {name} {value!r}; expected a whole number of at least 1" in str(error.value)
+@pytest.mark.parametrize(("name", "value"), [("num_attention_heads", 0), ("head_dim", "64"), ("vocab_size", None)])
+def test_an_odd_configuration_is_refused_by_the_name_of_its_field(machine, tmp_path, name, value):
+    folder = folder_of(tmp_path, {**QWEN25_HALF, name: value})
+    with pytest.raises(UserError, match=f"config.json has {name} {value!r}; expected a whole number of at least 1"):
+        make_plan(asked(folder), Invocation(plan=True))
 
 
 def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, tmp_path):
@@ -407,13 +346,6 @@ def test_a_gated_model_is_planned_if_it_is_listed(tmp_path, machine, monkeypatch
     assert [line[-6:] for line in ended.stdout.splitlines() if line.startswith("loaded")] == ["code 0", "code 2"]
     for name, said in zip(names, (ended.stdout, ended.stderr), strict=True):
         assert f"the model is gated; accept its license at huggingface.co/{name}, then run hf auth login" in said
-
-
-def test_the_filter_is_named_as_not_counted(machine, model):
-    filtered = replace(asked(model), {"data": {"filter_by_difficulty": True}})
-    for config, times in ((asked(model), 0), (filtered, 1)):
-        assumed = make_plan(config, Invocation(plan=True))[1].assumptions
-        assert sum("--data.filter-by-difficulty" in each for each in assumed) == times
 
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):

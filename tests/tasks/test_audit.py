@@ -39,16 +39,10 @@ BROKEN = {
         "return re.findall(r'\\d+', completion)[-1:] == [str(row['sum'])]",
         "all answers at once",
     ),
-    "any number wins": (SUMS, "return str(row['sum']) in re.findall(r'\\d+', completion)", "all answers at once"),
     "lowercases one side": (WORDS, "return completion.lower().strip() == row['city']", "gold"),
     "stops at a comma": (
         PRICES,
         "return [float(n) for n in re.findall(r'[\\d.]+', completion)[:1]] == [row['sum']]",
-        "gold",
-    ),
-    "comma as a decimal point": (
-        PRICES,
-        "found = re.findall(r'[\\d.]+', completion.replace(',', '.'))\n    return found[:1] == [str(row['sum'])]",
         "gold",
     ),
     "no DOTALL": (
@@ -62,75 +56,23 @@ BROKEN = {
         "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n    return completion.strip() == str(row['sum'])",
         "call from a thread",
     ),
-    "exceptions count as 0": (
-        SUMS,
-        "try: return completion.strip() == str(row['summ'])\n    except Exception: return 0",
-        "gold",
-    ),
     "exceptions count as 1": (
         SUMS,
         "try: return int(completion) == row['sum']\n    except Exception: return 1",
         "empty text",
     ),
-    "raises": (SUMS, "return int(completion) == row['sum']", "empty text"),
-    "raises without a match": (SUMS, "return re.search(r'\\d+', completion)[0] == str(row['sum'])", "empty text"),
     "leak": (
         SUMS + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n",
         "return completion.strip() == str(row['sum'])",
         "answer in the prompt",
     ),
-    "leak in the system message and a substring": (
-        SUMS
-        + "def prompt(row): return [{'role': 'system', 'content': f\"Say {row['sum']}.\"},"
-        + " {'role': 'user', 'content': row['question']}]\n",
-        "return str(row['sum']) in completion",
-        "prompt",
-    ),
-    "float equality": (
-        SUMS.replace("n + n * n % 31 + 50}", "n / 10 + (n * n % 31) / 10}").replace(
-            'str(row["sum"])', "f\"{row['sum']:.1f}\""
-        ),
-        "try: return float(completion) == row['sum']\n    except ValueError: return False",
-        "gold",
-    ),
     "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
-    "in a text": (WORDS, "return completion in row['city']", "empty text"),
     "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
-    "eval of the answer": (
-        TAGS,
-        "found = re.search(r'<answer>(.*?)</answer>', completion, re.S)\n"
-        "    try: return bool(found) and eval(found[1]) == row['sum']\n    except Exception: return False",
-        "code that runs",
-    ),
-    "startswith": (SUMS, "return completion.strip().startswith(str(row['sum']))", "wrong value"),
-    "endswith": (SUMS, "return completion.strip().endswith(str(row['sum']))", "wrong value"),
     "match without an end": (SUMS, "return bool(re.match(rf\"\\s*{row['sum']}\\b\", completion))", "contradiction"),
-    "search of a word": (WORDS, "return bool(re.search(rf\"\\b{row['city']}\\b\", completion))", "all answers at once"),
     "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
-    "share of words": (
-        SENTENCES,
-        "words = set(gold(row).split())\n    return len(words & set(completion.split())) / len(words) >= 0.7",
-        "answers of other rows",
-    ),
     "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
     "format only": (TAGS, "return bool(re.search(r'<answer>.*</answer>', completion, re.S))", "tags and formats"),
-    "format of a number": (
-        TAGS,
-        "return bool(re.fullmatch(r'\\s*<answer>\\s*[\\d.-]+\\s*</answer>\\s*', completion))",
-        "answers of other rows",
-    ),
     "any digit": (SUMS, "return any(c.isdigit() for c in completion)", "numbers of the question"),
-    "lowercase and in": (WORDS, "return row['city'].lower() in completion.lower()", "wrong value"),
-    "no punctuation": (
-        SUMS,
-        "return re.sub(r'\\W', '', completion) == str(row['sum'])",
-        "wrong value",
-    ),
-    "tolerance": (
-        SUMS,
-        "try: return abs(float(completion) - row['sum']) <= 1\n    except ValueError: return False",
-        "wrong value",
-    ),
     "sign": (
         SUMS,
         "try: return abs(float(completion)) == row['sum']\n    except ValueError: return False",
@@ -141,18 +83,7 @@ BROKEN = {
         "return completion.strip() == gold(row)",
         "empty text",
     ),
-    "cache": (
-        SUMS + "SEEN = {}\n",
-        "return SEEN.setdefault(row['id'], completion.strip() == str(row['sum']))",
-        "empty text",
-    ),
     "random": (SUMS, "return random.random() < 0.5", "repeated calls"),
-    "alternates": (
-        SUMS + "CALLS = []\n",
-        "CALLS.append(1)\n    return completion.strip() == str(row['sum']) and len(CALLS) < 100",
-        "repeated calls",
-    ),
-    "ignores the row": (SUMS, "return completion.strip().isdigit()", "answers of other rows"),
     "no strip": (SUMS, "return completion == str(row['sum'])", "surrounding spaces"),
     "exits": (
         SUMS,
@@ -164,22 +95,10 @@ BROKEN = {
         "try: return round(float(completion)) == row['sum']\n    except (ValueError, OverflowError): return False",
         "wrong value",
     ),
-    "same letters": (WORDS, "return sorted(completion.strip()) == sorted(row['city'])", "wrong value"),
-    "similar enough": (
-        WORDS,
-        "import difflib\n    return difflib.SequenceMatcher(None, completion.strip()[:99], row['city']).ratio() > 0.8",
-        "wrong value",
-    ),
     "zip stops at the shorter text": (
         SUMS,
         "return all(a == b for a, b in zip(completion.strip(), str(row['sum'])))",
         "empty text",
-    ),
-    "first tag wins": (
-        TAGS,
-        "found = re.search(r'<answer>\\s*(.*?)\\s*</answer>', completion, re.S)\n"
-        "    return bool(found) and found[1] == str(row['sum'])",
-        "contradiction",
     ),
     "always true": (SUMS, "return True", "empty text"),
     "without gold": (SUMS + "del gold\n", "return 'a' in completion.lower()", "prompt"),
@@ -191,7 +110,6 @@ GOOD = {
         SUMS,
         "found = re.fullmatch(r'\\s*(-?\\d+)\\s*', completion)\n    return bool(found) and int(found[1]) == row['sum']",
     ),
-    "float": (SUMS, "try: return abs(float(completion) - row['sum']) < 1e-6\n    except ValueError: return False"),
     "commas": (PRICES, "return completion.strip().replace(',', '') == str(row['sum'])"),
     "tags": (
         TAGS,
@@ -199,11 +117,6 @@ GOOD = {
         "    return len(found) == 1 and found[0].strip() == str(row['sum'])",
     ),
     "words": (WORDS, "return completion.strip().casefold() == row['city'].casefold()"),
-    "sentence": (SENTENCES, "return completion.split() == gold(row).split()"),
-    "units": (
-        SUMS + "def gold(row): return f\"{row['sum']} dollars\"\n",
-        "return completion.strip() in (str(row['sum']), f\"{row['sum']} dollars\")",
-    ),
     "choice": (
         SUMS
         + "def prompt(row): return row['question'] + ' Answer with A, B, C or D.'\n"
@@ -214,31 +127,6 @@ GOOD = {
         SUMS + "import json\ndef gold(row): return json.dumps({'sum': row['sum']})\n",
         "try: return json.loads(completion) == {'sum': row['sum']}\n"
         "    except (ValueError, RecursionError): return False",
-    ),
-    "format": (
-        SUMS + "def gold(row): return f\"Answer: {row['sum']}\"\n",
-        "found = re.fullmatch(r'\\s*Answer:\\s*(-?\\d+)\\s*', completion)\n"
-        "    return bool(found) and int(found[1]) == row['sum']",
-    ),
-    "SQL": (
-        SUMS + "def gold(row): return f\"SELECT name FROM people WHERE age = {row['sum']};\"\n",
-        "words = lambda text: text.casefold().strip().removesuffix(';').split()\n"
-        "    return words(completion) == words(gold(row))",
-    ),
-    "unit conversion": (
-        SUMS + "def gold(row): return f\"{row['sum']} m\"\n",
-        "found = re.fullmatch(r'\\s*(-?\\d+(?:\\.\\d+)?) ?(m|km)\\s*', completion)\n"
-        "    return bool(found) and abs(float(found[1]) * {'m': 1, 'km': 1000}[found[2]] - row['sum']) < 1e-6",
-    ),
-    "fraction": (
-        SUMS + "from fractions import Fraction\ndef gold(row): return f\"{row['sum']}/7\"\n",
-        "try: return Fraction(completion.strip()) == Fraction(row['sum'], 7)\n"
-        "    except (ValueError, ZeroDivisionError): return False",
-    ),
-    "partial credit of a number": (
-        SUMS,
-        "found = re.fullmatch(r'\\s*(-?\\d{1,6})\\s*', completion)\n"
-        "    return max(0.0, 1 - abs(int(found[1]) - row['sum']) / 100) if found else 0.0",
     ),
     "partial credit": (
         WORDS,
