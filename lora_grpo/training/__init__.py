@@ -7,12 +7,13 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
    ▲                          │
    └──────── adapter ─────────┘
 
-The loss is TRL's `GRPOTrainer._compute_loss`. Mixins compute its logprobs in chunks and record metrics around it.
+The loss is TRL's own. Mixins compute its logprobs in chunks and record metrics around it.
 In a run with the method `sft`, the task's gold solutions replace samples and rewards, and all else is the same.
 
 trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
 sft.py               the SFTTrainer of make_trainer: tokens and labels of gold solutions, its mixin
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
+trl_compat.py        what depends on private methods of TRL: hooks for the mixins, and what TRL's constructor leaves
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 step_metrics.py      mixin: time per phase, logprob mismatch between sampler and trainer, what importance sampling masks
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
@@ -32,10 +33,10 @@ difficulty.py        --data.filter-by-difficulty: keeps rows that the base model
 
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.difficulty import filter_by_difficulty
-from lora_grpo.training.memory_probe import synthetic_inputs
 from lora_grpo.training.run import train
 from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.step_metrics import StepMetrics, is_masked
 from lora_grpo.training.time_budget import TimeBudget, check_time_left
 from lora_grpo.training.trainer import make_trainer
+from lora_grpo.training.trl_compat import TrlHooks, synthetic_inputs
 from lora_grpo.training.zero_advantage import SkipZeroAdvantage

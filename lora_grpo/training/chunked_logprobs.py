@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from lora_grpo.training.trl_compat import TrlHooks, chunked_and_whole, enable_chunked_logprobs
+
 
 def logprob_tolerance(model: Any) -> float:
     """Return the largest difference between two correct methods, in nats. A missing scale or cap causes far more."""
@@ -13,35 +15,28 @@ def logprob_tolerance(model: Any) -> float:
     return 1e-3 if model.get_output_embeddings().weight.dtype == torch.float32 else 0.2
 
 
-class ChunkedLogProbs:
+class ChunkedLogProbs(TrlHooks):
     """Mixin that computes logits in tiles of 2048 x 8192. List it before TRL's GRPOTrainer in the bases.
 
-    TRL 1.14 implements this in plain PyTorch (`_chunked_logps`), but enables it with `use_liger_kernel`, which requires
-    the Liger package even though this method does not use it. Unsloth's trainer has its own method and does without.
+    The method is TRL's own, in plain PyTorch. Unsloth's trainer has another one and does without.
     """
 
-    model: Any
     use_liger_kernel: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        from trl.models.utils import _ForwardRedirection
-
         if scaling := getattr(self.model.config, "logits_scaling", None):  # Granite's, under the name that TRL reads
             self.model.config.logit_scale = 1 / scaling
         if reason := self._why_whole():
             print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
-            return
-        self.use_liger_kernel = True
-        self._forward_redirection = _ForwardRedirection()
+        else:
+            enable_chunked_logprobs(self)
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
-    ) -> Any:
+    def token_logprobs(self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> Any:
         """Score at most `batch_size` rows at once. With tiles, TRL would run all completions of a step at once."""
         import torch
 
-        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        score = super().token_logprobs
         rows = len(args[0])
         if not self.use_liger_kernel or not batch_size or rows <= batch_size:
             return score(model, *args, batch_size=batch_size, **kwargs)
@@ -61,7 +56,7 @@ class ChunkedLogProbs:
         arguments = (self.model, ids, torch.ones_like(ids), 4)
         self.model.eval()
         with torch.no_grad():
-            chunked, whole = self._chunked_logps(*arguments)[0], self._full_logits_logps(*arguments)[0]  # type: ignore[attr-defined]
+            chunked, whole = chunked_and_whole(self, *arguments)
         apart = (chunked.float() - whole.float()).abs().max().item()
         if apart <= logprob_tolerance(self.model):
             return ""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.config import RunConfig, micro_batches, prompts_to_read
+from lora_grpo.config import RunConfig, micro_batches
 from lora_grpo.errors import RunError
 from lora_grpo.models import GIB, memory
 from lora_grpo.planning import as_flags, cheaper_settings
 from lora_grpo.sampling import ran_out_of_memory
 from lora_grpo.training.sft import sft_inputs
+from lora_grpo.training.trl_compat import copy_without_metrics, synthetic_inputs
 
 
 def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[str, Any] | None:
@@ -35,10 +34,7 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
     device = next(trainer.model.parameters()).device
     on_gpu = device.type == "cuda"
     rows = trainer.args.per_device_train_batch_size
-    stand_in = copy.copy(trainer)
-    stand_in._metrics = {"train": defaultdict(list)}
-    stand_in.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    failure, held = None, []
+    stand_in, failure, held = copy_without_metrics(trainer), None, []
     with torch.random.fork_rng(devices=[device] if on_gpu else []), _asleep(trainer.model):
         torch.cuda.empty_cache()
         if on_gpu:
@@ -70,36 +66,6 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
         figures = f"tensors took {measured['peak_allocated_gib']} GiB; " if measured else ""
         raise RunError(f"out of memory in a pass over {batch}: {figures}{_fixes(config, rows)} ({failure})")
     return measured and {"rows": rows, "prompt_tokens": longest_prompt_tokens, **measured}
-
-
-def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
-    """Return the inputs that TRL 1.14's `_generate_and_score_completions` makes, for rows of the maximum length."""
-    import torch
-
-    multiple = trainer.pad_to_multiple_of or 1
-    prompt, completion = (-(-length // multiple) * multiple for length in (prompt, trainer.max_completion_length))
-
-    def ones(length: int) -> torch.Tensor:
-        return torch.ones(rows, length, dtype=torch.long, device=device)
-
-    # As many distinct prompts as a micro-batch can have, because each is read once.
-    distinct = prompts_to_read(rows, trainer.num_generations)
-    groups = torch.arange(rows, device=device) * distinct // rows + 1
-    inputs = {
-        "prompt_ids": groups[:, None] * ones(prompt),
-        "prompt_mask": ones(prompt),
-        "completion_ids": ones(completion),
-        "completion_mask": ones(completion),
-        "advantages": torch.ones(rows, device=device),
-        "num_items_in_batch": torch.tensor(rows * completion, device=device),
-    }
-    if prompt > 1:  # padding, so that the attention mask is of the same kind as in real batches
-        inputs["prompt_mask"][groups == groups[0], 0] = 0
-    if trainer.beta:
-        inputs["ref_per_token_logps"] = torch.zeros(rows, completion, device=device)
-    if trainer.use_vllm:
-        inputs["importance_sampling_ratio"] = torch.ones(rows, completion, device=device)
-    return inputs
 
 
 def _optimizer_state(trainer: Any, name: str, device: Any) -> Any:

@@ -16,6 +16,7 @@ from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training.alarms import Alarm, Alarms
 from lora_grpo.training.memory_probe import probe
 from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.trl_compat import step_values
 from lora_grpo.training.validation import Validation
 
 
@@ -116,7 +117,7 @@ class Monitor:
         with self.budget.validating():
             lines = validation.sample(step, state)
         self._raise(self._update(step, lines))
-        metrics = self.trainer._metrics["train"]  # TRL logs their means with the step's other metrics
+        metrics = step_values(self.trainer)
         for name, value in _means(lines).items():
             metrics[f"validation/{name}"].append(value)
         metrics["time/validation"].append(time.perf_counter() - started)

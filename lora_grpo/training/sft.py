@@ -16,6 +16,7 @@ from lora_grpo.models import Policy
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, chat, gold_tokens, prompt_order
+from lora_grpo.training.trl_compat import step_values
 from lora_grpo.training.trl_config import sft_arguments
 
 IGNORED = -100
@@ -29,7 +30,6 @@ class SftSteps:
     """Steps per batch."""
     temperature = 1.0
     max_completion_length: int
-    _metrics: dict[str, Any]
     _seconds = 0.0
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ class SftSteps:
         return loss
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        metrics = self._metrics["train"]
+        metrics = step_values(self)
         metrics.pop("num_tokens", None)  # counted from the last resume
         metrics["step_time"].append(self._seconds)
         self._seconds = 0.0

@@ -10,9 +10,10 @@ from typing import Any
 from lora_grpo.training import attention
 from lora_grpo.training.chunked_logprobs import logprob_tolerance
 from lora_grpo.training.packing import pack
+from lora_grpo.training.trl_compat import TrlHooks
 
 
-class SharedPrompts:
+class SharedPrompts(TrlHooks):
     """Mixin that packs the rows of a micro-batch before the model reads them. List it before ChunkedLogProbs.
 
     TRL reads a prompt once for each of its completions, and pads rows to the longest. Here, hooks on the backbone
@@ -25,10 +26,9 @@ class SharedPrompts:
         why_padded: why the model cannot read packed rows, or "" if it does.
     """
 
-    model: Any
     longest_row: int
     why_padded = ""
-    _scored: Any = None
+    keeps_groups_together = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,28 +36,13 @@ class SharedPrompts:
         if self.why_padded:
             print(f"reading each prompt once per completion, which takes longer: {self.why_padded}", file=sys.stderr)
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        score = super().token_logprobs
         if self.why_padded:
             return score(model, *args, **kwargs)
         _, _, completion_width, *_ = args
         with self._packed(completion_width):
             return score(model, *args, **kwargs)
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        self._scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        return self._scored
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        from trl.trainer.utils import split_tensor_dict
-
-        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
-        scored, self._scored = self._scored, None
-        if scored is None or not self.model.training:
-            return inputs
-        parts = self.args.steps_per_generation  # type: ignore[attr-defined]
-        self._buffered_inputs = split_tensor_dict(scored, parts)
-        return self._buffered_inputs[self._step % parts]  # type: ignore[attr-defined]
 
     @contextlib.contextmanager
     def _packed(self, width: int) -> Iterator[None]:
@@ -109,7 +94,7 @@ class SharedPrompts:
         rows = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [7, 8, 9, 5], [7, 8, 9, 4, 3, 2]]
         tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, device=device) for row in rows], batch_first=True)
         mask = (tokens > 0).long()
-        score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        score = super().token_logprobs
         self.model.eval()
         with torch.no_grad():
             padded = score(self.model, tokens, mask, 3)[0]

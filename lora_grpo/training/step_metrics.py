@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lora_grpo.training.trl_compat import TrlHooks, sampled_tokens, step_values
+
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
 """TRL's name for the mean absolute logprob difference between sampler and trainer, in nats per token."""
 MASKED_TOKENS, MASKED_COMPLETIONS = "sampling/masked_tokens", "sampling/masked_completions"
 """Share of tokens, and of completions with such tokens, whose weight the importance sampling correction limits."""
 
 
-class StepMetrics:
+class StepMetrics(TrlHooks):
     """Mixin that adds metrics to each step. List it before the GRPOTrainer class in the bases.
 
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
@@ -29,25 +31,19 @@ class StepMetrics:
     """
 
     _inputs: dict[str, Any] | None = None
-    _metrics: dict[str, Any]
     _surprisals: Sequence[float] = ()
     """-logprob of each token sampled in this step, in nats."""
 
-    @property
-    def is_corrected_by_trl(self) -> bool:
-        """Whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
-        return bool(self.use_vllm and self.vllm_importance_sampling_correction)  # type: ignore[attr-defined]
-
-    def _generate(self, prompts: list[Any]) -> Any:
+    def generate_rollouts(self, prompts: list[Any]) -> Any:
         with self._timed("rollouts") as seconds:
-            generated = super()._generate(prompts)  # type: ignore[misc]
-        tokens = sum(map(len, generated[1]))
-        self._metrics["train"]["rollouts/tokens_per_second"].append(tokens / seconds[-1])
-        self._surprisals = [-logprob for row in generated[4] or () for logprob in row if logprob is not None]
+            generated = super().generate_rollouts(prompts)
+        token_ids, logprobs = sampled_tokens(generated)
+        step_values(self)["rollouts/tokens_per_second"].append(sum(map(len, token_ids)) / seconds[-1])
+        self._surprisals = [-logprob for row in logprobs for logprob in row if logprob is not None]
         return generated
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+    def score_rollouts(self, inputs: Any) -> dict[str, Any]:
+        scored = super().score_rollouts(inputs)
         if self.is_corrected_by_trl and scored.get("sampling_per_token_logps") is not None:
             self._log_masked(scored)
         return scored
@@ -62,35 +58,34 @@ class StepMetrics:
             self.vllm_importance_sampling_clip_max,  # type: ignore[attr-defined]
         )
         counts = mask.new_tensor([masked.sum(), mask.sum(), masked.any(dim=1).sum(), len(mask)], dtype=float)
-        tokens, all_tokens, rows, all_rows = self.accelerator.gather(counts).view(-1, 4).sum(dim=0).tolist()  # type: ignore[attr-defined]
-        self._metrics["train"][MASKED_TOKENS].append(tokens / max(all_tokens, 1))
-        self._metrics["train"][MASKED_COMPLETIONS].append(rows / all_rows)
+        tokens, all_tokens, rows, all_rows = self.accelerator.gather(counts).view(-1, 4).sum(dim=0).tolist()
+        step_values(self)[MASKED_TOKENS].append(tokens / max(all_tokens, 1))
+        step_values(self)[MASKED_COMPLETIONS].append(rows / all_rows)
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+    def reward_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("rewards"):
-            return super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+            return super().reward_rollouts(*args, **kwargs)
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        reused = self._step // self.args.steps_per_generation % self.num_iterations  # type: ignore[attr-defined]
-        measure = not reused and not self.is_corrected_by_trl and "sampling_per_token_logps" in inputs
+    def compute_grpo_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        measure = not self.reuses_rollouts and not self.is_corrected_by_trl and "sampling_per_token_logps" in inputs
         self._inputs = inputs if measure else None
-        return super()._compute_loss(model, inputs)  # type: ignore[misc]
+        return super().compute_grpo_loss(model, inputs)
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]
+    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().token_logprobs(model, *args, **kwargs)
         if self._inputs is not None:
             rows = self._inputs.get("kept_rows", slice(None))
             mask = self._inputs["completion_mask"][rows].bool()
             difference = (result[0].detach() - self._inputs["sampling_per_token_logps"][rows]).abs()[mask]
             sums = difference.new_tensor([difference.sum(), difference.numel()])
-            total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()  # type: ignore[attr-defined]
+            total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()
             if tokens:  # zero when the whole micro-batch is masked
-                self._metrics["train"][LOGPROB_MISMATCH].append(total / tokens)
+                step_values(self)[LOGPROB_MISMATCH].append(total / tokens)
             self._inputs = None
         return result
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        metrics = self._metrics["train"]
+        metrics = step_values(self)
         if self._surprisals and not metrics.get("entropy"):
             metrics["entropy"].append(statistics.fmean(self._surprisals))
         self._surprisals = ()
@@ -99,7 +94,7 @@ class StepMetrics:
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[list[float]]:
         """Add the time inside the block to the metrics, and yield the list that it is appended to."""
-        seconds = self._metrics["train"][f"time/{phase}"]
+        seconds = step_values(self)[f"time/{phase}"]
         started = time.perf_counter()
         yield seconds
         seconds.append(time.perf_counter() - started)

@@ -10,12 +10,13 @@ from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
 from lora_grpo.errors import UserError
-from lora_grpo.models import Policy, base_model, load_adapter
+from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
 from lora_grpo.tasks import Row, chat, get_task, prompt_order
+from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
 from lora_grpo.training.completion_log import CompletionLog
@@ -52,7 +53,7 @@ def make_trainer(
     config, model = run.config, policy.model
     is_sft = config.method == "sft"
     rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
-    _prepare_trl(run, policy)
+    _set_environment(run, policy)
     try:
         if is_sft:
             trainer = build_sft_trainer(run, policy, rows, sampler)
@@ -68,9 +69,9 @@ def make_trainer(
             run.record["loss_pass"]["reason"] = reason
     trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
-    _use_float32_adapter(policy)
+    trl_compat.use_float32_adapter(model, policy.start)
     if isinstance(sampler, VllmSampler) and not is_sft:
-        _correct_importance(trainer)
+        trl_compat.enable_importance_sampling(trainer)
     if not is_sft and trainer.is_corrected_by_trl:
         settings = trainer.args
         run.record["importance_sampling"] = {
@@ -96,16 +97,13 @@ def make_trainer(
     return trainer
 
 
-def _prepare_trl(run: Run, policy: Policy) -> None:
+def _set_environment(run: Run, policy: Policy) -> None:
     """Set what TRL and transformers read from the environment. Call this before importing TRL."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     if policy.engine == "peft":
-        from trl import import_utils
-
-        # TRL's own vLLM mode is not used. It imports an installed vLLM nevertheless, and a broken one stops every run.
-        import_utils.is_vllm_available = lambda min_version=None: False
+        trl_compat.ignore_installed_vllm()
 
 
 def _build_grpo_trainer(
@@ -136,45 +134,6 @@ def _build_grpo_trainer(
         reward_funcs=[log.wrap(reward.function) for reward in rewards],
         rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
     )
-
-
-def _use_float32_adapter(policy: Policy) -> None:
-    """Cast the adapter to float32, and delete TRL's reference copy of a new one.
-
-    TRL 1.14 casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
-    bfloat16, and a resumed run would load the adapter in float32.
-    """
-    import torch
-
-    model = policy.model
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32)
-    # TRL's KL reference is a frozen copy of the adapter. A new adapter is zero, so the base is the same reference.
-    if policy.start:
-        load_adapter(model, policy.start)  # the cast to bfloat16 rounded it; the copy was made before
-        for name, module in model.named_modules():
-            if name.endswith(".lora_dropout.ref"):
-                module.p = 0.0  # the reference is computed in training mode
-    elif "ref" in model.peft_config:
-        model.delete_adapter("ref")
-        model.set_adapter("default")
-
-
-def _correct_importance(trainer: Any) -> None:
-    """Enable TRL's importance sampling correction, which weights completions by the trainer/sampler probability ratio.
-
-    TRL applies it if `use_vllm` is set. As a constructor argument, `use_vllm` would also start an engine that merges
-    the adapter into the base at every sync, so it is set afterwards.
-    """
-    # TRL's constructor makes the same check if `use_vllm` is an argument.
-    if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
-        raise UserError(
-            "--grpo loss_type=vespo weights tokens; with vLLM also pass vllm_importance_sampling_mode=token_truncate"
-        )
-    trainer.use_vllm = True
-    trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
-    trainer._last_loaded_step = -1
 
 
 def _alarms(run: Run, model: Any, rewards: Sequence[Reward]) -> Alarms:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from lora_grpo.training.trl_compat import TrlHooks
 
-class SkipZeroAdvantage:
+
+class SkipZeroAdvantage(TrlHooks):
     """Mixin that computes no logprobs of completions whose advantage is zero. List it before StepMetrics.
 
     If all rewards of a group are equal, its advantages are zero, and so is its gradient, unless a KL term or an entropy
@@ -21,20 +23,20 @@ class SkipZeroAdvantage:
     _earlier: Any = None
     """Logprobs of the policy that TRL's ratio is relative to; the sampler's if that is the current policy."""
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        kept = self._rows_that_teach(inputs)
+    def compute_grpo_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        kept = self._rows_with_advantage(inputs)
         if kept is None:
-            return super()._compute_loss(model, inputs)  # type: ignore[misc]
+            return super().compute_grpo_loss(model, inputs)
         # NaN where vLLM returns no logprob. Any number gives a ratio of 1.
         self._kept, self._sampled = kept, inputs["sampling_per_token_logps"].nan_to_num()
         self._earlier = inputs.get("old_per_token_logps", self._sampled)
         try:
-            return super()._compute_loss(model, {**inputs, "kept_rows": kept})  # type: ignore[misc]
+            return super().compute_grpo_loss(model, {**inputs, "kept_rows": kept})
         finally:
             self._kept = self._sampled = self._earlier = None
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        score, kept = super()._get_per_token_logps_and_entropies, self._kept  # type: ignore[misc]
+    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        score, kept = super().token_logprobs, self._kept
         if kept is None:
             return score(model, *args, **kwargs)
         ids, mask, *rest = args
@@ -44,10 +46,9 @@ class SkipZeroAdvantage:
             entropies = (-self._sampled).to(entropies.dtype).index_copy(0, kept, entropies)
         return all_logprobs, entropies, aux_loss
 
-    def _rows_that_teach(self, inputs: dict[str, Any]) -> Any:
+    def _rows_with_advantage(self, inputs: dict[str, Any]) -> Any:
         """Return the rows with an advantage, at least one so that every process has a loss, or None for all rows."""
-        all_teach = self.beta or self._entropy_bonus_enabled or self.aux_loss_enabled  # type: ignore[attr-defined]
-        if all_teach or self.top_entropy_quantile < 1 or "sampling_per_token_logps" not in inputs:  # type: ignore[attr-defined]
+        if self.loss_depends_on_all_tokens or "sampling_per_token_logps" not in inputs:
             return None
         rows = inputs["advantages"].nonzero().squeeze(1)
         if len(rows) == len(inputs["advantages"]):

@@ -1,27 +1,31 @@
-"""Which methods of a trainer this package overrides, whether calls fit, and which overrides a run calls."""
+"""Which methods of a trainer and hooks this package overrides, whether calls fit, and which overrides a run calls."""
 
 import inspect
 from collections import Counter
 
 from lora_grpo.runs import AtomicCheckpoints
-from lora_grpo.training import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage, StepMetrics
+from lora_grpo.training import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage, StepMetrics, TrlHooks
 
-MIXINS = (AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs)
+MIXINS = (AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs, TrlHooks)
 
 
 def overrides(trainer_class):
-    """Return the pairs (mixin, method name) that override a method of the trainer. Constructors do not count."""
+    """Return the pairs (mixin, method name) that override a method of the trainer, or are a hook or override one."""
     return [
         (mixin, name)
         for mixin in MIXINS
         for name, method in vars(mixin).items()
-        if inspect.isfunction(method) and hasattr(trainer_class, name) and name != "__init__"
+        if inspect.isfunction(method) and _replaced(trainer_class, name) and name != "__init__"
     ]
+
+
+def _replaced(trainer_class, name):
+    return getattr(trainer_class, name, None) or getattr(TrlHooks, name, None)
 
 
 def rejected_calls(mixin, name, trainer_class):
     """Return how the trainer's method can be called but the override cannot: by position or by name."""
-    parameters = inspect.signature(getattr(trainer_class, name)).parameters.values()
+    parameters = inspect.signature(_replaced(trainer_class, name)).parameters.values()
     named = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
     only_named = {each.name: None for each in parameters if each.kind == each.KEYWORD_ONLY}
     ours, rejected = inspect.signature(getattr(mixin, name)), []

@@ -126,28 +126,6 @@ def test_the_trainers_own_loss_meets_the_longest_micro_batch_of_all(tmp_path, mo
     assert met["training"]
 
 
-def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
-    run, policy, trainer = begun(tmp_path / "run", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
-    met = []
-    loss = type(trainer)._compute_loss
-
-    def validation_rows(self, model, inputs):
-        met.append(inputs)
-        return loss(self, model, inputs)
-
-    monkeypatch.setattr(type(trainer), "_compute_loss", validation_rows)
-    trainer.add_callback(Probe(trainer, run.config))
-    run.begin(policy.record)
-    train(run, policy, trainer)
-    made_up, real = met[0], met[1]
-    # Only an off-policy mask reads the sampler's logprobs, and it works without them.
-    assert real.keys() - made_up.keys() <= {"sampling_per_token_logps"}
-    assert made_up.keys() <= real.keys()
-    for name, tensor in [(name, real[name]) for name in made_up]:
-        assert made_up[name].dtype == tensor.dtype, name
-        assert made_up[name].dim() == tensor.dim(), name
-
-
 def out_of_memory(trainer, error):
     """Make the last layer of the model run out of memory in its forward pass."""
 

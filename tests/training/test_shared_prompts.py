@@ -259,14 +259,14 @@ def test_eager_attention_stays(tmp_path):
 
 def test_a_run_keeps_groups_together_and_ends_in_the_same_bits_twice(tmp_path, monkeypatch):
     seen = []
-    compute = SharedPrompts._get_per_token_logps_and_entropies
+    compute = SharedPrompts.token_logprobs
 
     def recorded(self, model, ids, mask, width, *args, **kwargs):
         if torch.is_grad_enabled():
             seen.append(len(ids[:, :-width].unique(dim=0)))
         return compute(self, model, ids, mask, width, *args, **kwargs)
 
-    monkeypatch.setattr(SharedPrompts, "_get_per_token_logps_and_entropies", recorded)
+    monkeypatch.setattr(SharedPrompts, "token_logprobs", recorded)
     runs = [run_tiny(tmp_path / name, train={"max_steps": 2, "micro_batch_size": 4})[0] for name in "ab"]
     assert seen == [1] * 8  # groups of 4
     adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in runs]

@@ -37,7 +37,7 @@ class Trainer(StepMetrics, Generates):
 
 def test_the_entropy_of_a_loss_without_one_is_estimated_from_the_sampled_tokens():
     trainer = Trainer()
-    trainer._generate(["a", "b"])
+    trainer.generate_rollouts(["a", "b"])
     trainer.log({})
     assert trainer.logged["entropy"] == pytest.approx(1.0)
     trainer._metrics["train"].clear()
@@ -47,7 +47,7 @@ def test_the_entropy_of_a_loss_without_one_is_estimated_from_the_sampled_tokens(
 
 def test_the_entropy_of_the_loss_is_kept():
     trainer = Trainer()
-    trainer._generate(["a", "b"])
+    trainer.generate_rollouts(["a", "b"])
     trainer._metrics["train"]["entropy"].append(0.3)
     trainer.log({})
     assert trainer.logged["entropy"] == 0.3

@@ -305,7 +305,7 @@ def clock():
         patched.setattr(owner, name, moved)
 
     with pytest.MonkeyPatch.context() as patched:
-        moves(patched, StepMetrics, "_generate", 10.0)
+        moves(patched, StepMetrics, "generate_rollouts", 10.0)
         moves(patched, Validation, "sample", 3.0)
         moves(patched, evaluation_run, "grade_all", 20.0)
         patched.setattr(Run, "clock", staticmethod(clock))
@@ -385,13 +385,13 @@ from lora_grpo.training.step_metrics import StepMetrics
 class Clock:
     now = 0.0
 
-generate = StepMetrics._generate
+generate = StepMetrics.generate_rollouts
 
 def slow(self, prompts):
     Clock.now += 10.0 * (1 + distributed.rank())  # the clock of rank 1 would end the run earlier
     return generate(self, prompts)
 
-StepMetrics._generate = slow
+StepMetrics.generate_rollouts = slow
 Run.clock = staticmethod(lambda: Clock.now)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -31,7 +31,7 @@ def test_loss_gradients_and_clipping_are_those_of_all_completions(loss_type, tmp
     trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=12)
     read, inputs = rows_read(trainer, monkeypatch), flat_batch()
     loss, gradients, metrics = loss_and_gradients(trainer, inputs)
-    monkeypatch.setattr(trainer, "_rows_that_teach", lambda inputs: None)
+    monkeypatch.setattr(trainer, "_rows_with_advantage", lambda inputs: None)
     all_loss, all_gradients, all_metrics = loss_and_gradients(trainer, inputs)
     assert read == [8, 12]
     assert loss == pytest.approx(all_loss, rel=1e-6)
@@ -64,7 +64,7 @@ def test_ratios_to_an_earlier_policy_stay(tmp_path, monkeypatch):
     inputs = flat_batch()
     inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"] - 0.1
     some = loss_and_gradients(trainer, inputs)
-    monkeypatch.setattr(trainer, "_rows_that_teach", lambda inputs: None)
+    monkeypatch.setattr(trainer, "_rows_with_advantage", lambda inputs: None)
     every = loss_and_gradients(trainer, inputs)
     assert some[0] == pytest.approx(every[0], rel=1e-6)
     assert distance(some[1], every[1]) < 1e-6

@@ -1,0 +1,222 @@
+"""What depends on private methods and attributes of TRL 1.14: the only file to check when TRL is updated.
+
+TRL has no public methods around its phases, so `TrlHooks` overrides the private ones and gives each a public name. The
+mixins of this folder override only the public names. tests/training/test_trl_compat.py has one test for each item.
+
+TrlHooks                      `_generate`, `_generate_and_score_completions`, `_calculate_rewards`, `_compute_loss`,
+                              `_get_per_token_logps_and_entropies`, `_prepare_inputs`
+step_values                   `_metrics["train"]`, whose lists TRL averages when it logs a step
+ignore_installed_vllm         `trl.import_utils.is_vllm_available`
+use_float32_adapter           the cast of a quantized model's adapter in TRL's constructor, and its adapter `ref`
+enable_importance_sampling    `use_vllm`, `vllm_generation`, `_last_loaded_step`
+enable_chunked_logprobs       `use_liger_kernel`, `_forward_redirection`
+chunked_and_whole             `_chunked_logps`, `_full_logits_logps`
+synthetic_inputs              the dictionary that `_generate_and_score_completions` returns
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.config import prompts_to_read
+from lora_grpo.errors import UserError
+from lora_grpo.models import load_adapter
+
+_COMPLETION_IDS, _LOGPROBS = 1, 4
+"""Positions in what `_generate` returns."""
+
+
+class TrlHooks:
+    """Base of the mixins of a GRPOTrainer: public names for the phases of a step, in the order in which they run.
+
+    Each default calls TRL's own method. Unsloth's generated trainer has the same methods, but its `compute_loss` calls
+    no `_compute_loss`.
+    """
+
+    model: Any
+    args: Any
+    accelerator: Any
+    state: Any
+    keeps_groups_together = False
+    """Whether micro-batches are slices in the order of the prompts, instead of TRL's random order."""
+    _scored: Any = None
+
+    def generate_rollouts(self, prompts: list[Any]) -> Any:
+        """Sample the completions of a step."""
+        return super()._generate(prompts)  # type: ignore[misc]
+
+    def score_rollouts(self, inputs: Any) -> dict[str, Any]:
+        """Sample the completions of a step, and return them with their advantages: the inputs of its micro-batches."""
+        return super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+
+    def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
+        """Return the rewards of the completions of all processes, shape (completions, rewards)."""
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids)  # type: ignore[misc]
+
+    def compute_grpo_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Return the loss of a micro-batch."""
+        return super()._compute_loss(model, inputs)  # type: ignore[misc]
+
+    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return logprobs, entropies and the router's loss. `args` are ids, mask, the completions' width, and more."""
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)  # type: ignore[misc]
+
+    @property
+    def is_corrected_by_trl(self) -> bool:
+        """Whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
+        return bool(self.use_vllm and self.vllm_importance_sampling_correction)  # type: ignore[attr-defined]
+
+    @property
+    def loss_depends_on_all_tokens(self) -> bool:
+        """Whether a term of the loss acts on tokens whose advantage is zero."""
+        terms = self.beta, self._entropy_bonus_enabled, self.aux_loss_enabled  # type: ignore[attr-defined]
+        return any(terms) or self.top_entropy_quantile < 1  # type: ignore[attr-defined]
+
+    @property
+    def reuses_rollouts(self) -> bool:
+        """Whether the rollouts of this micro-batch were trained on before (`num_iterations`)."""
+        return bool(self._step // self.args.steps_per_generation % self.num_iterations)  # type: ignore[attr-defined]
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        return self.generate_rollouts(prompts)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self._scored = self.score_rollouts(inputs)
+        return self._scored
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        return self.reward_rollouts(inputs, prompts, completions, completion_ids_list)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        return self.compute_grpo_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.token_logprobs(model, *args, **kwargs)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        from trl.trainer.utils import split_tensor_dict
+
+        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
+        scored, self._scored = self._scored, None
+        if not self.keeps_groups_together or scored is None or not self.model.training:
+            return inputs
+        # TRL has just shuffled and split the new rollouts. Split them again without shuffling.
+        parts = self.args.steps_per_generation
+        self._buffered_inputs = split_tensor_dict(scored, parts)
+        return self._buffered_inputs[self._step % parts]  # type: ignore[attr-defined]
+
+
+def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | None]]]:
+    """Return the token ids and the sampler's logprobs of what `generate_rollouts` returned."""
+    return generated[_COMPLETION_IDS], generated[_LOGPROBS] or []
+
+
+def step_values(trainer: Any) -> Any:
+    """Return the metrics of the current step of a GRPOTrainer or SFTTrainer: a list of values for each name."""
+    return trainer._metrics["train"]
+
+
+def copy_without_metrics(trainer: Any) -> Any:
+    """Return a trainer that shares all but the metrics and the settings of its passes."""
+    stand_in = copy.copy(trainer)
+    stand_in._metrics = {"train": defaultdict(list)}
+    stand_in.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    return stand_in
+
+
+def ignore_installed_vllm() -> None:
+    """Keep TRL from importing vLLM. Call it before TRL's trainers are imported.
+
+    TRL's own vLLM mode is not used. It imports an installed vLLM nevertheless, and a broken one would stop every run.
+    """
+    from trl import import_utils
+
+    import_utils.is_vllm_available = lambda min_version=None: False
+
+
+def use_float32_adapter(model: Any, start: Path | None) -> None:
+    """Cast the adapter to float32, and delete TRL's reference copy of a new one.
+
+    TRL casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
+    bfloat16, and a resumed run would load the adapter in float32.
+
+    Args:
+        start: the adapter that training starts from, or None for a new one.
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    # TRL's KL reference is a frozen copy of the adapter. A new adapter is zero, so the base is the same reference.
+    if start:
+        load_adapter(model, start)  # the cast to bfloat16 rounded it; the copy was made before
+        for name, module in model.named_modules():
+            if name.endswith(".lora_dropout.ref"):
+                module.p = 0.0  # the reference is computed in training mode
+    elif "ref" in model.peft_config:
+        model.delete_adapter("ref")
+        model.set_adapter("default")
+
+
+def enable_importance_sampling(trainer: Any) -> None:
+    """Enable TRL's importance sampling correction, which weights completions by the trainer/sampler probability ratio.
+
+    TRL applies it if `use_vllm` is set. As a constructor argument, `use_vllm` would also start an engine that merges
+    the adapter into the base at every sync, so it is set afterwards.
+    """
+    # TRL's constructor makes the same check if `use_vllm` is an argument.
+    if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
+        raise UserError(
+            "--grpo loss_type=vespo weights tokens; with vLLM also pass vllm_importance_sampling_mode=token_truncate"
+        )
+    trainer.use_vllm = True
+    trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
+    trainer._last_loaded_step = -1
+
+
+def enable_chunked_logprobs(trainer: Any) -> None:
+    """Compute logits in tiles. As an argument of TRL's, `use_liger_kernel` asks for a package that tiles do not use."""
+    from trl.models.utils import _ForwardRedirection
+
+    trainer.use_liger_kernel = True
+    trainer._forward_redirection = _ForwardRedirection()
+
+
+def chunked_and_whole(trainer: Any, *args: Any) -> tuple[Any, Any]:
+    """Return the logprobs of the same tokens from tiles and from the full logits. `args` as in `token_logprobs`."""
+    return trainer._chunked_logps(*args)[0], trainer._full_logits_logps(*args)[0]
+
+
+def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
+    """Return the inputs of a micro-batch as `score_rollouts` returns them, for rows of the maximum length."""
+    import torch
+
+    multiple = trainer.pad_to_multiple_of or 1
+    prompt, completion = (-(-length // multiple) * multiple for length in (prompt, trainer.max_completion_length))
+
+    def ones(length: int) -> torch.Tensor:
+        return torch.ones(rows, length, dtype=torch.long, device=device)
+
+    # As many distinct prompts as a micro-batch can have, because each is read once.
+    distinct = prompts_to_read(rows, trainer.num_generations)
+    groups = torch.arange(rows, device=device) * distinct // rows + 1
+    inputs = {
+        "prompt_ids": groups[:, None] * ones(prompt),
+        "prompt_mask": ones(prompt),
+        "completion_ids": ones(completion),
+        "completion_mask": ones(completion),
+        "advantages": torch.ones(rows, device=device),
+        "num_items_in_batch": torch.tensor(rows * completion, device=device),
+    }
+    if prompt > 1:  # padding, so that the attention mask is of the same kind as in real batches
+        inputs["prompt_mask"][groups == groups[0], 0] = 0
+    if trainer.beta:
+        inputs["ref_per_token_logps"] = torch.zeros(rows, completion, device=device)
+    if trainer.use_vllm:
+        inputs["importance_sampling_ratio"] = torch.ones(rows, completion, device=device)
+    return inputs

@@ -1,0 +1,137 @@
+"""What depends on private methods of TRL: one test for each item of trl_compat.py.
+
+Calls of Unsloth's generated trainer are checked in tests/gpu_rig.
+"""
+
+import sys
+
+import pytest
+import torch
+from helpers.loss_passes import make_trainer, micro_batch, random_model, with_adapter
+from helpers.overrides import MIXINS, count_calls, overrides, rejected_calls
+from helpers.tiny_runs import TINY, run_tiny
+from trl import GRPOTrainer
+
+from lora_grpo.errors import UserError
+from lora_grpo.runs import read_metrics
+from lora_grpo.training import TrlHooks, synthetic_inputs, trl_compat
+
+OVERRIDES = overrides(GRPOTrainer)
+
+
+@pytest.mark.parametrize(("mixin", "name"), OVERRIDES, ids=lambda each: getattr(each, "__name__", each))
+def test_a_hook_takes_every_call_of_the_method_it_replaces(mixin, name):
+    assert rejected_calls(mixin, name, GRPOTrainer) == []
+
+
+def test_a_run_calls_every_hook_and_every_mixin(tmp_path, monkeypatch):
+    assert {mixin for mixin, _ in OVERRIDES} == set(MIXINS)
+    calls = count_calls(monkeypatch.setattr)
+    run_tiny(tmp_path / "out", train={"max_steps": 1, "checkpoint_steps": 1})
+    assert calls.keys() == {f"{mixin.__name__}.{name}" for mixin, name in OVERRIDES}
+
+
+def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
+    loss, prompts = TrlHooks.compute_grpo_loss, []
+
+    def recorded(trainer, model, inputs):
+        prompts.append([tuple(ids) for ids in inputs["prompt_ids"].tolist()])
+        return loss(trainer, model, inputs)
+
+    monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
+    run_tiny(tmp_path / "out", train={"max_steps": 2})
+    assert [len(set(each)) for each in prompts] == [1] * 4 and len({each[0] for each in prompts}) == 4
+
+
+def test_values_of_a_step_are_logged_with_their_mean(tmp_path, monkeypatch):
+    loss = TrlHooks.compute_grpo_loss
+
+    def recorded(trainer, model, inputs):
+        values = trl_compat.step_values(trainer)["mine"]
+        values.append(float(len(values)))
+        assert "mine" not in trl_compat.step_values(trl_compat.copy_without_metrics(trainer))
+        return loss(trainer, model, inputs)
+
+    monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
+    run, _ = run_tiny(tmp_path / "out", train={"max_steps": 2})
+    assert [step["mine"] for step in read_metrics(run.folder)] == [0.5, 0.5]  # two micro-batches
+
+
+def test_a_broken_vllm_is_not_imported(fresh, tmp_path):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('no CUDA')")
+    info = tmp_path / "vllm-0.12.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.12.0\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "if sys.argv[1] == 'ignored':\n"
+        "    from lora_grpo.training.trl_compat import ignore_installed_vllm as ignore\n"
+        "    ignore()\n"
+        "from trl import GRPOTrainer\n"
+    )
+    for ignored, worked in (("ignored", True), ("imported", False)):
+        done = fresh.start(script, ignored).end()
+        assert (done.returncode == 0) == worked, done.stderr
+
+
+def test_trl_casts_the_adapter_to_bfloat16_and_a_run_undoes_it(tmp_path, monkeypatch):
+    seen, undo = [], trl_compat.use_float32_adapter
+
+    def recorded(model, start):
+        def found():
+            dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+            return dtypes, "ref" in model.peft_config
+
+        seen.append(found())
+        undo(model, start)
+        seen.append(found())
+
+    monkeypatch.setattr(trl_compat, "use_float32_adapter", recorded)
+    run_tiny(tmp_path / "out", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
+    assert seen == [({torch.bfloat16}, True), ({torch.float32}, False)]
+
+
+def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    assert not trainer.is_corrected_by_trl
+    trl_compat.enable_importance_sampling(trainer)
+    assert trainer.is_corrected_by_trl
+    inputs = micro_batch([2, 2]) | {"importance_sampling_ratio": torch.zeros(4, 12)}
+    assert trainer.compute_loss(trainer.model, inputs).item() == 0  # the loss is weighted
+    trainer.loss_type, trainer.vllm_importance_sampling_mode = "vespo", "sequence_mask"
+    with pytest.raises(UserError, match="token_truncate"):
+        trl_compat.enable_importance_sampling(trainer)
+
+
+def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, monkeypatch):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS[1:4], max_completion_length=12)
+    inputs, calls, chunked = micro_batch([2, 2]), [], GRPOTrainer._chunked_logps
+    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: calls.append(1) or chunked(*a, **k))
+    whole = trainer.compute_loss(trainer.model, dict(inputs)).item()
+    assert not calls
+    trl_compat.enable_chunked_logprobs(trainer)
+    assert trainer.compute_loss(trainer.model, dict(inputs)).item() == pytest.approx(whole, rel=1e-5)
+    assert calls and "liger_kernel" not in sys.modules
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    with torch.no_grad():
+        tiles, full = trl_compat.chunked_and_whole(trainer, trainer.model, ids, torch.ones_like(ids), 12)
+    torch.testing.assert_close(tiles, full)
+
+
+def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
+    loss, made_up, real = TrlHooks.compute_grpo_loss, [], []
+
+    def recorded(trainer, model, inputs):
+        real.append(inputs)
+        made_up.append(synthetic_inputs(trainer, 4, 40, inputs["prompt_ids"].device))
+        return loss(trainer, model, inputs)
+
+    monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
+    run_tiny(tmp_path / "out", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
+    # Only an off-policy mask reads the sampler's logprobs, and it works without them.
+    assert real[0].keys() - made_up[0].keys() <= {"sampling_per_token_logps"}
+    assert made_up[0].keys() <= real[0].keys()
+    for name, tensor in made_up[0].items():
+        assert (tensor.dtype, tensor.dim()) == (real[0][name].dtype, real[0][name].dim()), name
