@@ -28,7 +28,7 @@ gguf/          GGUF files for llama.cpp, Ollama and LM Studio, and what was meas
 hub/           files, model card and push
 files/         files that are complete or absent, locks, JSON lines, safetensors
 
-distributed.py, progress.py, errors.py and optional.py serve all folders. A folder imports only names that another
+distributed.py, progress.py and errors.py serve all folders. A folder imports only names that another
 folder's `__init__.py` imports, and only from folders listed above it in the table of tests/test_structure.py.
 Heavy packages (torch,
 transformers, trl, peft, unsloth, vllm, datasets) are imported inside functions, so that --help and --plan start

@@ -12,14 +12,14 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
-from lora_grpo.models import KNOWN_MODELS, Shape, base_model
+from lora_grpo.models import KNOWN_MODELS, Shape, model_files
 
 
 def main() -> int:
     wrong = 0
     for name, known in KNOWN_MODELS.items():
         try:
-            shape = Shape.of(base_model.read_config(ModelConfig(name=name)))
+            shape = Shape.of(model_files.read_config(ModelConfig(name=name)))
             files = HfApi().model_info(name, files_metadata=True).siblings or []
         except (UserError, HfHubHTTPError, OSError) as error:
             print(f"{name}: not compared: {error}")

@@ -31,7 +31,7 @@ from lora_grpo.config import (
     replace,
 )
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model, check_download, check_model, with_start
+from lora_grpo.models import check_download, check_model, model_files, with_start
 from lora_grpo.rewards import is_format_reward
 from lora_grpo.runs import check_resume, flat, refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
@@ -149,7 +149,7 @@ def parse(
     if chose_model and not without_model:
         try:
             check_download(config.model)
-        except base_model.HubUnavailable as error:
+        except model_files.HubUnavailable as error:
             if parsed.invocation.overwrite:
                 raise UserError(
                     f"no weights of {config.model.name} ({error}); run this again when the Hub can be reached, or pass "

@@ -20,7 +20,7 @@ from lora_grpo.hub import base_license
 from lora_grpo.hub.example import Example, find
 from lora_grpo.merging import REPORT, MergeReport
 from lora_grpo.merging import read_report as read_merge_report
-from lora_grpo.models import BEST, adapter_sha256, base_model, source_adapter
+from lora_grpo.models import BEST, adapter_sha256, model_files, source_adapter
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
 from lora_grpo.tasks import is_task_file
@@ -197,7 +197,7 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
     if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
         return Base(STARTER, fingerprint=fingerprint, license=base_license.of_folder(starter.model_path()))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
-    if base_model.is_folder_name(name) or (fingerprint and not revision) or not _is_hub_id(name):
+    if model_files.is_folder_name(name) or (fingerprint and not revision) or not _is_hub_id(name):
         path = Path(name).expanduser()
         shown = Path(name.replace("\\", "/")).name  # the name may be a Windows path
         return Base(shown, fingerprint=fingerprint, license=base_license.of_folder(path), trust_remote_code=trusted)
@@ -235,7 +235,7 @@ def _evaluations(
         of_upload = of_adapter
         if kind != "adapter":
             is_model = kind == "merged" and not measured.get("adapter_sha256")
-            of_upload = is_model and measured.get("weights_sha256") == base_model.weights_fingerprint(folder)
+            of_upload = is_model and measured.get("weights_sha256") == model_files.weights_fingerprint(folder)
         if of_upload or (of_adapter and is_from_adapter):
             yield Evaluation(report, of_upload, path)
         else:

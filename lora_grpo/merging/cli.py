@@ -29,6 +29,7 @@ from lora_grpo.models import (
     adapter_sha256,
     base_model,
     choose_adapter,
+    model_files,
     resolve,
     run_of,
 )
@@ -114,7 +115,7 @@ def plan_of(adapter: Path) -> tuple[ModelSpec, Plan]:
 
 def default_output(source: str, adapter: Path) -> Path:
     """Return `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter."""
-    if not base_model.is_folder_name(source):
+    if not model_files.is_folder_name(source):
         return Path("outputs") / f"{source.rpartition('/')[2]}-merged"
     run, adapter = run_of(adapter), adapter.resolve()
     if run is not None and adapter == (run / "adapter").resolve():
@@ -146,7 +147,7 @@ def _resolve(options: MergeOptions, thread: ThreadPoolExecutor) -> _Merge:
 
 
 def _identity(target: ModelSpec, onto: Onto) -> dict[str, str]:
-    base_sha256 = base_model.weights_fingerprint(Path(target.base.name))
+    base_sha256 = model_files.weights_fingerprint(Path(target.base.name))
     found = target.identity
     digests = {name: found[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
     return {**digests, "base_sha256": base_sha256, "onto": onto, "kit": __version__}
@@ -175,7 +176,7 @@ def _finished_report(job: _Merge) -> MergeReport | None:
 
 def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
     options, folder = job.options, Path(job.target.base.name)
-    for name in base_model.TOKENIZER_FILES:
+    for name in model_files.TOKENIZER_FILES:
         if name.endswith(".json") and (job.target.tokenizer / name).is_file():
             json_files.read_object(job.target.tokenizer / name)  # a damaged file must not be copied
     base_model.silence_libraries()
@@ -195,7 +196,7 @@ def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
         _copy_other_files(job.target, staging)
         if adapter_sha256(job.adapter) != identity["adapter_sha256"]:
             raise UserError(f"{job.adapter} changed during the merge; run the command again")
-        if base_model.weights_fingerprint(folder) != identity["base_sha256"]:
+        if model_files.weights_fingerprint(folder) != identity["base_sha256"]:
             raise UserError(f"{folder} changed during the merge; run the command again")
         synced = thread.submit(writer.sync, staging)  # beside the divergence
         report = MergeReport(
@@ -237,14 +238,14 @@ def _base(job: _Merge) -> Base:
 
 def _public(name: str) -> str:
     """Return a Hub id unchanged, or only the last part of a path, because reports are published."""
-    return Path(name).expanduser().resolve().name if base_model.is_folder_name(name) else name
+    return Path(name).expanduser().resolve().name if model_files.is_folder_name(name) else name
 
 
 def _copy_other_files(target: ModelSpec, staging: Path) -> None:
     """Copy the tokenizer, generation config, licenses, and custom model code."""
     base = Path(target.base.name)
-    paths = [target.tokenizer / name for name in base_model.TOKENIZER_FILES]
-    for pattern in ("generation_config.json", "*.py", *base_model.LICENSE_FILES):
+    paths = [target.tokenizer / name for name in model_files.TOKENIZER_FILES]
+    for pattern in ("generation_config.json", "*.py", *model_files.LICENSE_FILES):
         paths += base.glob(pattern)
     for path in paths:
         if path.is_file():

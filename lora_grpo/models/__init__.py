@@ -5,16 +5,30 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-base_model.py     finds, checks and loads the base model and its tokenizer; sets up torch
+model_files.py    where the files of a base model are: names, folders and the Hub
 download.py       whether a model's weights are on this machine, and how large the download is
-policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
+base_model.py     sets up torch, and loads the base model and its tokenizer
+adapter.py        the only reader of adapter_config.json
 start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
+policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
+engines.py        imports optional packages and starts engines, with one-line errors
 shape.py          the dimensions of a transformer, read from its config.json
 known_models.py   the dimensions of the models in the presets, for plans without a network
 memory.py         estimates the memory of each part of a GRPO step from the shape
 """
 
-from lora_grpo.models import base_model, memory
+from lora_grpo.models import base_model, engines, memory, model_files
+from lora_grpo.models.adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PATTERNS,
+    SELECTION,
+    SavedAdapter,
+    adapter_sha256,
+    features,
+    read_adapter,
+    read_lora_config,
+)
 from lora_grpo.models.architectures import check_architecture, check_sampling
 from lora_grpo.models.download import announce_download, check_download
 from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
@@ -23,15 +37,12 @@ from lora_grpo.models.policy import Policy, check_model, load_adapter, load_poli
 from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
 from lora_grpo.models.target import (
-    ADAPTER_CONFIG,
     BASE,
     BEST,
     START,
     ModelSpec,
     Overrides,
-    adapter_sha256,
     choose_adapter,
-    read_lora_config,
     resolve,
     run_of,
     source_adapter,

@@ -1,97 +1,21 @@
-"""The base model: find it in a folder or on the Hub, load it in 4 or 16 bits, and keep it frozen."""
+"""The base model: set up torch, load the model in 4 or 16 bits and its tokenizer, and keep the weights frozen."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import hashlib
 import importlib.util
-import json
 import logging
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
-from lora_grpo.config import STARTER, ModelConfig
-from lora_grpo.errors import RunError, UserError, first_line, suggestion
-from lora_grpo.files import atomic, json_files
-from lora_grpo.optional import require
-
-LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
-_HUB_SECONDS = 5.0
-"""Longest wait for the Hub's first answer."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-
-
-class HubUnavailable(UserError):
-    """The Hub is unreachable, or it does not give access to the model."""
-
-
-def source(name: str) -> str:
-    """Return the argument for `from_pretrained`: a folder or a Hub id."""
-    if name == STARTER:
-        return str(starter.model_path())
-    return str(Path(name).expanduser()) if is_folder_name(name) else name
-
-
-def is_folder_name(name: str) -> bool:
-    """Return whether a name is a folder rather than a Hub id such as `owner/name`."""
-    return name != STARTER and (
-        name.startswith(("/", "./", "../", "~"))
-        or Path(name).exists()
-        or name.count("/") > 1
-        or ("/" in name and Path(name).parent.is_dir())  # outputs/mistyped
-    )
-
-
-def missing_folder(name: str, expected: str) -> str:
-    """Return the error for a folder that does not exist: a similar name, or what is expected."""
-    folder = Path(name).expanduser()
-    similar = suggestion(folder.name, [path.name for path in folder.parent.glob("*/")], otherwise=f"give {expected}")
-    is_id = name.count("/") == 1 and not name.startswith(("/", ".", "~"))
-    from_hub = f"; for {name} on the Hub, change to a directory without {folder.parent}/" if is_id else ""
-    return f"{name} does not exist; {similar}{from_hub}"
-
-
-def check_folder(name: str, flag: str) -> None:
-    """Check that a folder contains a model, or raise a UserError that names the flag. A Hub id is not checked."""
-    if not is_folder_name(name):
-        return
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{flag} {missing_folder(name, 'the folder of a model or a Hub id such as owner/name')}")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{flag} {name} has no config.json; give the folder of a transformers model")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"{flag} {name} has no .safetensors weights; pickled weights are not loaded")
-
-
-def weights_fingerprint(folder: Path) -> str:
-    """Return a SHA-256 of the names and contents of the safetensors files in a folder."""
-    paths = sorted(folder.glob("*.safetensors"))
-    with ThreadPoolExecutor(4) as threads:
-        digests = threads.map(_cached_sha256, paths, [path.stat().st_mtime_ns for path in paths])
-        files = {path.name: digest for path, digest in zip(paths, digests, strict=True)}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-@functools.lru_cache
-def _cached_sha256(path: Path, modified: int) -> str:
-    """Return the SHA-256 of a file, cached by modification time because a base model has gigabytes."""
-    return atomic.sha256(path)
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import json_files
+from lora_grpo.models.engines import require
+from lora_grpo.models.model_files import source
 
 
 def prepare_torch(seed: int) -> None:
@@ -151,72 +75,6 @@ def compute_dtype() -> Any:
         return torch.float32
     # Older GPUs (T4, RTX 20) emulate bfloat16, which is slow.
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-
-def read_config(settings: ModelConfig) -> dict[str, Any]:
-    """Return a model's config.json. Imports neither torch nor transformers.
-
-    Raises:
-        HubUnavailable: it is not in the Hub cache, and the Hub is unreachable or refuses access.
-        UserError: it cannot be read.
-    """
-    folder = Path(source(settings.name))
-    if folder.is_dir() or is_folder_name(settings.name):
-        if not folder.is_dir():
-            raise UserError(f"--model.name {missing_folder(settings.name, 'the folder of a model or a Hub id')}")
-        return json_files.read_object(folder / "config.json")
-    try:
-        path = _from_hub(settings)
-    except HubUnavailable as error:
-        raise HubUnavailable(f"the configuration of {settings.name} cannot be read: {error}") from error
-    except Exception as error:  # a wrong id, an unreachable Hub and a missing file raise many types
-        raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
-    return json_files.read_object(path)
-
-
-def _from_hub(settings: ModelConfig) -> Path:
-    """Return the path of a model's config.json in the Hub cache, and download the file if necessary."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
-    with contextlib.suppress(LocalEntryNotFoundError):
-        return Path(hf_hub_download(**wanted, local_files_only=True))
-    reach_hub(settings)  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
-    return Path(hf_hub_download(**wanted))
-
-
-def reach_hub(settings: ModelConfig) -> None:
-    """Request a model's metadata from the Hub, or raise HubUnavailable if it is unreachable or refuses access."""
-    import httpx
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
-    try:
-        found = get_hf_file_metadata(url, timeout=_HUB_SECONDS)
-    except OfflineModeIsEnabled:
-        raise HubUnavailable("it is not cached, and HF_HUB_OFFLINE is set") from None
-    except (httpx.RequestError, ConnectionError) as error:
-        raise HubUnavailable(f"it is not cached, and the Hub is unreachable ({first_line(error)})") from None
-    except GatedRepoError:
-        raise HubUnavailable(
-            f"it is not cached, and the model is gated; accept its license at huggingface.co/{settings.name}, then run "
-            "hf auth login"
-        ) from None
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError):
-        raise
-    except HfHubHTTPError as error:  # the Hub or a proxy
-        raise HubUnavailable(f"it is not cached, and the Hub fails ({first_line(error)})") from None
-    if found.commit_hash is None:  # a login page of the network
-        raise HubUnavailable(f"it is not cached, and {url} is not answered by the Hub; sign in to the network")
 
 
 def load_base(settings: ModelConfig) -> Any:

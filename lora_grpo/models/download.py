@@ -9,8 +9,8 @@ from pathlib import Path
 from lora_grpo import distributed
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.files import disk, json_files
-from lora_grpo.models import base_model
 from lora_grpo.models.known_models import KNOWN_MODELS
+from lora_grpo.models.model_files import is_folder_name, reach_hub, read_config
 from lora_grpo.models.shape import Shape, UnknownFamily
 
 
@@ -20,7 +20,7 @@ def check_download(settings: ModelConfig) -> None:
 
     if not _is_here(settings):
         with contextlib.suppress(HfHubHTTPError):  # the Hub answers; loading the model reports what is wrong
-            base_model.reach_hub(settings)
+            reach_hub(settings)
 
 
 def announce_download(settings: ModelConfig) -> None:
@@ -37,7 +37,7 @@ def _is_here(settings: ModelConfig) -> bool:
     """Return whether all weights are in a folder or in the Hub cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    if settings.name == STARTER or base_model.is_folder_name(settings.name):
+    if settings.name == STARTER or is_folder_name(settings.name):
         return True
 
     def find(file: str) -> str | None:
@@ -55,7 +55,7 @@ def _size(settings: ModelConfig) -> int | None:
     """Return the size of the weights in bytes; None if the architecture is unknown."""
     if settings.name in KNOWN_MODELS:
         return KNOWN_MODELS[settings.name].download_bytes
-    config = base_model.read_config(settings)
+    config = read_config(settings)
     try:
         parameters = Shape.of(config).parameters
     except UnknownFamily:

@@ -18,13 +18,13 @@ from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
 from lora_grpo.errors import ModelError, RunError, UserError, first_line
 from lora_grpo.files import atomic
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, model_files
+from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
 from lora_grpo.models.download import announce_download
+from lora_grpo.models.engines import require, require_compiler, starting
 from lora_grpo.models.shape import unknown_target
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
-from lora_grpo.models.target import adapter_sha256
-from lora_grpo.optional import require, require_compiler, starting
 
 
 @dataclass
@@ -50,7 +50,7 @@ _PEFT = ("--model.engine", "peft")
 
 def check_model(config: RunConfig) -> None:
     """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
-    base_model.check_folder(config.model.name, "--model.name")
+    model_files.check_folder(config.model.name, "--model.name")
     if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
         raise _not_installed("--model.engine", "unsloth", "peft")
     if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_available():
@@ -114,11 +114,11 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     base_model.keep_frozen(model)
     eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
     device = next(model.parameters()).device
-    path = Path(base_model.source(config.model.name))
+    path = Path(model_files.source(config.model.name))
     record = {
         "base_model": config.model.name,
         "revision": getattr(base.config, "_commit_hash", None),
-        "fingerprint": base_model.weights_fingerprint(path) if path.is_dir() else None,
+        "fingerprint": model_files.weights_fingerprint(path) if path.is_dir() else None,
         "engine": engine,
         "bits": config.model.bits,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -157,12 +157,12 @@ def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:
         tokenizer.save_pretrained(folder)
         # PEFT's model card is only a template that contains the local path of the base.
         (folder / "README.md").unlink(missing_ok=True)
-        (folder / "adapter_model.safetensors").chmod(0o644)
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        (folder / ADAPTER_WEIGHTS).chmod(0o644)
+        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         # PEFT writes this set in hash order, which differs between processes.
         if isinstance(settings["target_modules"], list):
             settings["target_modules"].sort()
-        atomic.write_json(folder / "adapter_config.json", settings)
+        atomic.write_json(folder / ADAPTER_CONFIG, settings)
 
 
 def load_adapter(model: Any, path: Path) -> None:
@@ -172,7 +172,7 @@ def load_adapter(model: Any, path: Path) -> None:
     from safetensors.torch import load_file
 
     try:
-        weights = load_file(path / "adapter_model.safetensors")
+        weights = load_file(path / ADAPTER_WEIGHTS)
         damaged = [name for name, weight in weights.items() if not weight.isfinite().all()]
         loaded = set_peft_model_state_dict(model, weights)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
@@ -297,7 +297,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
         options = _vllm_options(config) if uses_vllm(config) else {}
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
-            model_name=base_model.source(config.model.name),
+            model_name=model_files.source(config.model.name),
             max_seq_length=config.model.max_sequence_tokens,
             load_in_4bit=config.model.bits == 4,
             dtype=base_model.compute_dtype(),

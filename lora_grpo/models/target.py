@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import atomic, json_files
-from lora_grpo.models import base_model
+from lora_grpo.errors import UserError
+from lora_grpo.files import json_files
+from lora_grpo.models import model_files
+from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256, read_adapter
 from lora_grpo.runs import read_record
 
 BASE = "base"
@@ -23,13 +21,6 @@ START = "start"
 """Label, and folder in a run, of the adapter that a run starts from. It takes the place of the base in comparisons."""
 BEST = "best"
 """Label, and folder in a run, of the adapter with the highest validation reward."""
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
-"""Initializations of an adapter that leave the base unchanged."""
-_NOT_LOADED = ["consolidated*.safetensors", "*/*.safetensors"]
-"""Second copies of the weights in other formats."""
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *base_model.LICENSE_FILES]
 
 
 @dataclass(frozen=True)
@@ -68,11 +59,11 @@ class ModelSpec:
         return {
             "model": self.base_name,
             "revision": self.base.revision,
-            "weights_sha256": None if on_hub else base_model.weights_fingerprint(Path(self.base.name)),
-            "config_sha256": _digest(Path(self.base.name), ("config.json", "generation_config.json")),
+            "weights_sha256": None if on_hub else model_files.weights_fingerprint(Path(self.base.name)),
+            "config_sha256": model_files.digest(Path(self.base.name), ("config.json", "generation_config.json")),
             "bits": self.base.bits,
             "adapter_sha256": self.adapter and adapter_sha256(self.adapter),
-            "tokenizer_sha256": _digest(self.tokenizer, base_model.TOKENIZER_FILES),
+            "tokenizer_sha256": model_files.digest(self.tokenizer, model_files.TOKENIZER_FILES),
         }
 
     @property
@@ -100,10 +91,10 @@ class ModelSpec:
 
 def resolve(name: str, overrides: Overrides) -> ModelSpec:
     """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names."""
-    if base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
+    if model_files.is_folder_name(name) and not Path(name).expanduser().is_dir():
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
-        raise UserError(base_model.missing_folder(name, expected))
-    folder, commit = _find(name, overrides.revision)
+        raise UserError(model_files.missing_folder(name, expected))
+    folder, commit = model_files.find(name, overrides.revision)
     if run := run_of(folder):  # run.json identifies the base of an adapter exactly
         return _of_run(run, run / "adapter" if run == folder else folder, overrides)
     if (folder / ADAPTER_CONFIG).is_file():
@@ -137,42 +128,6 @@ def source_adapter(folder: Path) -> Path:
     return folder.parent / (BEST if folder.name.partition("-")[0] == BEST else "adapter")
 
 
-def adapter_sha256(folder: Path) -> str:
-    """Return a SHA-256 of an adapter's weights and configuration."""
-    return _digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
-
-
-def read_lora_config(folder: Path, use: str) -> dict[str, Any]:
-    """Return the adapter_config.json of a LoRA adapter that leaves the base unchanged, or raise a UserError.
-
-    Args:
-        use: what is done with the adapter, such as "trained", for the error message.
-    """
-    path = folder / ADAPTER_CONFIG
-    values = json_files.read_object(path)
-    if values.get("peft_type") != "LORA":
-        raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters can be {use}")
-    if (init := values.get("init_lora_weights", True)) not in _BASE_PRESERVING:
-        raise UserError(
-            f"{path} has init_lora_weights={init!r}, which changes the base; convert the adapter with PEFT's "
-            "path_initial_model_for_weight_conversion"
-        )
-    return values
-
-
-def _check_patterns(folder: Path) -> None:
-    """Raise a UserError for regular expressions that PEFT may take years to match, such as `(a+)+` and `.*.*.*.*`."""
-    values = json_files.read_object(folder / ADAPTER_CONFIG)
-    for name in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
-        patterns = values.get(name)
-        for pattern in patterns if isinstance(patterns, dict) else [patterns] if isinstance(patterns, str) else []:
-            if re.search(r"\)[*+{]", pattern) or (name.endswith("_pattern") and len(re.findall("[*+{]", pattern)) > 3):
-                raise UserError(
-                    f"{folder / ADAPTER_CONFIG}: {name} has a regular expression that may take years to match, "
-                    f"{pattern!r:.60}; write the names of the modules"
-                )
-
-
 def run_of(folder: Path) -> Path | None:
     """Return the folder of the run that a folder is, or that it belongs to as an adapter or a checkpoint."""
     if (folder / "run.json").is_file():
@@ -196,7 +151,7 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
             f"{folder}/run.json would run Python code from the repository of {requested}; if you trust it, pass "
             "--trust-remote-code"
         )
-    base, commit = _find(requested, overrides.revision or policy.get("revision"))
+    base, commit = model_files.find(requested, overrides.revision or policy.get("revision"))
     resolved = dataclasses.replace(overrides, bits=overrides.bits or trained["bits"])
     folder_name = adapter.resolve().name
     label = "trained" if folder_name == "adapter" else folder_name
@@ -204,7 +159,7 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
     if record["config"].get("lora", {}).get("from") and label != START:
         spec = dataclasses.replace(spec, start=folder / START)
     known = policy.get("fingerprint")
-    if known and not overrides.any_base and base_model.weights_fingerprint(base) != known:
+    if known and not overrides.any_base and model_files.weights_fingerprint(base) != known:
         raise UserError(
             f"{requested} is not the base that the run in {folder} was trained on, {trained['name']}: its weights "
             "differ from those in run.json; pass that base with --base"
@@ -215,13 +170,13 @@ def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
 def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
-    config = json_files.read_object(folder / ADAPTER_CONFIG)
-    name = overrides.base or config.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
+    config = read_adapter(folder)
+    name = overrides.base or config.base_model_name_or_path
+    if not name:
         raise UserError(f"{folder}/{ADAPTER_CONFIG} does not specify a base model; pass it with --base")
-    if not overrides.base and base_model.is_folder_name(name) and not Path(name).expanduser().is_dir():
+    if not overrides.base and model_files.is_folder_name(name) and not Path(name).expanduser().is_dir():
         raise UserError(f"{folder}/{ADAPTER_CONFIG} names the base {name}, which does not exist; pass it with --base")
-    base, commit = _find(name, config.get("revision"))
+    base, commit = model_files.find(name, config.revision)
     return _spec("adapter", name, base, commit, overrides, folder)
 
 
@@ -235,9 +190,9 @@ def _spec(
     run: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
     """Return the spec of the model in the folder `base`, or of an adapter for it."""
-    base_model.check_folder(str(base), "the model")
+    model_files.check_folder(str(base), "the model")
     if adapter:
-        _check_patterns(adapter)
+        read_adapter(adapter)  # refuses what cannot be read, before it is loaded
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json")
     has_tokenizer = adapter is not None and any((adapter / file).is_file() for file in vocabularies)
     settings = ModelConfig(
@@ -246,34 +201,5 @@ def _spec(
         trust_remote_code=overrides.trust_remote_code,
         revision=commit,
     )
-    base_name = str(Path(name)) if base_model.is_folder_name(name) else name
+    base_name = str(Path(name)) if model_files.is_folder_name(name) else name
     return ModelSpec(label, settings, base_name, adapter, adapter if adapter and has_tokenizer else base, run)
-
-
-def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """Return the folder of a model, and its commit if it was downloaded from the Hub."""
-    where = base_model.source(name)
-    if base_model.is_folder_name(where):
-        return Path(where), None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    away: base_model.HubUnavailable | None = None
-    try:
-        try:
-            base_model.reach_hub(ModelConfig(name=where, revision=revision))
-        except HfHubHTTPError:  # the Hub answers; an adapter has no config.json
-            pass
-        except base_model.HubUnavailable as error:  # snapshot_download (1.33) would retry for a minute
-            away = error
-        wanted: dict[str, Any] = {"revision": revision, "allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
-        folder = Path(snapshot_download(where, **wanted, local_files_only=away is not None))
-    except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
-        reason = first_line(away or error)
-        raise UserError(f"{name} is not a folder and cannot be loaded from the Hub ({reason})") from error
-    return folder, folder.name
-
-
-def _digest(folder: Path, names: tuple[str, ...]) -> str:
-    present = {name: atomic.sha256(folder / name) for name in names if (folder / name).is_file()}
-    return hashlib.sha256(json.dumps(present, sort_keys=True).encode()).hexdigest()

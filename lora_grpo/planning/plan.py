@@ -20,7 +20,7 @@ from lora_grpo.config import (
     with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
-from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, base_model, check_architecture, memory
+from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, memory, model_files
 from lora_grpo.planning.disk_space import DiskSpace
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
@@ -124,8 +124,8 @@ def _read_model(config: RunConfig, *, planning: bool) -> tuple[Mapping[str, Any]
     """
     name, source = config.model.name, None
     try:
-        model: Mapping[str, Any] = base_model.read_config(config.model)
-    except base_model.HubUnavailable as error:
+        model: Mapping[str, Any] = model_files.read_config(config.model)
+    except model_files.HubUnavailable as error:
         if not planning or name not in KNOWN_MODELS:
             raise
         model = KNOWN_MODELS[name].config

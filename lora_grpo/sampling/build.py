@@ -10,8 +10,16 @@ from typing import Any, Protocol
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models import ModelSpec, Policy, announce_download, base_model, check_sampling, memory
-from lora_grpo.optional import starting
+from lora_grpo.models import (
+    ModelSpec,
+    Policy,
+    announce_download,
+    base_model,
+    check_sampling,
+    engines,
+    memory,
+    model_files,
+)
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
@@ -42,7 +50,8 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
     longest = config.model.max_sequence_tokens
     if config.sampling.server_url:
         return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
-    with starting("vLLM", is_auto=config.sampling.backend == "auto", instead=("--sampling.backend", "transformers")):
+    instead = ("--sampling.backend", "transformers")
+    with engines.starting("vLLM", is_auto=config.sampling.backend == "auto", instead=instead):
         return start_engine(
             config.model,
             rank=memory.reserved_rank(config.lora.rank),
@@ -100,7 +109,7 @@ def load_sampler(
     """Load a model, and its adapter if it has one, and return its sampler.
 
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
-    `is_auto` says that `--backend auto` chose the backend; see `optional.starting`.
+    `is_auto` says that `--backend auto` chose the backend; see `engines.starting`.
     """
     announce_download(target.base)
     base_model.prepare_torch(seed)
@@ -109,7 +118,7 @@ def load_sampler(
     if not getattr(tokenizer, "chat_template", None):
         print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
     if backend == "vllm":
-        with starting("vLLM", is_auto=is_auto, instead=("--backend", "transformers")):
+        with engines.starting("vLLM", is_auto=is_auto, instead=("--backend", "transformers")):
             engine = start_engine(
                 target.base,
                 rank=served_rank(target.adapter) if target.adapter else None,
@@ -119,7 +128,7 @@ def load_sampler(
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)
     import torch
 
-    check_sampling(base_model.read_config(target.base), target.base_name)
+    check_sampling(model_files.read_config(target.base), target.base_name)
     try:
         base = base_model.load_base(target.base)
     except torch.OutOfMemoryError as error:

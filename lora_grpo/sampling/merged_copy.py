@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lora_grpo.models import PATTERNS, SELECTION, features
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 
@@ -46,10 +47,9 @@ class MergedCopySampler(Sampler):
 
 def can_merge(policy_model: Any) -> bool:
     """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers and experts."""
-    config = policy_model.peft_config["default"]
-    more = (config.use_dora, config.lora_bias, config.modules_to_save, config.trainable_token_indices)
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
-    return not any(more) and config.bias == "none" and not embeds
+    found = set(features(policy_model.peft_config["default"].to_dict()))
+    return not embeds and found <= {*PATTERNS, *SELECTION, "target_parameters", "init_lora_weights"}
 
 
 def plain_copy(model: Any) -> Any:

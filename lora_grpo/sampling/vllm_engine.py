@@ -15,8 +15,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import base_model
-from lora_grpo.optional import reason, require, require_compiler
+from lora_grpo.models import base_model, engines, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
 
 _SETTINGS = {
@@ -192,7 +191,7 @@ def start_engine(
         options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
     for key, value in ((_CPU_SETTINGS if on_cpu else {}) | _SETTINGS).items():
         os.environ.setdefault(key, value)
-    name, revision = base_model.source(settings.name), settings.revision
+    name, revision = model_files.source(settings.name), settings.revision
     with tempfile.TemporaryDirectory(prefix="lora_grpo-unpacked-") as folder:
 
         def unpack() -> str:
@@ -205,14 +204,14 @@ def start_engine(
         # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
         logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.msg)
         with _process_restored():
-            vllm = require(
+            vllm = engines.require(
                 "vllm.entrypoints.llm",
                 extra="gpu",
                 feature="the vllm backend",
                 otherwise="select the transformers backend",
             )
             if not on_cpu:
-                require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
+                engines.require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
             try:
                 llm = vllm.LLM(
                     name,
@@ -259,4 +258,4 @@ def _process_restored() -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     """Return the cause of an error. pydantic's errors name it on a later line."""
     cause = str(error).rpartition("Value error, ")
-    return cause[2].partition(" [type=")[0] if cause[1] else reason(error)
+    return cause[2].partition(" [type=")[0] if cause[1] else engines.reason(error)

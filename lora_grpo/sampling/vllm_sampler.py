@@ -7,19 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import json_files
-from lora_grpo.models import memory
+from lora_grpo.errors import RunError
+from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, memory, read_adapter
 from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams
 from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_server import VllmServer
-
-_NOT_SERVED = (
-    *("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "rank_pattern", "alpha_pattern"),
-    *("layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora"),
-    *("use_qalora", "kasa_config", "monteclora_config", "velora_config"),
-)
-"""Fields of adapter_config.json that change the model but that vLLM rejects or silently ignores."""
 
 
 class VllmSampler(Sampler):
@@ -55,7 +47,7 @@ class VllmSampler(Sampler):
         from safetensors.torch import load_file
 
         request = self.engine.load_adapter(adapter)
-        weights = load_file(adapter / "adapter_model.safetensors")
+        weights = load_file(adapter / ADAPTER_WEIGHTS)
         is_new = not any(weight.any() for name, weight in weights.items() if "lora_B" in name or "embedding_B" in name)
         ids = self.encode(["How many plums does Tom have now?"])
         options = request_options(SamplingParams(1, 1.0, 1.0, max_tokens=8), [0], self.eos_token_ids, logprobs=True)
@@ -126,19 +118,9 @@ def request_options(
 
 def served_rank(adapter: Path) -> int:
     """Return `memory.reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
-    config = json_files.read_object(adapter / "adapter_config.json")
-    reasons = [name for name in _NOT_SERVED if config.get(name)]
-    if config.get("peft_type") != "LORA":
-        reasons.append(f"of type {config.get('peft_type')}")
-    if config.get("bias", "none") != "none":
-        reasons.append(f"bias={config['bias']}")
-    if not isinstance(config.get("r"), int):
-        reasons.append(f"r={config.get('r')!r}")
-    if reasons:
-        raise UserError(
-            f"vLLM cannot serve the adapter in {adapter} ({', '.join(reasons)}); select the transformers backend"
-        )
-    return memory.reserved_rank(config["r"])
+    saved = read_adapter(adapter)
+    saved.check(SELECTION, "which vLLM does not serve; select the transformers backend")
+    return memory.reserved_rank(saved.r)
 
 
 def _write_adapter(model: Any, folder: Path) -> None:
@@ -147,7 +129,7 @@ def _write_adapter(model: Any, folder: Path) -> None:
 
     # Otherwise PEFT queries the Hub to find out whether the vocabulary was resized.
     state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
-    weights = folder / "adapter_model.safetensors"
+    weights = folder / ADAPTER_WEIGHTS
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights)
     weights.chmod(0o644)  # safetensors makes the file private, but a server may run as another user
     model.peft_config["default"].save_pretrained(folder)

@@ -18,7 +18,7 @@ from lora_grpo.evaluation import model_samples
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions, make_plan
 from lora_grpo.evaluation.report import read_report
-from lora_grpo.models import Overrides, base_model, resolve
+from lora_grpo.models import Overrides, base_model, model_files, resolve
 from lora_grpo.sampling import build
 from lora_grpo.sampling.sampler import SampledTokens, Sampler
 from lora_grpo.tasks import load_evaluation_rows
@@ -39,7 +39,7 @@ def run_folder(tmp_path_factory):
     config["data"] |= {"task": "starter", "eval_limit": 12}
     config["sampling"]["max_completion_tokens"] = 40
     record = {"lora_grpo_run": 1, "config": config, "data": {}, "versions": {}}
-    record["policy"] = {"fingerprint": base_model.weights_fingerprint(starter.model_path()), "revision": None}
+    record["policy"] = {"fingerprint": model_files.weights_fingerprint(starter.model_path()), "revision": None}
     (folder / "run.json").write_text(json.dumps(record))
     torch.manual_seed(0)
     base = base_model.load_base(ModelConfig(bits=16))

@@ -4,7 +4,7 @@ import json
 
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.files import atomic
-from lora_grpo.models import adapter_sha256, base_model
+from lora_grpo.models import adapter_sha256, model_files
 
 COMMIT = "a" * 40
 
@@ -160,7 +160,7 @@ def write_evaluation(run, folder, baseline=None, table=(), **changes):
     if (folder / "adapter_config.json").is_file():
         source = {"model": BASE, "revision": COMMIT, "adapter_sha256": adapter_sha256(folder)}
     else:
-        source = {"weights_sha256": base_model.weights_fingerprint(folder)}
+        source = {"weights_sha256": model_files.weights_fingerprint(folder)}
     protocol = {"rows": 1319, "data_sha256": "e" * 64, "num_samples": 1, "temperature": 0.0} | changes
     protocol = {"max_completion_tokens": 512} | protocol
     base = measured("base", source, **baseline) if baseline else None

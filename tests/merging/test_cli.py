@@ -20,7 +20,7 @@ from lora_grpo.merging import cli
 from lora_grpo.merging.cli import MergeOptions, default_output, merge, merged_model
 from lora_grpo.merging.report import Divergences, read_report
 from lora_grpo.merging.writer import staging_folder
-from lora_grpo.models import adapter_sha256, base_model
+from lora_grpo.models import adapter_sha256, model_files
 from lora_grpo.models.target import Overrides, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A finished training run of the bundled model."""
-    run = make_run(tmp_path_factory.mktemp("merging") / "run", base_model.weights_fingerprint(starter.model_path()))
+    run = make_run(tmp_path_factory.mktemp("merging") / "run", model_files.weights_fingerprint(starter.model_path()))
     shutil.rmtree(run / "adapter")
     make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -73,7 +73,7 @@ def test_a_run_is_merged_beside_its_adapter_with_all_that_a_model_needs(run, cap
     assert report["dtype"] == "bf16" and str(model.dtype) == "torch.bfloat16"
     assert report["base"] == {
         "name": "starter", "revision": None, "checked": True,
-        "fingerprint": base_model.weights_fingerprint(starter.model_path()),
+        "fingerprint": model_files.weights_fingerprint(starter.model_path()),
     }  # fmt: skip
     assert report["retained"]["overall"] > 0.99 and report["kl"]["tokens"] == 128
     # The run was trained in 4 bits, which differs from the merge by more than rounding.

@@ -10,7 +10,7 @@ from lora_grpo.cli import parse
 from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
 from lora_grpo.errors import UserError
 from lora_grpo.models import announce_download, check_download
-from lora_grpo.models.base_model import HubUnavailable, read_config
+from lora_grpo.models.model_files import HubUnavailable, read_config
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 PRESETS = {

@@ -236,7 +236,7 @@ AGAIN = """
 import os, sys
 from lora_grpo.cli import run_command
 from lora_grpo.errors import EngineFailed
-from lora_grpo.optional import require, starting
+from lora_grpo.models.engines import require, starting
 def main():
     print(sys.argv[1:], os.environ.get("PATCHED"), sorted(os.listdir("/proc/self/fd"))[3:-1], flush=True)
     if "peft" not in sys.argv:

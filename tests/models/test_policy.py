@@ -169,7 +169,7 @@ def test_every_end_of_sequence_token_is_known():
 def test_the_fingerprint_depends_on_the_weights(tmp_path):
     import shutil
 
-    from lora_grpo.models.base_model import weights_fingerprint
+    from lora_grpo.models.model_files import weights_fingerprint
 
     copy = shutil.copytree(starter.model_path(), tmp_path / "copy")
     before = weights_fingerprint(copy)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from lora_grpo.cli.arguments import parse
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model, prepare_tokenizer, start_folder
+from lora_grpo.models import base_model, model_files, prepare_tokenizer, start_folder
 from lora_grpo.models.memory import Step, parts
 from lora_grpo.models.shape import Shape
 from lora_grpo.runs import check_settings
@@ -80,13 +80,6 @@ def test_a_run_is_named_by_its_folder_or_by_one_of_its_adapters(adapter):
     assert read("--lora.from a/checkpoints/checkpoint-20").lora.rank == 8
 
 
-def test_a_settings_file_names_the_adapter_as_from(adapter, tmp_path):
-    adapter()
-    (tmp_path / "settings.yaml").write_text("lora: {from: sft, rank: 16}")
-    config = read("--config settings.yaml")
-    assert (config.lora.from_, config.lora.rank) == ("sft", 4)
-
-
 def test_the_second_run_uses_the_commit_of_the_first(adapter):
     adapter("a/adapter", base_model_name_or_path="owner/model")
     run_json(adapter("a"), "owner/model", revision="c" * 40)
@@ -114,15 +107,9 @@ def test_another_precision_of_the_base_is_a_note(adapter, capsys):
     record = json.loads(Path("a/run.json").read_text())
     record["config"]["model"]["bits"] = 4
     Path("a/run.json").write_text(json.dumps(record))
-    notes = {}
     for bits in (4, 16):
         read(f"--lora.from a --model.name owner/model --model.bits {bits} --plan")
-        notes[bits] = [line for line in capsys.readouterr().err.splitlines() if "precision" in line or "bits" in line]
-    assert notes[4] == []
-    (note,) = notes[16]
-    assert note.startswith(
-        "note: the adapter in a/adapter was trained on the base in 4 bits, and this run uses it in 16;"
-    )
+        assert ("--model.bits 4" in capsys.readouterr().err) == (bits == 16)
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
@@ -139,27 +126,22 @@ def test_prompts_are_rendered_with_the_template_of_the_adapter(adapter, file):
 def test_a_kl_penalty_plans_memory_for_the_starting_adapter_as_the_reference(adapter):
     adapter()
     config = read("--lora.from sft --train.beta 0.1")
-    shape = Shape.of(base_model.read_config(config.model))
+    shape = Shape.of(model_files.read_config(config.model))
     new = read("--lora.rank 4 --lora.targets q_proj v_proj --train.beta 0.1")
     with_reference, without = (parts(shape, Step(each, 1, 1))["adapter"] for each in (config, new))
     assert with_reference == 2 * without
 
 
 WRONG_CONFIG = [
-    ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; only LORA adapters"),
-    ({"r": "8"}, "has r '8'; expected a whole number"),
-    ({"lora_alpha": 0.5}, "has lora_alpha 0.5; expected a whole number"),
-    ({"r": 8}, r"has ranks \[4\], but adapter_config.json has r=8"),
-    ({"rank_pattern": {"q_proj": 8}}, "sets rank_pattern, which cannot be trained here; merge"),
-    ({"modules_to_save": ["lm_head"], "bias": "all"}, "sets bias, modules_to_save, which"),
-    ({"layers_to_transform": [0]}, "sets layers_to_transform"),
-    ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa', which changes the base"),
-    ({"target_modules": ".*_proj"}, r"has target_modules '\.\*_proj'; expected a list"),
-    ({"base_model_name_or_path": None}, "names no base; set base_model_name_or_path to starter"),
-    (
-        {"base_model_name_or_path": "Qwen/Qwen3-0.6B"},
-        "was trained on Qwen/Qwen3-0.6B; pass --model.name Qwen/Qwen3-0.6B",
-    ),
+    ({"lora_alpha": 0.5}, "lora_alpha 0.5"),
+    ({"r": 8}, r"ranks \[4\], .* r=8"),
+    ({"rank_pattern": {"q_proj": 8}}, "sets rank_pattern, .*--model.name"),
+    ({"modules_to_save": ["lm_head"], "bias": "all"}, "sets bias, modules_to_save"),
+    ({"layers_to_transform": [0]}, "layers_to_transform"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+    ({"target_modules": ".*_proj"}, "target_modules"),
+    ({"base_model_name_or_path": None}, "base_model_name_or_path to starter"),
+    ({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}, "--model.name Qwen/Qwen3-0.6B"),
 ]
 
 
@@ -170,22 +152,19 @@ def test_an_adapter_that_cannot_be_trained_is_refused(adapter, changes, message)
 
 
 WRONG_FLAGS = [
-    ("--lora.from missing", "--lora.from missing is not a folder; pass the folder of a run or of a PEFT adapter"),
+    ("--lora.from missing", "is not a folder"),
     ("--lora.from=", "is not a folder"),
-    ("--lora.from owner/adapter", "--lora.from owner/adapter is not a folder"),
-    ("--lora.from empty", "empty has neither run.json nor adapter_config.json"),
-    ("--lora.from model", "model is a full model; pass it with --model.name model"),
-    ("--lora.from pickled", "pickled has no adapter_model.safetensors; save the adapter as safetensors"),
-    ("--lora.from unfinished", "unfinished is a run without an adapter; finish it with --resume"),
-    ("--lora.from sft --lora.rank 8", "--lora.rank is 8, but the adapter in sft has 4; leave the flag out"),
-    ("--lora.from sft --lora.targets all-linear", "--lora.targets is all-linear, but .* has q_proj v_proj"),
-    ("--lora.from sft --lora.no-rslora", "--lora.rslora is False, but the adapter in sft has True"),
-    ("--lora.from sft --output-dir sft --overwrite", "--lora.from sft is inside --output-dir sft"),
-    ("--lora.from sft --train.beta 0.1 --model.engine unsloth", "needs --model.engine peft: Unsloth computes the KL"),
-    ("--lora.from cut", "cut/adapter_model.safetensors is not a complete safetensors file"),
-    ("--lora.from integers", "integers/adapter_model.safetensors stores .* as I8; expected one of F64"),
-    ("--lora.from broken", "broken/adapter_config.json cannot be read"),
-    ("--lora.from other-base", "was trained on starter, whose weights differ"),
+    ("--lora.from empty", "lacks adapter_config.json"),
+    ("--lora.from model", "--model.name model"),
+    ("--lora.from pickled", "pickled weights"),
+    ("--lora.from unfinished", "--resume"),
+    ("--lora.from sft --lora.rank 8", "--lora.rank is 8, .* has 4"),
+    ("--lora.from sft --lora.targets all-linear", "--lora.targets is all-linear, .* has q_proj v_proj"),
+    ("--lora.from sft --lora.no-rslora", "--lora.rslora is False"),
+    ("--lora.from sft --output-dir sft --overwrite", "is inside --output-dir"),
+    ("--lora.from cut", "not a complete safetensors file"),
+    ("--lora.from broken", "cannot be read"),
+    ("--lora.from other-base", "was trained on starter, .* other weights"),
 ]
 
 
@@ -199,8 +178,6 @@ def test_a_wrong_start_is_refused_in_one_line(adapter, tmp_path, line, message):
     run_json(tmp_path / "unfinished")
     weights = adapter("cut") / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    weights = adapter("integers") / "adapter_model.safetensors"
-    save_file({key: value.astype(np.int8) for key, value in load_file(weights).items()}, weights)
     (adapter("broken") / "adapter_config.json").write_text("{")
     adapter("other-base/adapter")
     run_json(tmp_path / "other-base", fingerprint="0" * 64)

@@ -8,7 +8,7 @@ from helpers.made_runs import make_adapter, make_run
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model
+from lora_grpo.models import model_files
 from lora_grpo.models.target import Overrides, choose_adapter, resolve
 
 
@@ -28,7 +28,7 @@ def test_the_starter_model_and_its_copy_differ_in_name_only(model):
 
 
 def test_a_run_resolves_to_its_base_precision_and_adapter(tmp_path):
-    run = make_run(tmp_path / "run", base_model.weights_fingerprint(starter.model_path()))
+    run = make_run(tmp_path / "run", model_files.weights_fingerprint(starter.model_path()))
     target = resolve(str(run), Overrides())
     assert (target.label, target.base_name, target.base.bits) == ("trained", "starter", 4)
     assert target.adapter == run / "adapter" and target.run["config"]["seed"] == 0
@@ -77,13 +77,12 @@ def test_what_best_is_a_folder_of_a_run_that_has_one(tmp_path):
 def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
     adapter = make_adapter(tmp_path / "adapter", base=str(model))
     assert resolve(str(adapter), Overrides()).base.name == str(model)
-    for name in (None, 5):
-        nameless = make_adapter(tmp_path / f"nameless-{name}", base=name)
-        with pytest.raises(UserError, match="does not specify a base model; pass it with --base"):
-            resolve(str(nameless), Overrides())
+    nameless = make_adapter(tmp_path / "nameless", base=None)
+    with pytest.raises(UserError, match="--base"):
+        resolve(str(nameless), Overrides())
     assert resolve(str(nameless), Overrides(base="starter")).base_name == "starter"
     moved = make_adapter(tmp_path / "moved", base="/mnt/old/base")
-    with pytest.raises(UserError, match="names the base /mnt/old/base, which does not exist; pass it with --base"):
+    with pytest.raises(UserError, match=r"/mnt/old/base, .*--base"):
         resolve(str(moved), Overrides())
     assert resolve(str(moved), Overrides(base="starter")).base_name == "starter"
 
@@ -98,7 +97,7 @@ def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
 
 
 def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
-    run = make_run(tmp_path / "run", base_model.weights_fingerprint(model), str(model))
+    run = make_run(tmp_path / "run", model_files.weights_fingerprint(model), str(model))
     resolve(str(run), Overrides())
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1
@@ -175,25 +174,19 @@ def test_a_hub_id_resolves_to_one_commit_or_is_refused_in_one_line(tmp_path, mon
     assert target.identity["weights_sha256"] is None  # the commit identifies the weights
 
 
-@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json"])
-def test_the_identity_depends_on_the_adapter(name, tmp_path):
-    run = make_run(tmp_path / "run")
+def test_the_identity_depends_on_the_adapter_and_on_the_configuration(tmp_path, model):
+    run = make_run(tmp_path / "run", name=str(model))
     before = resolve(str(run), Overrides()).identity
     shutil.rmtree(run / "adapter")
     make_adapter(run / "adapter", alpha=8)
-    assert resolve(str(run), Overrides()).identity["adapter_sha256"] != before["adapter_sha256"]
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_the_identity_depends_on_the_configuration(name, model):
-    before = resolve(str(model), Overrides()).identity
-    settings = json.loads((model / name).read_text())
-    (model / name).write_text(json.dumps({**settings, "rope_theta": 5}))
-    assert resolve(str(model), Overrides()).identity["config_sha256"] != before["config_sha256"]
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "rope_theta": 5}))
+    after = resolve(str(run), Overrides()).identity
+    assert {name for name in before if before[name] != after[name]} == {"adapter_sha256", "config_sha256"}
 
 
 def test_code_of_the_base_runs_only_with_a_flag_given_now(tmp_path, model):
-    run = make_run(tmp_path / "run", base_model.weights_fingerprint(model), str(model))
+    run = make_run(tmp_path / "run", model_files.weights_fingerprint(model), str(model))
     record = json.loads((run / "run.json").read_text())
     record["config"]["model"]["trust_remote_code"] = True
     (run / "run.json").write_text(json.dumps(record))
@@ -201,23 +194,3 @@ def test_code_of_the_base_runs_only_with_a_flag_given_now(tmp_path, model):
         resolve(str(run), Overrides())
     assert resolve(str(run), Overrides(trust_remote_code=True)).base.trust_remote_code
     assert not resolve(str(model), Overrides()).base.trust_remote_code
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"alpha_pattern": {"(a+)+x": 1}},
-        {"rank_pattern": {".*.*.*.*x": 1}},
-        {"target_modules": "(?:(?:.|_)*)*x"},
-        {"exclude_modules": "(.+)+"},
-    ],
-)
-def test_a_pattern_that_may_never_end_is_refused(settings, tmp_path):
-    run = make_run(tmp_path / "run")
-    path = run / "adapter" / "adapter_config.json"
-    given = json.loads(path.read_text())
-    path.write_text(json.dumps({**given, "alpha_pattern": {r"layers\.\d+\.(q|v)_proj": 8, "^model.*mlp": 2}}))
-    resolve(str(run), Overrides())
-    path.write_text(json.dumps({**given, **settings}))
-    with pytest.raises(UserError, match=rf"adapter_config\.json: {next(iter(settings))} has a regular expression that"):
-        resolve(str(run), Overrides())

