@@ -20,7 +20,7 @@ again (Bayesian bootstrap), the rates of each and the share that teaches (beta p
 the noise of the steps that the outcome is measured on.
 
 SPEED and its spread are a fit to 64 short runs of the bundled starter model; 32 others check the intervals
-(docs/benchmarks.md#the-forecast). Other models learn at other speeds.
+(docs/results.md#the-forecast). Other models learn at other speeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/curves.md has a row for each setting that an alarm or a preview advises, and one step on real numbers."""
+"""docs/while-it-trains.md has a row for each setting that an alarm or a preview advises."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from lora_grpo.runs import read_metrics
 from lora_grpo.training import alarms
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/curves.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/while-it-trains.md").read_text(encoding="utf-8")
 SETTING = re.compile(r"--grpo \w+|--(?!grpo)[a-z][a-z.-]*|recipes/\w+\.py")
 
 

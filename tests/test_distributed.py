@@ -173,7 +173,7 @@ def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_p
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
-        ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP shards the model", "docs/several-gpus.md"]),
+        ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP shards the model", "docs/gpu.md"]),
         (
             {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
             ["DeepSpeed ZeRO-3 shards the model"],

@@ -40,7 +40,7 @@ def test_a_document_without_marks_is_not_called_checked(tmp_path):
 
 
 def test_the_readme_and_the_merge_page_are_checked():
-    documents = ("README.md", "docs/merge-and-share.md")
+    documents = ("README.md", "docs/merge-and-publish.md")
     texts = [(check_readme.ROOT / name).read_text(encoding="utf-8") for name in documents]
     assert [len(check_readme.blocks(text)) for text in texts] == [1, 1]
     assert all(quoted for text in texts for _, _, quoted in check_readme.blocks(text))

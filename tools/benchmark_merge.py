@@ -5,8 +5,8 @@
 
 The model has the shape of Qwen2.5-0.5B in four bfloat16 shards. The adapter has rank 32 on every linear layer. Each
 method runs in its own process, one at a time. Memory is the peak resident set size. PEFT loads the model, applies the
-adapter, merges, and saves. The kit runs `scripts/merge.py`, and also the plan and write steps alone, without the report
-(share of the update kept, KL).
+adapter, merges, and saves. The kit runs `scripts/merge.py`, which also hashes, chooses the dtype
+and measures divergences.
 
 `--kills` kills `scripts/merge.py` with SIGKILL at times spread over its run time, resumes each merge, and compares the
 bytes with those of an uninterrupted merge. The exit code is 1 if they differ.
@@ -34,24 +34,6 @@ SHAPE = {
     "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
 }  # fmt: skip
 
-IMPORTS = "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"
-WRITE_ONLY = """
-import sys
-from pathlib import Path
-from lora_grpo.cli import limit_spinning
-from lora_grpo.merging import writer
-from lora_grpo.merging.base_weights import base_tensors, empty_model
-from lora_grpo.merging.mapping import make_plan
-base, adapter, output = map(Path, sys.argv[1:])
-limit_spinning()
-model = empty_model(base)
-plan = make_plan(base_tensors(base, "full", model), adapter, model)
-shards = writer.lay_out(plan, "bf16")
-output.mkdir()
-writer.write_shards(output, shards, {})
-writer.write_index(output, shards)
-writer.write_config(output, base, plan, "bf16")
-"""
 PEFT = """
 import sys, torch
 from peft import PeftModel
@@ -166,9 +148,7 @@ def compare(folder: Path, rounds: int) -> None:
     three = [str(base), str(adapter), str(output)]
     kit = merge_command(folder, output)
     sides = {
-        "importing torch": [sys.executable, "-c", IMPORTS],
         "PEFT: load, merge, save": [sys.executable, "-c", PEFT, *three],
-        "the kit: plan and write": [sys.executable, "-c", WRITE_ONLY, *three],
         "merge.py --dtype bf16": [*kit, "--dtype", "bf16"],
         "merge.py": kit,
     }

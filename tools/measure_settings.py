@@ -21,9 +21,11 @@ import argparse
 import json
 import math
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
-from kept_runs import train
+from benchmark_step import ROOT, environment
 
 LAST = 5
 """Number of steps to average over, also for the first ones."""
@@ -119,6 +121,18 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, float]:
     flags = tuple(flag.format(folder=folder, seed=seed) for flag in flags)
     train(run, recipe, *COMMON, *task, *flags, "--seed", seed)
     return columns_of(run)
+
+
+def train(run: Path, recipe: str, *flags: object) -> None:
+    """Train a run, unless it is complete."""
+    record = run / "run.json"
+    if record.is_file() and read_json(record)["status"] == "complete":
+        return
+    print(f"{run.name}: {recipe}", *flags, flush=True)
+    command = [sys.executable, f"recipes/{recipe}.py", "--output-dir", str(run), "--overwrite", *map(str, flags)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode} from {' '.join(command)}\n{done.stderr}")
 
 
 def columns_of(run: Path) -> dict[str, float]:

@@ -69,7 +69,7 @@ def limit_spinning() -> None:
     """Let OpenMP threads spin for some microseconds while they wait, then sleep. Call this before torch is imported.
 
     With the default of GCC's OpenMP library, which PyTorch's wheels bring, a training step takes 1.8 times as long on
-    busy cores, and 1.4 times as long on idle ones if threads sleep at once (docs/benchmarks.md). Settings of the user
+    busy cores, and 1.4 times as long on idle ones if threads sleep at once (docs/results.md). Settings of the user
     are kept.
     """
     if "OMP_WAIT_POLICY" not in os.environ:

@@ -150,5 +150,5 @@ def _check_processes(config: RunConfig) -> None:
     if sharded:
         raise UserError(
             f"{sharded[0]} shards the model, but each process needs all of it for sampling; launch without it "
-            "(docs/several-gpus.md covers models too large for one GPU)"
+            "(docs/gpu.md covers models too large for one GPU)"
         )

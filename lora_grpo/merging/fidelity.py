@@ -29,7 +29,7 @@ ENOUGH = 0.99
 """The share of the update that `auto` must keep."""
 LARGEST_FP16 = 65504.0
 SAMPLE_ELEMENTS = 2**18
-"""Elements of a tensor to measure: these are enough (docs/decisions/0029-time-of-a-merge.md)."""
+"""Elements of a tensor to measure: these are enough (docs/decisions/0009-merge.md)."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Which models can be trained, decided from config.json alone: no weights, no torch.
 
-docs/models.md lists the results for each architecture, and tests/models/test_architectures.py measures them.
+docs/gpu.md lists the results for each architecture, and tests/models/test_architectures.py measures them.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
         reason = "it has not been tested"
     else:
         reason = "its config.json has no model_type"
-    return f"{reason}; pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"
+    return f"{reason}; pass another model, such as a Llama or Qwen model (docs/gpu.md lists all types)"

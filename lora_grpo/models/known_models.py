@@ -1,4 +1,4 @@
-"""Dimensions of the models in the presets and in docs/models.md, so that a run can be planned without a network.
+"""Dimensions of the models in the presets and in docs/gpu.md, so that a run can be planned without a network.
 
 A `config.json` in the Hub cache or on the Hub takes precedence. `tools/check_known_models.py` compares this table with
 the Hub.

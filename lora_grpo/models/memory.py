@@ -2,7 +2,7 @@
 
 Notation: T tokens of a micro-batch (prompts and completions), Tc completion tokens, h hidden size, L layers, q and kv
 total widths of the query heads and of the key heads, i inner size of the feed-forward block, V vocabulary size.
-Activations have 16 bits on a GPU and 32 on a CPU. docs/memory.md shows which terms were measured against torch.
+Activations have 16 bits on a GPU and 32 on a CPU. docs/before-you-train.md shows which terms were compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VLLM_WORKSPACE = int(0.5 * GIB)
 batches of 2,048 tokens and 0.13 GiB outside of torch for an 8B model, and assumes at least 0.15 GiB for CUDA graphs."""
 
 LIBRARIES = int(0.6 * GIB)
-"""Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded. Measured in docs/memory.md."""
+"""Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured once."""
 
 SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 

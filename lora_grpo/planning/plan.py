@@ -185,4 +185,4 @@ def _assumptions(config: RunConfig, device: Device, source: str | None, *, is_pr
     if config.sampling.server_url:
         yield "the vLLM server's own memory is not included"
     yield f"{USABLE_SHARE:g} of the free memory is usable; libraries, CUDA and vLLM take fixed amounts (guesses)"
-    yield "docs/memory.md lists the size of each part, and what was measured"
+    yield "docs/before-you-train.md lists the size of each part, and what was measured"

@@ -29,7 +29,7 @@ _FIRST_NOISE, _TRIALS = 1e-2, 14
 def tolerance() -> float:
     """Return the largest mean absolute logprob difference that rounding may cause, in nats per token.
 
-    In float32 the difference is about 1e-6 (docs/benchmarks.md), and a single update changes the policy by more than
+    In float32 the difference is about 1e-6 (docs/results.md), and a single update changes the policy by more than
     the tolerance. In 16 bits, two implementations of the same model differ by about 0.01. A sampler that misses one
     step may go unnoticed, but a sampler that serves the base will not.
     """

@@ -45,7 +45,7 @@ _MORE = {
 _MORE |= {name: {"head_dim": 16} for name in ("ernie4_5", "gemma", "glm", "glm4", "helium", "seed_oss")}
 _MORE |= {name: {"head_dim": 16, "sliding_window": 16} for name in ("cohere2", "exaone4", "ministral", "olmo3")}
 OTHERS = {name: {"model_type": name, **_SIZES, **_MORE.get(name, {})} for name in _OTHERS}
-"""Families without a row of their own in docs/models.md."""
+"""Families without a row of their own in docs/gpu.md."""
 
 
 def make_model(folder, config):

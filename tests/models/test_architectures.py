@@ -1,6 +1,6 @@
 """Each architecture trains, is merged, and is exported or refused in one line; the rest is refused before it is loaded.
 
-docs/models.md has the results.
+docs/gpu.md has the results.
 """
 
 import contextlib

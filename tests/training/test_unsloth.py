@@ -105,5 +105,5 @@ def test_weights_and_adapter_take_what_is_planned_and_its_cpu_backend_runs_trans
     shape = Shape.of(read_config(ModelConfig()))
     assert sorted(found["adapter"]) == sorted(shape.adapter_tensors(8))
     assert found["weights"] == pytest.approx(weight_bytes(shape, 4, width=found["width"]), rel=0.05)
-    # With Triton, this test could count the tensors that the fused layers save (docs/memory.md).
+    # With Triton, this test could count the tensors that the fused layers save (docs/before-you-train.md).
     assert not found["triton"] and found["forward"].startswith("transformers."), found
