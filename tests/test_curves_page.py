@@ -7,6 +7,7 @@ from pathlib import Path
 from helpers.flags import flag_names
 from helpers.tiny_runs import run_tiny
 
+from lora_grpo.commands import RECIPES
 from lora_grpo.config.trl_fields import grpo_fields
 from lora_grpo.planning import diagnosis
 from lora_grpo.runs import read_metrics
@@ -14,7 +15,7 @@ from lora_grpo.training import alarms
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/while-it-trains.md").read_text(encoding="utf-8")
-SETTING = re.compile(r"--grpo \w+|--(?!grpo)[a-z][a-z.-]*|recipes/\w+\.py")
+SETTING = re.compile(r"--grpo \w+|--(?!grpo)[a-z][a-z.-]*|train sft")
 
 
 METRICS = ("loss", "grad_norm", "reward", "entropy")
@@ -44,11 +45,12 @@ def test_every_setting_that_is_advised_has_a_row_with_what_it_does():
     shown, rejected = ({setting for row in table for setting in settings_in(row[0])} for table in tables)
     assert "--train.beta" in rejected
     advised = {setting for module in (alarms, diagnosis) for text in texts_of(module) for setting in settings_in(text)}
-    assert {"--train.learning-rate", "--sampling.num-generations", "recipes/sft_lora.py"} <= advised
+    assert {"--train.learning-rate", "--sampling.num-generations", "train sft"} <= advised
     assert advised - shown == set()
     for setting in shown | rejected:
         kind, _, field = setting.partition(" ")
-        assert field in grpo_fields() if field else kind in flag_names() or (ROOT / kind).exists(), setting
+        known = {"--grpo": grpo_fields(), "train": RECIPES}.get(kind, flag_names())
+        assert (field or kind) in known, setting
 
 
 def test_settings_that_clip_the_ratio_change_nothing(tmp_path):
