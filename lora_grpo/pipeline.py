@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
 from lora_grpo.cli import changed_settings, parse, run_command
 from lora_grpo.commands import command
-from lora_grpo.config import Overrides, RunConfig, controlled_folder, flag
+from lora_grpo.config import Overrides, RunConfig, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import dry_run, make_plan, preview, show_plan, show_settings, summary
-from lora_grpo.report import add_to_controlled_run, link_back, report_line
+from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics, time_table
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
@@ -72,21 +71,9 @@ def run_recipe(
             quick_audit(config, data)
         run = open_run(config, invocation, recipe, data.record, plan.record() | {"changed_settings": changed})
         print("\n".join(summary(plan)), file=sys.stderr)
-        note_missing_run(config)
         train_and_evaluate(run, data)
 
     sys.exit(run_command(main))
-
-
-def note_missing_run(config: RunConfig) -> None:
-    """Say that the run that a control is compared with is not in its folder."""
-    folder = controlled_folder(config.output_dir, config.control)
-    if config.control and not (Path(folder) / "run.json").is_file():
-        print(
-            f"note: {folder} has no run to compare this control with; train it too, before or after: the same command "
-            f"without --control {config.control}",
-            file=sys.stderr,
-        )
 
 
 def train_and_evaluate(run: Run, data: Data) -> None:
@@ -100,8 +87,6 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     sampler = build_sampler(policy, config)
     budget = TimeBudget(run)
     trainer = make_trainer(run, policy, train_rows, sampler, validation_rows, budget)
-    if distributed.is_main() and not run.is_resumed and (run.folder / "run.json").is_file():
-        link_back(run.folder, remove=True)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
@@ -130,7 +115,6 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     change = metric_change(run, metric)
     run.finish({"table": [row.model_dump() for row in report.table], metric: change})
     line = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
-    link_back(run.folder)
     report.show()
     print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
     best = run.record.get("best")
@@ -165,7 +149,6 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         print("", *(f"{phase:22}{planned:>22}{used:>22}" for phase, planned, used in rows), sep="\n")
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
-    add_to_controlled_run(run.folder)
 
 
 def _longer(run: Run) -> str:

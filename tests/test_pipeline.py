@@ -4,11 +4,10 @@ import json
 
 import pytest
 from helpers.graded_samples import samples
-from helpers.report_runs import write_run
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.pipeline import finish_run, metric_change, note_missing_run
+from lora_grpo.pipeline import finish_run, metric_change
 from lora_grpo.runs import Run, now
 
 
@@ -93,17 +92,6 @@ def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
         assert text in printed
     assert "--resume --train.max-steps 4" in printed
     assert (run.evaluation / "report.md").is_file()
-
-
-def test_a_control_without_its_run_says_so(tmp_path, capsys):
-    controlled = RunConfig(control="format", output_dir=str(tmp_path / "mine-control-format"))
-    note_missing_run(controlled)
-    note = capsys.readouterr().err
-    assert f"{tmp_path}/mine has no run" in note and "without --control format" in note and note.count("\n") == 1
-    write_run(tmp_path / "mine")
-    note_missing_run(controlled)
-    note_missing_run(RunConfig(output_dir=str(tmp_path / "new")))
-    assert capsys.readouterr().err == ""
 
 
 EARLY = {"stopped_early": {"step": 2, "passes": 3}}

@@ -25,7 +25,7 @@ LINES = [
     "runs",
     "models",
     "sampling merging",
-    "evaluation forecast",
+    "evaluation",
     "planning gguf",
     "training report hub",
     "cli",

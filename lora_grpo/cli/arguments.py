@@ -25,14 +25,12 @@ from lora_grpo.config import (
     RunConfig,
     check_fields,
     choose_preset,
-    control_folder,
     endless_steps,
     flag,
     replace,
 )
 from lora_grpo.errors import UserError
 from lora_grpo.models import check_download, check_model, model_files, with_start
-from lora_grpo.rewards import is_format_reward
 from lora_grpo.runs import check_resume, flat, refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
@@ -66,7 +64,6 @@ class _EarlyArguments:
     config: str | None = None
     preset: str | None = None
     output_dir: str | None = None
-    control: str | None = None
     resume: bool = False
     plan: bool = False
     audit: bool = False
@@ -104,8 +101,7 @@ def parse(
     in_file = layers[0][1].get("output_dir") if layers else None
     if isinstance(in_file, str):
         layers[0][1]["output_dir"] = in_file = str(Path(in_file).expanduser())
-    control = early.control or (layers[0][1].get("control") if layers else None)
-    folder = control_folder(early.output_dir or in_file or base.output_dir, control)
+    folder = early.output_dir or in_file or base.output_dir
     record = Path(folder) / "run.json"
     if early.resume and record.is_file():
         layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))
@@ -132,9 +128,8 @@ def parse(
         _refuse_unused(config, parsed)
     if parsed.invocation.resume:
         check_resume(Path(folder))
-    output_dir = control_folder(parsed.run.output_dir or base.output_dir, parsed.run.control)
-    settled = {"preset": preset, "method": method, "output_dir": output_dir}
-    config = _with_rewards_of_control(replace(parsed.run, settled))
+    output_dir = parsed.run.output_dir or base.output_dir
+    config = replace(parsed.run, {"preset": preset, "method": method, "output_dir": output_dir})
     config = _settle_steps(_settle_task(check_fields(config)), arguments, [layer for _, layer in layers])
     if layers:
         named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
@@ -182,19 +177,6 @@ def _with_rewards_of_task(config: RunConfig, task: str | None) -> RunConfig:
     if not task or not is_task_file(task):
         return config
     return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards})
-
-
-def _with_rewards_of_control(config: RunConfig) -> RunConfig:
-    """Return a configuration with the rewards of its control, if it is one."""
-    if config.control is None:
-        return config
-    format_rewards = tuple(reward for reward in config.rewards if is_format_reward(reward))
-    if config.control == "format" and not format_rewards:
-        raise UserError(
-            f"--control format trains on the format rewards only, and --rewards has none: {' '.join(config.rewards)}; "
-            "pass --control random"
-        )
-    return replace(config, {"rewards": ("coin_flip",) if config.control == "random" else format_rewards})
 
 
 def _show_help(config: RunConfig, description: str, hidden: Collection[str], *, only_main: bool) -> None:

@@ -28,8 +28,6 @@ from lora_grpo.config.schema import (
     Overrides,
     RunConfig,
     check_fields,
-    control_folder,
-    controlled_folder,
     endless_steps,
     flag,
     replace,

@@ -34,7 +34,7 @@ _STEPS_PER_HOUR, _COMMON_MULTIPLE = 36_000, 840
 """More steps than any model trains in an hour, and a number that every `num_iterations` up to 8 divides."""
 
 UNUSED_BY_SFT = (
-    *("rewards", "control", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
+    *("rewards", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
     "data.filter_by_difficulty",
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
@@ -228,10 +228,6 @@ class RunConfig:
     share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
     coin_flip, pattern:REGEX, longer_is_better, near_length:200. Use trl:NAME for TRL's rewards and
     my_file.py:function for your own."""
-    control: Literal["format", "random"] | None = None
-    """Train a control of the run: same settings and seed, but only its format rewards (`format`), or a coin flip for
-    each completion (`random`). The folder is that of the run with -control-format or -control-random at the end, and
-    the report of the run shows both."""
     train: TrainConfig = field(default_factory=TrainConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -270,21 +266,6 @@ class Invocation:
     """Resume the run in the output folder from its newest complete checkpoint."""
     overwrite: bool = False
     """Delete the existing run in the output folder first."""
-
-
-def control_folder(folder: str, control: str | None) -> str:
-    """Return the folder of the control of a run, given the folder of the run or of one of its controls."""
-    if control is None:
-        return folder
-    path = Path(folder)
-    if path.name in ("", ".."):  # such as `.`, whose control is beside it
-        path = path.resolve()
-    return re.sub(r"(-control-(format|random))?$", f"-control-{control}", str(path), count=1)
-
-
-def controlled_folder(folder: str, control: str | None) -> str:
-    """Return the folder of the run that a control is compared with; `folder` itself if it has no name of a control."""
-    return folder.removesuffix(f"-control-{control}")
 
 
 def endless_steps(hours: float) -> int:

@@ -42,7 +42,7 @@ def preview(config: RunConfig, data: Data) -> None:
         raise UserError(str(error)) from None
     finally:
         sampler.close()
-    show(config, groups, mean_learning_rate(config))
+    show(config, groups)
 
 
 def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
@@ -72,22 +72,6 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
         weighted = {name: None if value is None else weights[name] * value for name, value in earned.items()}
         answers.append(Answer(each.text, len(each.token_ids), each.truncated, weighted, verdict))
     return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
-
-
-def mean_learning_rate(config: RunConfig) -> float:
-    """Return the mean learning rate over the steps of a run."""
-    import torch
-    from transformers import get_scheduler
-
-    settings, steps = config.train, config.step_limit or 1
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings.learning_rate)
-    scheduler = get_scheduler(settings.lr_scheduler, optimizer, settings.warmup_steps, steps)
-    total = 0.0
-    for _ in range(steps):
-        total += scheduler.get_last_lr()[0]
-        optimizer.step()
-        scheduler.step()
-    return total / steps
 
 
 def show_settings(config: RunConfig) -> None:

@@ -8,18 +8,16 @@ from collections.abc import Sequence
 
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import printable
-from lora_grpo.forecast import Sample, make_forecast, no_forecast
 from lora_grpo.planning.diagnosis import judge
 from lora_grpo.planning.preview_groups import Group, Summary
-from lora_grpo.rewards import RIGHT_REWARDS
 
 _SHOWN_GROUPS = 3
 _SHOWN_ANSWERS = 8
 """Number of distinct completions shown per group."""
 
 
-def show(config: RunConfig, groups: Sequence[Group], learning_rate: float) -> None:
-    """Print the preview, with control characters escaped. `learning_rate` is the mean over the run's steps."""
+def show(config: RunConfig, groups: Sequence[Group]) -> None:
+    """Print the preview, with control characters escaped."""
     width = max(40, shutil.get_terminal_size((100, 24)).columns - 1)
     lines = []
     for number, group in enumerate(groups[:_SHOWN_GROUPS], start=1):
@@ -30,7 +28,6 @@ def show(config: RunConfig, groups: Sequence[Group], learning_rate: float) -> No
     lines += ["--- can GRPO learn from this?", f"verdict   {verdict.word}: {verdict.reason}"]
     for finding in verdict.findings:
         lines += [f"found     {finding.found}", f"try       {finding.advice}"]
-    lines += _forecast(config, groups, verdict.summary, learning_rate)
     source = "starting adapter" if config.lora.from_ else "base model"
     lines.append(
         f"sample    {len(groups)} prompts x {len(groups[0].answers)} completions of the {source}, 95% intervals in "
@@ -73,29 +70,6 @@ def _summary(found: Summary) -> list[str]:
     ]
     longest = max(len(name) for name, _ in lines)
     return [f"{name:{longest}}  {text}" for name, text in lines]
-
-
-def _forecast(config: RunConfig, groups: Sequence[Group], found: Summary, learning_rate: float) -> list[str]:
-    """Return what to expect of the run."""
-    steps, why_not = config.step_limit, no_forecast(config.to_dict())
-    if not steps:
-        why_not = (
-            why_not or "a run that only --hours limits has no number of steps; --train.max-steps beside it gives one"
-        )
-    forecast = None
-    if steps and not why_not:
-        samples = [[Sample(a.is_correct, a.total or 0.0, a.truncated) for a in group.answers] for group in groups]
-        forecast = make_forecast(samples, learning_rate, steps, config.train.prompts_per_step)
-        why_not = "no group has different rewards" if forecast is None else None
-    if forecast is None:
-        return [f"forecast  none: {why_not}"]
-    moments = found.rewards["sum"]
-    lines = [f"--- what to expect of {steps} steps, with 90% intervals"]
-    lines.append(f"teaching  {forecast.teaching.text('%')} of the groups have different rewards")
-    lines.append(f"reward    {_number(moments and moments[0])} -> {forecast.reward.text()}")
-    if set(RIGHT_REWARDS) & found.rewards.keys():
-        lines.append(f"pass@1    {100 * found.solved.value:.0f}% -> {forecast.pass_rate.text('%')}")
-    return lines
 
 
 def _number(value: float | None) -> str:

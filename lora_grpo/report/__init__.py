@@ -11,8 +11,6 @@ The page is a single file that makes no network requests. Model output is always
 
 writing.py         the command and its output files
 facts.py           summarizes a run in sentences and tables
-controls.py        compares a run with its controls
-forecasts.py       compares the forecast of a run with its outcome
 gguf_files.py      the table of the run's GGUF files
 plots.py           selects the curves to plot, for one run or two
 charts.py          draws a plot as SVG and PNG
@@ -23,8 +21,6 @@ markdown.py        renders the Markdown report for a pull request
 
 from lora_grpo.report.writing import (
     ReportOptions,
-    add_to_controlled_run,
-    link_back,
     report,
     report_line,
     write_diff,

@@ -6,14 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from lora_grpo import commands
 from lora_grpo.config import RunConfig, endless_steps
 from lora_grpo.evaluation import Report
-from lora_grpo.report.controls import CONTROLS
 from lora_grpo.report.plots import is_number, method, reward_names
 from lora_grpo.runs import Line, RunFiles, duration, flat, time_table
 from lora_grpo.tasks import task_title
@@ -45,7 +43,6 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     rows = [
         ("Recipe", record.get("recipe", "unknown")),
         *([("Method", "supervised fine-tuning on gold solutions (TRL's SFTTrainer)")] * (method(run) == "sft")),
-        *([("Control", CONTROLS[config["control"]])] if config.get("control") else []),
         ("Model", config["model"]["name"]),
         ("Task", f"{task}, evaluated on {eval_task}" if eval_task not in (None, task) else task),
         ("Steps", f"{run.steps}{_limit(config)}{stopped}"),
@@ -84,20 +81,12 @@ def times(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def related_runs(run: RunFiles) -> list[tuple[str, str, str | None]]:
-    """Return label, name and relative URL of the run that this one started from, and of those that continue it.
-
-    The URL leads from one report folder to the other; None if there is no such report.
-    """
-    start = run.record.get("start") or {}
-    related = [("Started from", start["name"], start.get("run"))] if start else []
-    related += [("Continued in", Path(other).name, other) for other in run.continued]
-    return [(label, name, _report_url(run, other)) for label, name, other in related]
-
-
-def _report_url(run: RunFiles, other: str | None) -> str | None:
-    if other is None or not (run.folder.resolve() / other / "report" / "report.html").is_file():
-        return None
-    return quote(f"../{other}/report/report.html")
+    """Return label, name and relative URL of the run that this one started from; the URL is None without a report."""
+    start = run.record.get("start")
+    if not start:
+        return []
+    page = f"{start.get('run')}/report/report.html"
+    return [("Started from", start["name"], quote(f"../{page}") if (run.folder.resolve() / page).is_file() else None)]
 
 
 def verdicts(report: Report) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.evaluation import Report, printable
-from lora_grpo.report import controls, facts, forecasts
+from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart
 from lora_grpo.report.gguf_files import GgufSection
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
@@ -76,7 +76,5 @@ def _rendered(template: str, **values: Any) -> str:
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'",
         facts=facts,
-        controls=controls,
-        forecasts=forecasts,
         **{name: Markup(value) if name == "data" else value for name, value in values.items()},
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import Report, printable
-from lora_grpo.report import controls, facts, forecasts
+from lora_grpo.report import facts
 from lora_grpo.report.gguf_files import GgufSection
 from lora_grpo.runs import RunFiles
 
@@ -23,11 +23,6 @@ def report_markdown(run: RunFiles, evaluation: Report | None, ggufs: Sequence[Gg
         lines += ["## What the gain is made of", ""]
         lines += [line for shown in evaluation.gain_tables() for line in table(*shown)]
         lines += [*(f"- {escape(note)}" for note in evaluation.gain_notes), ""]
-    if compared := controls.compared(run, evaluation):
-        lines += ["## The run and its controls", "", *table(*compared)]
-        lines += [line for note in controls.notes(run) for line in (escape(note), "")]
-    if forecast := forecasts.forecast_table(run, evaluation):
-        lines += ["## Forecast and outcome", "", *table(*forecast)]
     for section in ggufs:
         lines += [
             f"## {section.heading}",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +16,11 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
-from lora_grpo.report.controls import controlled_run
 from lora_grpo.report.gguf_files import gguf_sections
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import report_markdown
 from lora_grpo.report.plots import common_plots, plots_of
-from lora_grpo.runs import read_continued, read_record, read_run
+from lora_grpo.runs import read_run
 
 
 @dataclass(frozen=True)
@@ -85,37 +82,6 @@ def write_diff(folder: Path, other: Path) -> Path:
         output.parent.mkdir(exist_ok=True)
         atomic.write_text(output, diff_html(runs, evaluations, names, [draw(plot) for plot in plots]))
     return output
-
-
-def link_back(folder: Path, *, remove: bool = False) -> None:
-    """Link to a finished run in the report of the run that it started from, if there is one.
-
-    With `remove`, delete the link, because the run is about to be overwritten. A failure is only a note.
-    """
-    run = folder
-    try:
-        first = (read_record(folder).get("start") or {}).get("run")
-        if first is None:
-            return
-        run = Path(os.path.normpath(folder.resolve() / first))
-        if not (run / "run.json").is_file():
-            raise UserError("it is no longer there")
-        others, this = {*read_continued(run)}, {os.path.relpath(folder.resolve(), run)}
-        atomic.write_json(run / "continued.json", {"runs": sorted(others - this if remove else others | this)})
-        write_report(run)
-    except Exception as error:  # noqa: BLE001 - the first run may be of another version, read-only or damaged
-        links = "still links to the run that was here" if remove else "does not link to this run"
-        print(f"note: the report of {run} {links}: {first_line(error)}", file=sys.stderr)
-
-
-def add_to_controlled_run(folder: Path) -> None:
-    """Write the report of the run that a finished run is the control of, if there is one. A failure is only a note."""
-    try:
-        if run := controlled_run(folder):
-            write_report(run)
-            print(f"compare   {run}/report/report.html shows the run and this control")
-    except Exception as error:  # noqa: BLE001 - the run may be of another version, read-only or damaged
-        print(f"note: the report of the run does not show this control: {first_line(error)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

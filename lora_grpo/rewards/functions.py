@@ -133,7 +133,7 @@ def think_answer_format(text: str) -> float:
 
 
 def coin_flip(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward 1 or 0 at random, with equal probability, for the control of a run.
+    """Reward 1 or 0 at random, with equal probability: a run that it does not improve shows what a gain by chance is.
 
     The same completion of the same row always gets the same reward.
     """

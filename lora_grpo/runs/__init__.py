@@ -16,6 +16,6 @@ reader.py       reads the folder of a run in any state
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
 from lora_grpo.runs.code import refuse_unnamed_code
 from lora_grpo.runs.durations import duration, time_table
-from lora_grpo.runs.reader import Line, RunFiles, read_continued, read_metrics, read_run
+from lora_grpo.runs.reader import Line, RunFiles, read_metrics, read_run
 from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
 from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run

@@ -32,8 +32,6 @@ class RunFiles:
     """`question` and `answer` of the evaluation set, by task_id."""
     is_running: bool
     """Whether a process holds the folder's lock."""
-    continued: tuple[str, ...] = ()
-    """Runs that started from this run's adapter, relative to its folder."""
 
     @property
     def name(self) -> str:
@@ -73,18 +71,8 @@ def read_run(folder: Path) -> RunFiles:
             path.name.removesuffix(".samples.jsonl"): _read_lines(path, task_id=str, completion=str, passed=bool)
             for path in sorted(evaluation.glob("*.samples.jsonl"))
         },
-        continued=read_continued(folder),
         rows={row["task_id"]: row for row in _read_lines(evaluation / "rows.jsonl", task_id=str)},
     )
-
-
-def read_continued(folder: Path) -> tuple[str, ...]:
-    """Return the runs that started from a run's adapter, relative to its folder."""
-    path = folder / "continued.json"
-    runs = json_files.read_object(path).get("runs") if path.is_file() else []
-    if not isinstance(runs, list) or not all(isinstance(run, str) for run in runs):
-        raise UserError(f"{path} has no list of runs; delete it")
-    return tuple(runs)
 
 
 def read_metrics(folder: Path) -> list[Line]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -30,7 +29,7 @@ _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "start", "validation"),
     *("merged", ".merged.partial", "gguf", "best-merged", ".best-merged.partial", "best-gguf"),
     *("report", ".report.partial", "tensorboard"),
-    *("continued.json", "metrics.jsonl", "run.json"),
+    *("metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
     "output_dir",
@@ -172,8 +171,7 @@ def check_resume(folder: Path) -> None:
     """Raise a UserError if a folder has no run to resume. A run that was killed while it started is one, at step 0."""
     if (folder / "run.json").is_file() or (folder / ".lock").is_file():
         return
-    control = re.search("-control-[a-z]+$", folder.name)
-    runs = [path.parent.name for path in folder.parent.glob(f"*{control[0] if control else ''}/run.json")]
+    runs = [path.parent.name for path in folder.parent.glob("*/run.json")]
     hint = suggestion(folder.name, runs, otherwise="leave out --resume to start one")
     raise UserError(f"--resume: there is no run in {folder}; {hint}")
 

@@ -112,61 +112,6 @@ def test_every_preset_is_one_that_this_version_accepts():
         check(check_fields(replace(RunConfig(output_dir="out"), changes)))
 
 
-# Controls of a run
-
-
-def test_a_control_has_the_settings_of_the_run_but_its_rewards_and_folder():
-    flags = ("--seed", "3", "--train.max-steps", "7", "--output-dir", "mine")
-    run = config(*flags)
-    for control, rewards in (("format", run.rewards[1:]), ("random", ("coin_flip",))):
-        made = config(*flags, "--control", control)
-        assert made == replace(
-            run, {"control": control, "rewards": rewards, "output_dir": f"mine-control-{control}"}
-        ), control
-    assert run.rewards[0].startswith("correct_answer") and len(run.rewards) == 5
-    assert config("--control", "random").output_dir == "outputs/gsm8k_lora-control-random"
-
-
-def test_a_control_is_resumed_with_and_without_its_flag():
-    asked = run_folder("mine-control-format", control="format", rewards=("xml_tag_count=0.5",))
-    for flags in (("--output-dir", "mine", "--control", "format"), ("--output-dir", "mine-control-format")):
-        assert config("--resume", *flags).to_dict() == asked
-
-
-def test_a_control_in_a_settings_file_resumes_the_folder_of_the_control():
-    run_folder("mine", seed=3)
-    file = settings("control: format\noutput_dir: mine\n")
-    assert "there is no run in mine-control-format" in refusal(*file, "--resume")
-
-
-def test_the_folder_of_another_control_stands_for_its_run():
-    for folder in ("mine", "mine/", "mine-control-format", "mine-control-random/"):
-        assert config("--output-dir", folder, "--control", "random").output_dir == "mine-control-random"
-
-
-def test_a_control_of_the_current_folder_is_beside_it(tmp_path, monkeypatch):
-    (tmp_path / "mine/deeper").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "mine")
-    for folder in (".", "./", "deeper/..", "../mine/."):
-        made = config("--output-dir", folder, "--control", "random").output_dir
-        assert os.path.normpath(tmp_path / "mine" / made) == str(tmp_path / "mine-control-random")
-
-
-def test_resuming_a_control_names_only_controls_of_its_kind():
-    for name in ("mine", "mine-control-format"):
-        run_folder(name)
-    flags = ("--output-dir", "mine", "--control", "random", "--resume")
-    assert "mine-control-random; leave out --resume" in refusal(*flags)
-    run_folder("mina-control-random")
-    assert "did you mean 'mina-control-random'" in refusal(*flags)
-
-
-def test_a_control_without_format_rewards_is_refused():
-    message = refusal("--control", "format", "--rewards", "correct_answer=1.0", "near_length:20")
-    assert "--rewards has none: correct_answer=1.0 near_length:20; pass --control random" in message
-    assert config("--control", "random", "--rewards", "correct_answer=1.0").rewards == ("coin_flip",)
-
-
 # Spelling
 
 

@@ -72,7 +72,6 @@ def test_a_run_that_is_read(tmp_path):
     run = report_runs.write_run(tmp_path / "run", **record)
     (run / "validation").mkdir()
     (run / "validation" / "step-00000.jsonl").write_text((run / "completions" / "step-00001.jsonl").read_text())
-    (run / "continued.json").write_text('{"runs": ["../other"]}')
     check(run, files(run, ".json", ".jsonl"), lambda: (read_run(run), read_report(run / "evaluation")))
 
 

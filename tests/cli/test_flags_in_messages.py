@@ -46,7 +46,6 @@ OF_OTHER_PROGRAMS = {
 # Modules that speak of another command than their own: the page of a run, the check of a recipe.
 ALSO_OF = {
     "lora_grpo.report": {"recipe"},
-    "lora_grpo.forecast": {"recipe"},
     "lora_grpo.planning": {"recipe"},
 }
 # What a command cannot reach although its code does.

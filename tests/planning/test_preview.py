@@ -299,7 +299,7 @@ def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     nasty = "\x1b[2J[bold]\r\x07\u202e\ud800</answer>\n" + "x" * 500 + "\x9bend"
     one = group({"mine": [0, 1, 1, 1]}, texts=(nasty, "", "\0", nasty), truncated=True)
-    show(RunConfig(), [Group({"id": "\x1b[31m", "question": nasty}, one.answers)] * 4, 1e-3)
+    show(RunConfig(), [Group({"id": "\x1b[31m", "question": nasty}, one.answers)] * 4)
     out = capsys.readouterr().out
     assert all(line.isprintable() for line in out.splitlines())
     assert "\\x1b[2J[bold]\\r\\x07" in out and "\\x9bend" in out

@@ -11,8 +11,7 @@ from helpers.report_runs import HOSTILE, completion, write_run
 
 from lora_grpo.cli import read_flags
 from lora_grpo.cli.main import run_command
-from lora_grpo.config import replace
-from lora_grpo.config.schema import DataConfig, EvalConfig, Invocation, RunConfig, TrainConfig
+from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
 from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
@@ -25,7 +24,7 @@ from lora_grpo.report.facts import changes
 from lora_grpo.report.markdown import escape, table
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
-from lora_grpo.report.writing import ReportOptions, add_to_controlled_run, link_back, report, write_diff, write_report
+from lora_grpo.report.writing import ReportOptions, report, write_diff, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
 
@@ -96,25 +95,6 @@ def test_the_report_says_where_the_answers_that_pass_were_read(tmp_path):
     assert '<th scope="row">passed, from a marker, sampled</th><td>0.0 (0)</td><td>37.5 (3)</td>' in page
 
 
-def test_a_run_and_its_controls_are_compared(tmp_path, capsys):
-    run = write_run(tmp_path / "mine")
-    assert "The run and its controls" not in text_of(page_of(run))
-    settings = {"output_dir": "anything", "eval": {"num_samples": 2, "k": (1, 2)}}
-    arm = replace(RunConfig(), {**settings, "control": "format", "rewards": ("xml_tag_count=0.5",)})
-    control = write_run(tmp_path / "mine-control-format", config=arm)
-    random_arm = replace(RunConfig(), {**settings, "control": "random", "seed": 7})
-    write_run(tmp_path / "mine-control-random", config=random_arm)
-    page, markdown = text_of(page_of(run)), (run / "report/report.md").read_text()
-    for text in ("The run and its controls", "the run", "format rewards only", "random rewards", "gain", "+25.0"):
-        assert text in page and text in markdown, text
-    assert "control with random rewards has other settings: seed." in page
-    assert "control with format rewards only has other settings" not in page
-    page = text_of(page_of(control))
-    assert "Control" in page and "format rewards only" in page and "The run and its controls" not in page
-    (tmp_path / "mine-control-random/evaluation/report.json").write_text("{}")  # damaged
-    assert "random rewards" not in text_of(page_of(run))
-
-
 def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling):
     """Write a GGUF file of an adapter, what its export leaves and, with samples, what its evaluation leaves."""
     path = run / folder / f"mine.{kind.upper()}.gguf"
@@ -182,22 +162,6 @@ def test_the_report_has_no_figures_of_gguf_files_of_another_adapter(tmp_path, ch
     else:
         path.unlink()
     assert "mine.Q4_0.gguf" not in text_of(page_of(run)) and "GGUF" not in (run / "report/report.md").read_text()
-
-
-def test_the_end_of_a_control_writes_the_report_of_its_run(tmp_path, capsys):
-    arm = RunConfig(control="random", eval=EvalConfig(num_samples=2, k=(1, 2)))
-    control = write_run(tmp_path / "mine-control-random", config=arm)
-    add_to_controlled_run(control)
-    assert capsys.readouterr() == ("", "")  # there is no such run
-    run = write_run(tmp_path / "mine")
-    add_to_controlled_run(run)  # not a control
-    assert not (run / "report").exists()
-    add_to_controlled_run(control)
-    assert "random rewards" in (run / "report/report.md").read_text()
-    assert str(run) in capsys.readouterr().out
-    (run / "run.json").write_text("{")
-    add_to_controlled_run(control)
-    assert "note: the report of the run does not show this control" in capsys.readouterr().err
 
 
 def test_the_duration_of_a_resumed_run_is_the_time_it_worked(tmp_path):
@@ -564,29 +528,3 @@ def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, st
     assert lines[0] == f"report    {folder / 'report' / 'report.html'}" and len(lines) == 2
     assert state in (folder / "report" / "report.html").read_text()
     lock.held.pop().release()
-
-
-def test_a_first_run_that_cannot_be_read_is_only_a_note(tmp_path, capsys):
-    first = write_run(tmp_path / "first")
-    second = write_run(tmp_path / "second", start={"name": "first", "run": "../first"})
-    link_back(second)
-    assert json.loads((first / "continued.json").read_text()) == {"runs": ["../second"]}
-    assert "Continued in second" in page_of(first)  # no link, because that run has no report yet
-    (first / "metrics.jsonl").write_text("damaged\n")
-    link_back(second)
-    assert capsys.readouterr().err.startswith(f"note: the report of {first} does not link to this run: ")
-
-
-def test_an_overwritten_run_is_no_longer_linked_from_its_start(tmp_path, capsys):
-    first, other = write_run(tmp_path / "first"), write_run(tmp_path / "other")
-    for name in ("second", "third"):
-        link_back(write_run(tmp_path / name, start={"name": "first", "run": "../first"}))
-    link_back(tmp_path / "second", remove=True)
-    assert json.loads((first / "continued.json").read_text()) == {"runs": ["../third"]}
-    page = (first / "report" / "report.html").read_text()
-    assert "Continued in third" in page and "Continued in second" not in page
-    link_back(other, remove=True)  # it started from a new adapter
-    assert capsys.readouterr().err == ""
-    (first / "run.json").unlink()
-    link_back(tmp_path / "third", remove=True)
-    assert "still links to the run that was here: it is no longer there" in capsys.readouterr().err
