@@ -502,7 +502,7 @@ def test_a_help_text_is_one_wrapped_paragraph(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # every paragraph fits on one line
     with pytest.raises(SystemExit):
         read("--help")
-    assert "and estimated time. Loads neither weights nor data." in capsys.readouterr().out
+    assert "number of steps and tokens. Loads neither weights nor data." in capsys.readouterr().out
 
 
 def test_help_shows_the_main_flags_and_help_all_every_flag(capsys):
