@@ -17,7 +17,8 @@ verdict.py     `Program`, `Settings`, `Verdict`
 pool.py        the workers of this process; `start`, `run`, and `stop`
 exam.py        compiles the tests once for all candidates
 worker.py      one pair of zygotes: submit, wait, kill, decide
-launch.py      starts an interpreter, directly or in bubblewrap, and passes the standard library to it in memory
+launch.py      starts an interpreter, directly or in bubblewrap
+library.py     collects the standard library, and importer.py imports it from memory
 isolation.py   finds an isolation that works on this machine
 zygote.py      the process that forks
 candidate.py   runs a candidate in a child of its zygote

@@ -20,8 +20,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "len": len,
     "getitem": operator.getitem,
     "setitem": operator.setitem,
-    "truth": bool,
-    "text": str,
+    "bool": bool,
+    "str": str,
     "repr": repr,
 }
 """Operations that tests may request on the candidate's objects. `==` and `in` would reveal expected values."""

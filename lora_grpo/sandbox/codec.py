@@ -31,16 +31,10 @@ MAX_ITEMS = 1_500_000
 _PLAIN = (bool, float, str)
 _SAME_IN_JSON = {*_PLAIN, type(None)}
 _SMALL_INT = 1 << 62
-_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""Exceptions while decoding data that is not in this module's format."""
-_FILLED = {kind.__name__: kind for kind in (list, deque, set, Counter, OrderedDict, dict, bytearray)}
-_NUMBERED = (list, dict, set, deque, bytearray)
+MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""Exceptions while receiving or decoding data that is not in this module's format."""
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
-
-
-class Malformed(Exception):
-    """The data received is not a valid frame or value."""
 
 
 def send(descriptor: int, message: Any) -> None:
@@ -54,14 +48,11 @@ def send(descriptor: int, message: Any) -> None:
 
 
 def receive(descriptor: int) -> Any:
-    """Read one frame. Raise EOFError if the other end is closed, and Malformed if the frame is not valid."""
+    """Read one frame. Raise EOFError if the other end is closed, and one of MALFORMED if the frame is not valid."""
     length = int.from_bytes(_read(descriptor, 4), "little")
     if length > MAX_FRAME_BYTES:
-        raise Malformed(f"a message of {length} bytes")
-    try:
-        return json.loads(_read(descriptor, length))
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"not JSON: {error}") from None
+        raise ValueError(f"a message of {length} bytes")
+    return json.loads(_read(descriptor, length))
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -102,9 +93,9 @@ class Encoder:
         if tag is None:
             return self._handle(value)
         if tag in _SCALARS:
-            return [tag, *_SCALARS[tag](value)]
-        if tag == "slice":
-            return [tag, *(self.encode(part, depth + 1) for part in (value.start, value.stop, value.step))]
+            return [tag, *_SCALARS[tag][0](value)]
+        if tag in _LATE:
+            return [tag, *_LATE[tag][1](value)]
         if depth >= MAX_DEPTH or self._items > MAX_ITEMS:
             return self._handle(value)
         if isinstance(value, _NUMBERED):
@@ -143,66 +134,50 @@ class Decoder:
         self._handle = handle
 
     def decode(self, data: Any) -> Any:
-        """Return the decoded value. Raises Malformed if the data is not in this module's format."""
-        try:
-            return self._decode(data)
-        except _ERRORS as error:
-            raise Malformed(f"invalid value: {type(error).__name__}: {error}") from None
-
-    def replace(self, node: Any, data: Any) -> None:
-        """Replace the contents of an existing container with those encoded in `data`."""
-        try:
-            self._fill(node, data, clear=True)
-        except _ERRORS as error:
-            raise Malformed(f"invalid contents: {type(error).__name__}: {error}") from None
-
-    def _decode(self, data: Any) -> Any:
+        """Return the decoded value. Raise one of MALFORMED if the data is not in this module's format."""
         if type(data) is not list:
             if isinstance(data, dict):
                 raise ValueError("a JSON object")
             return data
         tag, *rest = data
         if tag in _FILLED:
-            node: Any = _FILLED[tag]()
-            self.nodes.append(node)
-            self._fill(node, rest[0])
-            return node
+            self.nodes.append(_FILLED[tag]())
+            return self.fill(self.nodes[-1], rest[0])
         if tag in _FROM_ITEMS:
             return _FROM_ITEMS[tag](self._decode_all(rest[0]))
         if tag == "namedtuple":
             return _named_tuple(rest[0], *rest[1])(*self._decode_all(rest[2]))
         if tag == "again":
             return self.nodes[_natural(rest[0])]
-        if tag == "slice":
-            return slice(*map(self._decode, rest))
         if tag == "handle":
             return self._handle(*rest)
-        return _BUILD[tag](*rest)
+        if tag in _LATE:
+            module, _, build = _LATE[tag]
+            return build(getattr(import_module(module), tag), *rest)
+        return _SCALARS[tag][1](*rest)
 
     def _decode_all(self, data: Any) -> Any:
         """Return the decoded items of a container. Items of JSON's scalar types are what they are."""
         kinds = set(map(type, data))
-        return [self._decode(item) for item in data] if list in kinds or dict in kinds else data
+        return [self.decode(item) for item in data] if list in kinds or dict in kinds else data
 
-    def _fill(self, node: Any, data: Any, clear: bool = False) -> None:
+    def fill(self, node: Any, data: Any) -> Any:
+        """Replace the contents of a container with those encoded in `data`, and return it."""
         if isinstance(node, bytearray):
             node[:] = bytes.fromhex(data)
-            return
+            return node
         # Decode the items before clearing the node, because a node may contain itself.
         if isinstance(node, dict):
             keys, values = map(self._decode_all, data)
-            if clear:
-                node.clear()
-            for key, item in zip(keys, values, strict=True):
-                node[key] = item
-            return
-        items = self._decode_all(data)
-        if clear:
-            node.clear()
-        if isinstance(node, set):
+            items = dict(zip(keys, values, strict=True))
+        else:
+            items = self._decode_all(data)
+        node.clear()
+        if isinstance(node, (dict, set)):
             node.update(items)
         else:
             node.extend(items)
+        return node
 
 
 def _builtin_type(name: Any) -> type:
@@ -232,14 +207,16 @@ def _natural(number: Any) -> int:
 
 def _tag(value: Any) -> str | None:
     """Return the tag of the value's plain type or base type, or None if there is no tag."""
-    name = _EXACT.get(type(value)) or _LATE.get((type(value).__module__, type(value).__qualname__))
-    if name is None and isinstance(value, type):
+    kind = type(value)
+    if kind in _EXACT:
+        return _EXACT[kind]
+    if kind.__qualname__ in _LATE and kind.__module__ == _LATE[kind.__qualname__][0]:
+        return str(kind.__qualname__)
+    if isinstance(value, type):
         return "type" if getattr(builtins, value.__name__, None) is value else None
-    if name is None and isinstance(value, tuple) and type(getattr(type(value), "_fields", None)) is tuple:
+    if isinstance(value, tuple) and type(getattr(kind, "_fields", None)) is tuple:
         return "namedtuple"
-    if name is None:
-        name = next((name for kind, name in _EXACT.items() if issubclass(type(value), kind)), None)
-    return name
+    return next((name for base, name in _EXACT.items() if issubclass(kind, base)), None)
 
 
 _VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -247,49 +224,8 @@ _ITERATED: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque, *_VIEWS)
 # A subclass comes before its base class.
 _BASES: tuple[type[Any], ...] = (Counter, OrderedDict, *_ITERATED, dict, bytearray, bytes, range, complex, slice)
 _EXACT: dict[type, str] = {kind: kind.__name__ for kind in _BASES}
-# Listed by name, so that programs that do not use these modules do not import them.
-_LATE = {
-    ("decimal", "Decimal"): "Decimal",
-    ("fractions", "Fraction"): "Fraction",
-    ("datetime", "date"): "date",
-    ("datetime", "datetime"): "datetime",
-    ("datetime", "time"): "time",
-    ("datetime", "timedelta"): "timedelta",
-    ("pathlib", "PosixPath"): "PosixPath",
-    ("pathlib", "PurePosixPath"): "PurePosixPath",
-    ("uuid", "UUID"): "UUID",
-}
-_SCALARS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "bytes": lambda value: (bytes.hex(value),),
-    "type": lambda value: (value.__name__,),
-    "range": lambda value: (value.start, value.stop, value.step),
-    "complex": lambda value: (value.real, value.imag),
-    "Decimal": lambda value: (str(value),),
-    "Fraction": lambda value: (hex(value.numerator), hex(value.denominator)),
-    "date": lambda value: (value.isoformat(),),
-    "datetime": lambda value: (value.isoformat(),),
-    "time": lambda value: (value.isoformat(),),
-    "timedelta": lambda value: (value.days, value.seconds, value.microseconds),
-    "PosixPath": lambda value: (str(value),),
-    "PurePosixPath": lambda value: (str(value),),
-    "UUID": lambda value: (value.hex,),
-}
-_BUILD: dict[str, Callable[..., Any]] = {
-    "int": lambda text: int(text, 16),
-    "bytes": bytes.fromhex,
-    "type": _builtin_type,
-    "range": range,
-    "complex": complex,
-    "Decimal": lambda text: import_module("decimal").Decimal(text),
-    "Fraction": lambda top, bottom: import_module("fractions").Fraction(int(top, 16), int(bottom, 16)),
-    "date": lambda text: import_module("datetime").date.fromisoformat(text),
-    "datetime": lambda text: import_module("datetime").datetime.fromisoformat(text),
-    "time": lambda text: import_module("datetime").time.fromisoformat(text),
-    "timedelta": lambda *parts: import_module("datetime").timedelta(*parts),
-    "PosixPath": lambda text: import_module("pathlib").PosixPath(text),
-    "PurePosixPath": lambda text: import_module("pathlib").PurePosixPath(text),
-    "UUID": lambda text: import_module("uuid").UUID(text),
-}
+_FILLED = {kind.__name__: kind for kind in (list, deque, set, Counter, OrderedDict, dict, bytearray)}
+_NUMBERED = (list, dict, set, deque, bytearray)
 _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "frozenset": frozenset,
@@ -297,4 +233,27 @@ _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "dict_keys": lambda items: dict.fromkeys(items).keys(),
     "dict_values": lambda items: dict(enumerate(items)).values(),
     "dict_items": lambda items: dict(items).items(),
+}
+# How to take a value apart into values of JSON, and how to build it from them.
+_SCALARS: dict[str, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
+    "int": (lambda value: (hex(value),), lambda text: int(text, 16)),
+    "bytes": (lambda value: (bytes.hex(value),), bytes.fromhex),
+    "type": (lambda value: (value.__name__,), _builtin_type),
+    "range": (lambda value: (value.start, value.stop, value.step), range),
+    "slice": (lambda value: (value.start, value.stop, value.step), slice),
+    "complex": (lambda value: (value.real, value.imag), complex),
+}
+# The same with the module. Programs that do not use these modules do not import them.
+_LATE: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
+    "Decimal": ("decimal", lambda value: (str(value),), lambda kind, text: kind(text)),
+    "Fraction": (
+        "fractions",
+        lambda value: (hex(value.numerator), hex(value.denominator)),
+        lambda kind, top, bottom: kind(int(top, 16), int(bottom, 16)),
+    ),
+    "timedelta": ("datetime", lambda value: (value.days, value.seconds, value.microseconds), lambda kind, *n: kind(*n)),
+    **dict.fromkeys(
+        ("date", "datetime", "time"),
+        ("datetime", lambda value: (value.isoformat(),), lambda kind, text: kind.fromisoformat(text)),
+    ),
 }

@@ -8,8 +8,8 @@ from typing import Any
 
 from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, remote
 
-HELD, FAILED, ERROR = "__lora_grpo_held__", "__lora_grpo_failed__", "__lora_grpo_error__"
-"""Names of the functions that counted asserts call, and of the exception. `exam` inserts the calls."""
+ASSERTS = "__lora_grpo_asserts__"
+"""The name under which the tests find an `Assert` for each assert statement; `exam` inserts its use."""
 
 Report = dict[str, Any]
 """`status`, `message`, `passed_tests`, and `num_tests`.
@@ -19,32 +19,55 @@ cause. It counts only if the candidate is the reference, because the tests may a
 """
 
 
+class Assert:
+    """An assert statement of the tests, as a context manager: the tests continue after it has failed."""
+
+    def __init__(self, errors: list[BaseException]) -> None:
+        self._errors = errors
+        self._failed = self._ran = False
+
+    def __enter__(self) -> None:
+        self._ran = True
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error:
+            self._failed = True
+            self._errors.append(error)
+        return isinstance(error, Exception)  # the candidate's exit ends the tests
+
+    @property
+    def passed(self) -> bool:
+        """Whether the assert ran, and held every time."""
+        return self._ran and not self._failed
+
+
 def examine(exam: bytes, descriptor: int) -> Report:
     """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket."""
     prelude, imports, code, functions, test, num_tests = marshal.loads(exam)
-    link, count = Link(descriptor), _Count(num_tests)
+    link, errors = Link(descriptor), list[BaseException]()
+    asserts = [Assert(errors) for _ in range(num_tests)]
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    status, message = "passed", ""
     try:
         exec(prelude, namespace)
         exec(imports, namespace)
-    except Exception as error:  # noqa: BLE001 - reported
-        return _report("broken", f"{type(error).__name__}: {error}", count)
-    namespace.update({name: remote(link, name) for name in functions}, **{HELD: count.held, FAILED: count.failed})
-    status, message = "passed", ""
-    try:
+        namespace.update({name: remote(link, name) for name in functions}, **{ASSERTS: asserts})
         link.open()
         exec(code, namespace)
         if link.gone:  # the test caught all exceptions, including BaseException
             raise link.gone
-        if count.first:
-            raise count.first
+        if errors:
+            raise errors[0]
         if not link.used:
             status, message = "broken", "they never use the candidate"
     except Gone as gone:
         status, message = gone.status, gone.message
     except BaseException as error:  # noqa: BLE001 - reported
-        status, message = _blame(count.first or error, test, link)
-    return _report(status, message, count)
+        status, message = _blame(errors[0] if errors else error, test, link)
+    # The candidate's text may contain terminal control characters.
+    message = "".join(letter if letter.isprintable() else " " for letter in message[:500])
+    passed = sum(one.passed for one in asserts)
+    return {"status": status, "message": message, "passed_tests": passed, "num_tests": num_tests}
 
 
 def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
@@ -56,7 +79,7 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         return "memory", text
     if theirs:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
-    if isinstance(error, (NotPlain, ModuleNotFoundError)) or not link.used:
+    if isinstance(error, (NotPlain, ModuleNotFoundError, NameError)) or not link.used:
         return "broken", text
     line, trace = 0, error.__traceback__
     while trace:
@@ -74,32 +97,3 @@ def _text(error: BaseException) -> str:
         return str(error)
     except BaseException as second:  # noqa: BLE001 - reported instead
         return f"(its text raises {type(second).__name__})"
-
-
-def _report(status: str, message: str, count: _Count) -> Report:
-    # The candidate's text may contain terminal control characters.
-    message = "".join(letter if letter.isprintable() else " " for letter in message[:500])
-    return {"status": status, "message": message, "passed_tests": count.passed, "num_tests": count.number}
-
-
-class _Count:
-    """Count the asserts that run and pass every time they run. One that the candidate's exit interrupts fails."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.first: Exception | None = None
-        self._held: set[int] = set()
-        self._failed: set[int] = set()
-
-    @property
-    def passed(self) -> int:
-        return len(self._held - self._failed)
-
-    def held(self, number: int) -> None:
-        self._held.add(number)
-
-    def failed(self, number: int, error: BaseException) -> None:
-        self._failed.add(number)
-        if not isinstance(error, Exception):
-            raise error
-        self.first = self.first or error

@@ -10,25 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from lora_grpo.sandbox.candidate import ABILITIES
-from lora_grpo.sandbox.codec import MAX_ITEMS, PREDICATES, Decoder, Encoder, Malformed, receive, send
+from lora_grpo.sandbox.codec import MALFORMED, MAX_ITEMS, PREDICATES, Decoder, Encoder, receive, send
 
 FROM_CANDIDATE = "raised by the candidate: "
 """Prefix of the note that is added to exceptions raised by the candidate."""
 _EXITED, _INVALID = "its process exited", "it sent an invalid reply"
-_REPLIES: dict[str, list[list[type]]] = {
-    "ready": [[]],
-    "invalid": [[str]],
-    "returned": [[list, kind] for kind in (type(None), bool, int, float, str, list)],
-    "raised": [[list, list, str, list]],
-}
-"""The types of the parts of each reply."""
-_ATTRIBUTES = {
-    OSError: ("errno", "strerror"),
-    ImportError: ("msg",),
-    SyntaxError: ("msg",),
-    StopIteration: ("value",),
-}
-"""Attributes that the constructors of exceptions set from their first arguments."""
 
 
 class Gone(BaseException):
@@ -53,11 +39,14 @@ class Link:
 
     def open(self) -> None:
         """Wait until the candidate's source has run. Its exceptions are re-raised here."""
-        reply = self._receive("ready", "invalid", "raised")
-        if reply[0] == "invalid":
-            raise self._lose("invalid", reply[1])
-        if reply[0] == "raised":
-            self._raise(reply, Decoder(self._remote))
+        match self._receive():
+            case ["ready"]:
+                return
+            case ["invalid", str(text)]:
+                raise self._lose("invalid", text)
+            case ["raised", [], list(kinds), str(text), encoded]:
+                raise self._exception(kinds, text, self._decode(Decoder(self._remote), [], encoded))
+        raise self._lose("failed", _INVALID)
 
     def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
         """Run an operation in the candidate's process and return its result.
@@ -86,46 +75,49 @@ class Link:
             raise self._lose("crashed", _EXITED) from None
         except OverflowError as error:
             raise self._lose("failed", f"the arguments are too large: {error}") from None
-        reply = self._receive("returned", "raised")
         decoder = Decoder(self._remote, encoder.nodes)
-        try:
-            for number, contents in reply[1]:
-                decoder.replace(encoder.nodes[number], contents)
-            if reply[0] == "returned":
-                return decoder.decode(reply[2])
-        except (Malformed, LookupError, TypeError, ValueError) as error:
-            raise self._lose("failed", f"{_INVALID}: {error}") from None
-        return self._raise(reply, decoder, may_stop=operation == "next")
+        match self._receive():
+            case ["returned", list(changes), encoded]:
+                return self._decode(decoder, changes, encoded)
+            case ["raised", list(changes), list(kinds), str(text), encoded]:
+                args = self._decode(decoder, changes, encoded)
+                raise self._exception(kinds, text, args, may_stop=operation == "next")
+        raise self._lose("failed", _INVALID)
 
-    def _receive(self, *expected: str) -> list[Any]:
-        """Receive a reply and check that it is of an expected kind and complete."""
+    def _receive(self) -> Any:
         try:
-            reply = receive(self._descriptor)
+            return receive(self._descriptor)
         except (EOFError, OSError):
             raise self._lose("crashed", _EXITED) from None
-        except Malformed as error:
+        except MALFORMED as error:
             raise self._lose("failed", f"{_INVALID}: {error}") from None
-        known = isinstance(reply, list) and reply and reply[0] in expected
-        if not known or [type(part) for part in reply[1:]] not in _REPLIES[reply[0]]:
-            raise self._lose("failed", _INVALID)
-        return reply
 
-    def _raise(self, reply: list[Any], decoder: Decoder, may_stop: bool = False) -> None:
-        """Raise the candidate's exception as its nearest builtin class."""
-        _, _, kinds, text, encoded = reply
+    def _decode(self, decoder: Decoder, changes: list[Any], encoded: Any) -> Any:
+        """Apply the changes to the caller's objects, and return the decoded value."""
+        try:
+            for number, contents in changes:
+                decoder.fill(decoder.nodes[number], contents)
+            return decoder.decode(encoded)
+        except MALFORMED as error:
+            raise self._lose("failed", f"{_INVALID}: {error}") from None
+
+    def _exception(self, kinds: list[Any], text: str, args: Any, may_stop: bool = False) -> BaseException:
+        """Return the candidate's exception as its nearest builtin class, or as Gone if the tests must not catch it."""
         known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
         nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
         nearest = [kind for kind in nearest if not issubclass(kind, BaseExceptionGroup)]
         # Only `next` may end an iteration. `all(map(...))` in a test would treat StopIteration as the end of the cases.
         if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
-            raise self._lose("failed", text)
+            return self._lose("failed", text)
+        kind, args = nearest[0], args if isinstance(args, tuple) else (args,)
         try:
-            args = decoder.decode(encoded)
-        except Malformed as cause:
-            raise self._lose("failed", f"{_INVALID}: {cause}") from None
-        error = _exception(nearest[0], args)
+            # Unicode errors with some arguments crash the interpreter when they are formatted.
+            error = kind.__new__(kind) if issubclass(kind, UnicodeError) else kind(*args)
+        except Exception:  # noqa: BLE001 - the constructor does not accept these arguments
+            error = kind.__new__(kind)
+        error.args = args
         error.add_note(FROM_CANDIDATE + text)
-        raise error
+        return error
 
     def _handle(self, encoder: Encoder, value: Any) -> list[Any]:
         if isinstance(value, Remote):
@@ -145,17 +137,6 @@ class Link:
     def _lose(self, status: str, message: str) -> Gone:
         self.gone = Gone(status, message)
         return self.gone
-
-
-def _exception(kind: type[Exception], args: Any) -> Exception:
-    """Return an exception with these arguments without its constructor, which could raise or crash because of them."""
-    error = kind.__new__(kind)
-    error.args = args if isinstance(args, tuple) else (args,)
-    for base, names in _ATTRIBUTES.items():
-        if isinstance(error, base) and len(error.args) >= len(names):
-            for name, value in zip(names, error.args, strict=False):
-                setattr(error, name, value)
-    return error
 
 
 class Remote:
@@ -181,23 +162,17 @@ class Remote:
     def __setattr__(self, name: str, value: Any) -> None:
         _ask(self, "setattr", name, value)
 
-    def __bool__(self) -> bool:
-        return _ask(self, "truth")
-
-    def __str__(self) -> str:
-        return _ask(self, "text")
-
-    def __repr__(self) -> str:
-        return _ask(self, "repr")
-
 
 def _method(operation: str) -> Any:
     return lambda self, /, *args, **kwargs: _ask(self, operation, *args, **kwargs)
 
 
+_ALWAYS = {f"__{name}__": _method(name) for name in ("bool", "str", "repr")}
+
+
 @functools.cache
 def _remote_class(abilities: frozenset[str]) -> type[Remote]:
-    methods = {f"__{name}__": _method(name) for name in abilities}
+    methods = _ALWAYS | {f"__{name}__": _method(name) for name in abilities}
     return type("object of the candidate", (Remote,), {"__slots__": ()} | methods)
 
 

@@ -18,8 +18,8 @@ from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
 _MAX_WORKERS = 16
-_ATTEMPTS, _STARTS = 5, 3
-"""How many workers may die on a program before it is blamed, and how many may die while they start."""
+_ATTEMPTS = 5
+"""How many workers may die on a program, or while they start, before the program is blamed."""
 _RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's self-test")
 
 
@@ -28,7 +28,8 @@ class Pool:
 
     def __init__(self, settings: Settings, tier: str) -> None:
         self.settings, self.tier = settings, tier
-        self.size = settings.workers or min(_MAX_WORKERS, _cores())
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.size = settings.workers or min(_MAX_WORKERS, cores)
         self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
         for _ in range(self.size):
             self._idle.put(None)  # started on first use
@@ -65,41 +66,32 @@ class Pool:
         worker = self._idle.get()
         try:
             for _ in range(_ATTEMPTS):
-                worker = worker or self._start()
                 try:
+                    worker = worker or self._start()
                     return worker.grade(program, exam)
-                except WorkerDied:
-                    self._bury(worker)
-                    worker = None
-            # Every worker died on this program. If a new worker passes a correct program, this program is the cause.
-            worker = self._start()
-            if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
-                return Verdict("crashed", f"{_ATTEMPTS} workers died while running it", 0.0)
-            raise WorkerDied("a correct program no longer passes")
-        except WorkerDied as error:
-            self._bury(worker)
-            worker = None
-            raise RunError(f"the sandbox's workers keep dying: {error}; check the machine's free memory") from None
+                except WorkerDied as error:
+                    self._remove(worker)
+                    worker, died = None, error
+            # If a new worker passes a correct program, this program is the cause.
+            with contextlib.suppress(WorkerDied):
+                worker = self._start()
+                if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
+                    return Verdict("crashed", f"{_ATTEMPTS} workers died while running it", 0.0)
+            raise RunError(f"the sandbox's workers keep dying: {died}; check the machine's free memory")
         finally:
             self._idle.put(worker)
 
     def _start(self) -> Worker:
-        for left in reversed(range(_STARTS)):
-            if self._closing:
-                raise WorkerDied("the pool is closed")
-            try:
-                worker = Worker(self.tier, self.settings)
-                break
-            except WorkerDied:
-                if not left:
-                    raise
+        if self._closing:
+            raise WorkerDied("the pool is closed")
+        worker = Worker(self.tier, self.settings)
         self._workers.append(worker)
         if self._closing:  # the pool was closed while the worker started
-            self._bury(worker)
+            self._remove(worker)
             raise WorkerDied("the pool is closed")
         return worker
 
-    def _bury(self, worker: Worker | None) -> None:
+    def _remove(self, worker: Worker | None) -> None:
         if worker is not None:
             with contextlib.suppress(ValueError):  # `close` already removed it
                 self._workers.remove(worker)
@@ -193,7 +185,3 @@ def _forget() -> None:
 
 atexit.register(stop)
 os.register_at_fork(after_in_child=_forget)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

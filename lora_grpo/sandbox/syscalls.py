@@ -1,10 +1,8 @@
 """The system calls of a sandboxed process: a seccomp allow list as BPF programs.
 
-The list allows the calls that computation needs. Calls that only an escape attempt needs (new processes, sockets,
-access to other processes, kernel facilities) kill the process, which results in the verdict `blocked`. Any other call
-fails with EPERM, which Python reports as PermissionError. `socket` also fails with EPERM, because libc tries it to look
-up a user name and continues without it. A zygote must also fork, kill, and communicate with its parent. A second filter
-denies these calls to its children.
+The list allows the calls that computation needs. Any other call fails with EPERM, which Python reports as
+PermissionError: a new process, a socket, access to other processes or to kernel facilities. A zygote must also fork,
+kill, and communicate with its parent. A second filter denies these calls to its children.
 
 There is no file system. Opening a file fails with EPERM, as any access that the sandbox forbids. Looking up a path
 fails with ENOENT, because `Path.exists` and parts of the standard library expect that error and no other.
@@ -38,26 +36,10 @@ getcwd 79 17, stat 4 -, lstat 6 -, newfstatat 262 79, statx 332 291, readlink 89
 access 21 -, faccessat 269 48, faccessat2 439 439
 """
 
-# Calls that a zygote may make but its children may not. The first table kills a child, the second returns EPERM.
-_ZYGOTE_DEADLY = """
-clone 56 220, kill 62 129, sendto 44 206, recvmsg 47 212
-"""
+# Calls that a zygote may make but its children may not.
 _ZYGOTE = """
-waitid 247 95, prctl 157 167, setpgid 109 154, close_range 436 436, set_robust_list 273 99, rseq 334 293
-"""
-
-_DEADLY = """
-clone3 435 435, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
-socketpair 53 199, connect 42 203, accept 43 202, accept4 288 242, bind 49 200, listen 50 201,
-sendmsg 46 211, sendmmsg 307 269, recvfrom 45 207, recvmmsg 299 243,
-tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
-pidfd_open 434 434, pidfd_getfd 438 438, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,
-process_madvise 440 440, kcmp 312 272, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
-unshare 272 97, setns 308 268, move_mount 429 429, open_tree 428 428, fsopen 430 430, memfd_create 319 279,
-memfd_secret 447 447, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427,
-bpf 321 280, perf_event_open 298 241, add_key 248 217, request_key 249 218, keyctl 250 219, init_module 175 105,
-finit_module 313 273, kexec_load 246 104, reboot 169 142, swapon 167 224, name_to_handle_at 303 264,
-open_by_handle_at 304 265
+clone 56 220, kill 62 129, sendto 44 206, recvmsg 47 212, waitid 247 95, prctl 157 167, setpgid 109 154,
+close_range 436 436, set_robust_list 273 99, rseq 334 293
 """
 
 # Calls allowed only with certain values of one argument: (numbers, argument index, values).
@@ -98,8 +80,7 @@ def permissions(machine: str) -> bytes:
     ]
     if machine == "x86_64":
         lines += [_line(_AT_LEAST, 0x40000000, 0, 1), _line(_RETURN, _KILL)]  # x32
-    allowed = f"{_ALLOWED},{_ZYGOTE_DEADLY},{_ZYGOTE}"
-    for verdict, table in ((_ALLOW, allowed), (_ENOENT, _ABSENT), (_KILL, _DEADLY)):
+    for verdict, table in ((_ALLOW, f"{_ALLOWED},{_ZYGOTE}"), (_ENOENT, _ABSENT)):
         lines += _verdicts(verdict, table, column)
     for numbers, index, values in _LIMITED:
         # The kernel reads only the lower 32 bits of fcntl and ioctl commands and of a pid, so only those are compared.
@@ -117,21 +98,17 @@ def permissions(machine: str) -> bytes:
 def denials(machine: str) -> bytes:
     """Return the BPF program that denies children the calls that only a zygote needs."""
     column = list(ARCHITECTURES).index(machine)
-    lines = [_line(_LOAD, _NUMBER)]
-    lines += _verdicts(_KILL, _ZYGOTE_DEADLY, column) + _verdicts(_EPERM, _ZYGOTE, column)
-    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+    return b"".join([_line(_LOAD, _NUMBER), *_verdicts(_EPERM, _ZYGOTE, column), _line(_RETURN, _ALLOW)])
 
 
 def _verdicts(verdict: int, table: str, column: int) -> list[bytes]:
+    """Return the instructions that give one verdict on all calls of a table."""
     lines = []
-    for number in _numbers(table, column):
-        lines += [_line(_EQUAL, number, 0, 1), _line(_RETURN, verdict)]
+    for entry in table.split(","):
+        number = entry.split()[1 + column]
+        if number != "-":
+            lines += [_line(_EQUAL, int(number), 0, 1), _line(_RETURN, verdict)]
     return lines
-
-
-def _numbers(table: str, column: int) -> list[int]:
-    entries = [entry.split() for entry in table.replace("\n", " ").split(",")]
-    return [int(entry[1 + column]) for entry in entries if entry[1 + column] != "-"]
 
 
 def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -12,15 +12,16 @@ import socket
 import subprocess
 import time
 
-from lora_grpo.sandbox.launch import memory_file, start_process
-from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Status, Verdict
-from lora_grpo.sandbox.zygote import ANSWER_BYTES, how_it_ended
+from lora_grpo.sandbox.launch import start_process
+from lora_grpo.sandbox.library import memory_file
+from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
+from lora_grpo.sandbox.zygote import ANSWER_BYTES, wait_status
 
 _ROLES = ("candidate", "examiner")
 _START_SECONDS, _KILL_SECONDS = 60.0, 10.0
 _MAX_REPORT_BYTES = 1 << 16
 _ATTEMPTS = 3
-"""How often a program may run if its process or that of its tests is killed from outside."""
+"""How often a program may run if its process is killed, as the kernel does if other programs use all memory."""
 
 
 class WorkerDied(Exception):
@@ -51,20 +52,17 @@ class Worker:
             raise
 
     def grade(self, program: Program, exam: bytes) -> Verdict:
-        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used.
-
-        A program that is killed from outside, such as by the kernel because other programs use all memory, runs again.
-        """
+        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used."""
         started = time.monotonic()
         for _ in range(_ATTEMPTS):
             output, ends = self._run(program, exam)
             verdict = _decide(output, ends, program, self._settings, time.monotonic() - started)
-            if not _killed_from_outside(verdict, ends):
+            if verdict.status != "crashed" or _signal(ends["candidate"]) != signal.SIGKILL:
                 break
         return verdict
 
-    def _run(self, program: Program, exam: bytes) -> tuple[bytes | None, dict[str, tuple[bool, int]]]:
-        """Return the results of `_listen` and `_stop`."""
+    def _run(self, program: Program, exam: bytes) -> tuple[bytes | None, dict[str, int]]:
+        """Return the output of the tests, which may be empty, or None after a timeout; and both wait statuses."""
         report, report_end = os.pipe()
         try:
             try:
@@ -114,7 +112,6 @@ class Worker:
             os.close(file)
 
     def _listen(self, report: int, deadline: float) -> bytes | None:
-        """Return the output of the tests' process, which may be empty, or None after a timeout."""
         poll = select.poll()
         for descriptor in (report, *(control.fileno() for control in self._controls.values())):
             poll.register(descriptor, select.POLLIN)
@@ -133,20 +130,17 @@ class Worker:
                 return None
         return output
 
-    def _stop(self) -> dict[str, tuple[bool, int]]:
-        """Kill both children. For each, return whether it was still running and its wait status."""
+    def _stop(self) -> dict[str, int]:
+        """Kill both children and return their wait statuses."""
         try:
             for control in self._controls.values():
                 control.sendall(b"K")
-            ends = {}
-            for role, control in self._controls.items():
-                answer = control.recv(ANSWER_BYTES, socket.MSG_WAITALL)
-                if len(answer) < ANSWER_BYTES:
-                    raise WorkerDied(f"the {role}'s process was killed")
-                ends[role] = how_it_ended(answer)
-            return ends
+            answers = {role: self._controls[role].recv(ANSWER_BYTES, socket.MSG_WAITALL) for role in _ROLES}
         except OSError as error:  # includes timeouts
             raise WorkerDied(f"a process of the sandbox does not respond ({error})") from None
+        if any(len(answer) < ANSWER_BYTES for answer in answers.values()):
+            raise WorkerDied("a process of the sandbox was killed")
+        return {role: wait_status(answer) for role, answer in answers.items()}
 
 
 def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -165,51 +159,39 @@ def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> Non
 
 
 def _decide(
-    output: bytes | None, ends: dict[str, tuple[bool, int]], program: Program, settings: Settings, seconds: float
+    output: bytes | None, ends: dict[str, int], program: Program, settings: Settings, seconds: float
 ) -> Verdict:
-    """Derive the verdict from the tests' output and the exit status of the children. Empty output never passes."""
+    """Derive the verdict from the tests' output and the wait statuses of the children. Empty output never passes."""
     if output is None:
         return Verdict("timeout", f"still running after {settings.timeout_seconds:g} s", seconds)
     if not output.endswith(b"\n"):
-        killed, wait_status = ends["examiner"]
-        if killed or not os.WIFSIGNALED(wait_status):
+        number = _signal(ends["examiner"])
+        if number in (0, signal.SIGKILL):
             raise WorkerDied("the tests' process exited without output")
-        return Verdict("crashed", f"the process of its tests was killed by {_signal(wait_status)}", seconds)
+        return Verdict("crashed", f"the process of its tests was killed by {_name(number)}", seconds)
     report = json.loads(output)
     status, message = report["status"], report["message"]
-    if status == "broken" and program.reference:
-        raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
     if status == "broken":
+        if program.reference:
+            raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
         status = "failed"
-    if status == "crashed":
-        status, message = _how_it_ended(*ends["candidate"])
+    if status == "crashed":  # the candidate closed its socket, so its process has ended or was killed just now
+        number = _signal(ends["candidate"])
+        if number == 0:
+            message = f"its process exited with code {os.waitstatus_to_exitcode(ends['candidate'])}"
+        elif number == signal.SIGSYS:
+            status, message = "blocked", "it made a system call that the sandbox forbids"
+        elif number == signal.SIGKILL:
+            message = "it closed its socket, or was killed because memory ran out"
+        else:
+            message = f"its process was killed by {_name(number)}"
     return Verdict(status, message, seconds, report["passed_tests"], report["num_tests"])
 
 
-def _killed_from_outside(verdict: Verdict, ends: dict[str, tuple[bool, int]]) -> bool:
-    """Return whether a child died of a SIGKILL that its zygote did not send."""
-    if verdict.status not in ("memory", "crashed"):
-        return False
-    died = {role: os.WIFSIGNALED(end) and os.WTERMSIG(end) == signal.SIGKILL for role, (_, end) in ends.items()}
-    # A candidate that is being killed may have closed its socket and still count as running.
-    ours = {"candidate": ends["candidate"][0] and verdict.status == "memory", "examiner": ends["examiner"][0]}
-    return any(died[role] and not ours[role] for role in _ROLES)
+def _signal(status: int) -> int:
+    """Return the signal that ended a process, or 0 if it exited."""
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _how_it_ended(killed: bool, status: int) -> tuple[Status, str]:
-    """Interpret the wait status of a candidate that closed its socket to the tests."""
-    if not os.WIFSIGNALED(status):
-        return "crashed", f"its process exited with code {os.waitstatus_to_exitcode(status)}"
-    number = os.WTERMSIG(status)
-    if number == signal.SIGSYS:
-        return "blocked", "it made a system call that the sandbox forbids"
-    if number == signal.SIGKILL:
-        return ("crashed", "it closed its socket") if killed else ("memory", "killed for using too much memory")
-    return "crashed", f"its process was killed by {_signal(status)}"
-
-
-def _signal(status: int) -> str:
-    try:
-        return signal.Signals(os.WTERMSIG(status)).name
-    except ValueError:
-        return f"signal {os.WTERMSIG(status)}"
+def _name(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"

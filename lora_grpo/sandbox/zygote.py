@@ -3,7 +3,7 @@
 Commands on the control socket have one byte:
 
     R  fork a child; sent with descriptors, and the first one contains the program
-    K  kill the child if it is still running, and reply with how it ended (see `how_it_ended`)
+    K  kill the child if it is still running, and reply with how it ended (see `wait_status`)
 
 The child reads the program after the fork, and the kernel writes how it ended into a buffer that is sent and then
 wiped. This process therefore never contains anything that a program chose, which its later children would inherit.
@@ -11,14 +11,12 @@ wiped. This process therefore never contains anything that a program chose, whic
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
-import marshal
-import mmap
 import os
 import random
 import select
@@ -26,126 +24,49 @@ import signal
 import socket
 import struct
 import sys
-from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec
-from importlib.util import spec_from_file_location
-from types import ModuleType
+from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Any
 
 from lora_grpo.sandbox import candidate, examiner, lockdown
+from lora_grpo.sandbox.importer import Importer, merge_mappings
 
 PRELOADED = """
 bisect cmath collections copy datetime functools heapq itertools math operator random re string typing
 """
 """Commonly used modules, which are loaded before the fork. Additional modules would make each fork slower."""
 
-
-class Importer:
-    """Import the standard library from memory.
-
-    An extension's file is loaded now. Its module is created when it is imported, without access to the file. The code
-    of Python modules is in a file in memory. A private mapping of it costs nothing to fork.
-    """
-
-    def __init__(self, extensions: dict[str, str], modules: dict[str, Any], contents: int) -> None:
-        self._extensions = {name: path for name, path in extensions.items() if _load(path)}
-        self._modules = modules
-        self._contents = mmap.mmap(contents, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
-        os.close(contents)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a module in the library."""
-        if name in self._extensions:
-            return spec_from_file_location(name, self._extensions[name])
-        if name not in self._modules:
-            return None
-        origin, is_package, *_ = self._modules[name]
-        spec = ModuleSpec(name, self, origin=origin, is_package=is_package)  # type: ignore[arg-type]
-        spec.has_location = True  # sets `__file__`
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Use an ordinary module."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the code of a module."""
-        exec(self.get_code(module.__name__), module.__dict__)
-
-    def get_code(self, name: str) -> Any:
-        """Return the code object of a module."""
-        origin, _, is_source, start, end = self._modules[name]
-        content = self._contents[start:end]
-        return compile(content, origin, "exec", dont_inherit=True) if is_source else marshal.loads(content)
-
-    def get_source(self, name: str) -> None:
-        """Return None: tracebacks have no source lines of the standard library."""
-
-
-def _load(path: str) -> bool:
-    try:
-        ctypes.CDLL(path)
-    except OSError:  # needs a shared library that this machine lacks
-        return False
-    return True
-
-
-ANSWER_BYTES = 256
-"""Two `siginfo_t`: from before and from after the child was killed."""
-_CODE, _PID, _STATUS = (8, 16, 24) if sys.platform == "linux" else (8, 12, 20)
+ANSWER_BYTES = 128
+"""Size of `siginfo_t`."""
+_CODE, _STATUS = (8, 24) if sys.platform == "linux" else (8, 20)
 _CLD_EXITED = 1
-_PT_LOAD, _PT_GNU_RELRO, _PF_W = 1, 0x6474E552, 2
 
 _LINK, _REPORT = 3, 4
 _wait = ctypes.CDLL(None).waitid
 
 
-def how_it_ended(answer: bytes) -> tuple[bool, int]:
-    """Return whether a child had to be killed, and its wait status."""
-    before, after = answer[: ANSWER_BYTES // 2], answer[ANSWER_BYTES // 2 :]
-    (pid,) = struct.unpack_from("i", before, _PID)
-    (code,), (status,) = (struct.unpack_from("i", after, offset) for offset in (_CODE, _STATUS))
-    return pid == 0, status << 8 if code == _CLD_EXITED else status
+def wait_status(answer: bytes) -> int:
+    """Return the wait status in the reply to `K`."""
+    (code,), (status,) = (struct.unpack_from("i", answer, offset) for offset in (_CODE, _STATUS))
+    return status << 8 if code == _CLD_EXITED else status
 
 
 def main(role: str, control_descriptor: int, isolation: str, library: tuple[Any, Any, int], limits: list[int]) -> None:
     """Serve commands until the other end of the control socket closes.
 
-    The role is `candidate` or `examiner`. The isolation is `landlock`, `bubblewrap`, which is already active, or
-    `none`. The library holds the arguments of `Importer`. The limits are a child's address space in bytes and CPU time
-    in seconds.
+    Args:
+        role: `candidate` or `examiner`.
+        control_descriptor: the socket for commands.
+        isolation: `landlock`, `bubblewrap`, which is already active, or `none`.
+        library: the arguments of `Importer`.
+        limits: a child's address space in bytes, and its CPU time in seconds.
     """
-    # Both are inherited. With other settings, this process could not reap its children.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    parent, here = os.getppid(), os.getpid()
     control = socket.socket(fileno=control_descriptor)
     commands = select.poll()
     commands.register(control, select.POLLIN)
-    parent, here = os.getppid(), os.getpid()
-    importer = Importer(*library)
-    if sys.platform == "linux":
-        _merge_mappings()
-    for name in PRELOADED.split():
-        with contextlib.suppress(ImportError):  # the interpreter was built without it
-            importlib.import_module(name)
-    os.environ.clear()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):
-        os.dup2(null, descriptor)
-    lockdown.limit_resources(limits[0])
-    filter_ = None
-    if isolation != "none":
-        lockdown.give_up_privileges()
-        if isolation == "landlock":
-            lockdown.give_up_files()
-        filter_ = lockdown.give_up_system_calls()
-    sys.meta_path[:] = [BuiltinImporter, FrozenImporter, importer]
-    sys.path.clear()
-    sys.path_importer_cache.clear()
-    os.getcwd = lambda: "/"  # functions such as `os.path.abspath` only need some answer
-    gc.collect()
-    gc.freeze()
+    system_calls = _prepare(isolation, Importer(*library), limits[0])
     control.sendall(b"!")
-    os.dup2(null, 2)  # stderr sent startup errors to the parent
-    os.close(null)
+    os.dup2(0, 2)  # stderr sent startup errors to the parent
     child, answer = 0, ctypes.create_string_buffer(ANSWER_BYTES)
     while True:
         # Other children of a killed parent may keep the socket open, so also check the parent's process id.
@@ -153,83 +74,69 @@ def main(role: str, control_descriptor: int, isolation: str, library: tuple[Any,
             if os.getppid() != parent:
                 _end(child, answer)
                 os._exit(0)
-        command, descriptors = _receive(control)
+        command, descriptors, _, _ = socket.recv_fds(control, 1, 4)
         if command == b"R":
             child = os.fork()
             if child == 0:
                 control.close()
-                _serve(role, here, descriptors, limits[1], filter_)
+                _serve(role, here, descriptors, limits[1], system_calls)
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif command == b"K":
-            _end(child, answer)
-            control.sendall(answer)
-            ctypes.memset(answer, 0, ANSWER_BYTES)
-            child = 0
-        else:
-            _end(child, answer)
+            continue
+        _end(child, answer)
+        if command != b"K":
             os._exit(0)
+        control.sendall(answer)
+        ctypes.memset(answer, 0, ANSWER_BYTES)
+        child = 0
 
 
-class _Library(ctypes.Structure):
-    """`struct dl_phdr_info` of link.h."""
-
-    _fields_ = (
-        ("base", ctypes.c_size_t),
-        ("name", ctypes.c_char_p),
-        ("headers", ctypes.c_size_t),
-        ("n", ctypes.c_ushort),
-    )
-
-
-def _merge_mappings() -> None:
-    """Give the segments of each shared library equal rights, so that the kernel merges five mappings into two.
-
-    The time of a fork depends on the number of mappings. The rights protect nothing here, because a candidate may map
-    executable memory.
-    """
-    libc = ctypes.CDLL(None)
-
-    def merge(library: Any, size: int, data: Any) -> int:
-        at = library.contents
-        for header in range(at.headers, at.headers + 56 * at.n, 56):
-            # struct Elf64_Phdr: type, flags, offset, address, physical address, size in the file, size
-            kind, flags, _, address, _, _, length = struct.unpack("2I5Q", ctypes.string_at(header, 48))
-            start, end = (at.base + address) & -mmap.PAGESIZE, -(-(at.base + address + length) // mmap.PAGESIZE)
-            rights = mmap.PROT_READ | (mmap.PROT_EXEC if kind == _PT_LOAD else mmap.PROT_WRITE)
-            if kind == _PT_GNU_RELRO or (kind == _PT_LOAD and not flags & _PF_W):
-                libc.mprotect(ctypes.c_size_t(start), ctypes.c_size_t(end * mmap.PAGESIZE - start), rights)
-        return 0
-
-    visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
-    libc.dl_iterate_phdr(visit(merge), None)
-
-
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    size = 4 * array.array("i").itemsize
-    data, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(size))
-    descriptors = array.array("i")
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    return data, list(descriptors)
+def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> lockdown.SystemCallFilter | None:
+    """Load what children need, and give up everything else. Return the filter that children add."""
+    # Both are inherited. With other settings, this process could not reap its children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    with contextlib.suppress(OSError), io.FileIO("/proc/self/maps") as maps:  # bubblewrap has no /proc
+        merge_mappings(maps.read().decode())
+    for name in PRELOADED.split():
+        with contextlib.suppress(ImportError):  # the interpreter was built without it
+            importlib.import_module(name)
+    os.environ.clear()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(null, descriptor)
+    os.close(null)
+    lockdown.limit_resources(memory_bytes)
+    system_calls = None
+    if isolation != "none":
+        lockdown.give_up_privileges()
+        if isolation == "landlock":
+            lockdown.give_up_files()
+        system_calls = lockdown.give_up_system_calls()
+    # From now on, modules come from memory.
+    sys.meta_path[:] = [BuiltinImporter, FrozenImporter, importer]
+    sys.path.clear()
+    sys.path_importer_cache.clear()
+    os.getcwd = lambda: "/"  # functions such as `os.path.abspath` only need some answer
+    gc.collect()
+    gc.freeze()  # children share the memory of these objects
+    return system_calls
 
 
 def _end(child: int, answer: ctypes.Array[ctypes.c_char]) -> None:
     """Kill the child if it is still running, and let the kernel write how it ended. Not `os.waitid`, which reads it."""
     if not child:
         return
-    _wait(os.P_PID, child, answer, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     # The process id stays reserved until the child is reaped. Without a filter, the child may have children, which are
     # in its process group unless they leave it.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
-    _wait(os.P_PID, child, ctypes.byref(answer, ANSWER_BYTES // 2), os.WEXITED)
+    _wait(os.P_PID, child, answer, os.WEXITED)
 
 
 def _serve(
-    role: str, parent: int, descriptors: list[int], cpu_seconds: int, filter_: lockdown.SystemCallFilter | None
+    role: str, parent: int, descriptors: list[int], cpu_seconds: int, system_calls: lockdown.SystemCallFilter | None
 ) -> None:
     """Run as the child: set up descriptors, install the filter, run the program, and exit."""
     code = 1
@@ -245,8 +152,8 @@ def _serve(
         lockdown.limit_cpu(cpu_seconds)
         # A program that uses random numbers must always get the same verdict. `random` draws a new seed after a fork.
         random.seed(0)
-        if filter_:
-            filter_.put_on()
+        if system_calls:
+            system_calls.put_on()
         if role == "candidate":
             candidate.run(payload, _LINK)
         else:

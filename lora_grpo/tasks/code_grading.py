@@ -76,7 +76,7 @@ def run_sources(
 
 
 def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raise UserError if a row's tests are missing, are not Python, assert nothing, or use an undefined name."""
+    """Raise UserError if a row's tests are missing, are not Python, or assert nothing."""
     for row in rows:
         try:
             sandbox.prepare(_program("", row))

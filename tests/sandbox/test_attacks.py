@@ -320,8 +320,6 @@ def test_no_other_system_call_is_answered(tier):
     verdicts = sandbox.run([Program(source.replace("@NUMBER@", str(number)), TESTS, ("total",)) for number in numbers])
     answered = [number for number, verdict in zip(numbers, verdicts, strict=True) if verdict.passed]
     assert answered == []
-    died = [number for number, verdict in zip(numbers, verdicts, strict=True) if verdict.status == "blocked"]
-    assert {56, 57, 59, 62, 101, 165, 272, 310, 321, 425, 435} <= set(died)
 
 
 # The attacks are real: they fool naive graders. Only programs that are harmless without a sandbox run here.

@@ -6,13 +6,11 @@ from collections import Counter, OrderedDict, deque
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
-from uuid import UUID
 
 import pytest
 
 from lora_grpo.sandbox import codec
-from lora_grpo.sandbox.codec import MAX_FRAME_BYTES, Decoder, Encoder, Malformed, receive, send
+from lora_grpo.sandbox.codec import MALFORMED, MAX_FRAME_BYTES, Decoder, Encoder, receive, send
 
 
 def through(value):
@@ -40,9 +38,7 @@ def through(value):
         datetime(2024, 2, 29, 1, 2, 3, 4),
         timedelta(-1, 2, 3),
         time(1, 2, 3, tzinfo=UTC),
-        UUID(int=5),
-        Path("a/b"),
-        PurePosixPath("/"),
+        slice(1, None, 2),
         {"a": [1]}.keys(),
         {"a": [1]}.items(),
         (1, (2, [3])),
@@ -153,8 +149,6 @@ def test_a_tuple_of_tuples_of_itself_does_not_unfold(monkeypatch):
         ["again", True],
         ["range", 1, 2, 0],
         ["Fraction", "0x1", "0x0"],
-        ["UUID", 5],
-        ["PosixPath", 5],
         ["dict_items", [1]],
         ["namedtuple", "P", ["x"], [1, 2]],
         ["namedtuple", "P(", ["x"], [1]],
@@ -171,7 +165,7 @@ def test_a_tuple_of_tuples_of_itself_does_not_unfold(monkeypatch):
     ids=repr,
 )
 def test_what_follows_no_grammar_is_malformed(data):
-    with pytest.raises(Malformed):
+    with pytest.raises(MALFORMED):
         Decoder(lambda *rest: rest).decode(data)
 
 
@@ -194,7 +188,7 @@ def test_frames_come_as_they_were_sent():
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x02\0\0\0{]", b"\x01\0\0\0\xff"], ids=repr)
 def test_a_frame_that_is_too_long_or_no_json_is_malformed(content):
-    with pytest.raises(Malformed):
+    with pytest.raises(MALFORMED):
         frame(content)
 
 

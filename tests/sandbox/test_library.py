@@ -8,7 +8,7 @@ import pytest
 from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
-from lora_grpo.sandbox import Program, Settings, launch
+from lora_grpo.sandbox import Program, Settings, library
 from lora_grpo.sandbox.pool import Pool
 
 TRUE = """
@@ -82,21 +82,21 @@ def test_every_process_is_killed_before_the_training_run_if_memory_runs_out(pool
 def test_compiled_code_is_used_only_if_it_is_current(tmp_path):
     module = tmp_path / "module.py"
     module.write_text("a = 1")
-    assert launch._code(module) == (True, b"a = 1")
+    assert library.read_code(module) == (True, b"a = 1")
     py_compile.compile(str(module))
-    is_source, code = launch._code(module)
+    is_source, code = library.read_code(module)
     assert not is_source and code
     os.utime(module, (1, 1))
-    assert launch._code(module) == (True, b"a = 1")
+    assert library.read_code(module) == (True, b"a = 1")
 
 
 def test_modules_without_compiled_code_are_compiled_in_the_sandbox(monkeypatch):
-    monkeypatch.setattr(launch, "_code", lambda path: (True, path.read_bytes()))
-    launch.standard_library.cache_clear()
+    monkeypatch.setattr(library, "read_code", lambda path: (True, path.read_bytes()))
+    library.collect.cache_clear()
     pool = Pool(Settings(workers=1), "landlock" if not sandbox.isolation.missing("landlock") else "bubblewrap")
     try:
         source = "import fractions\ndef f(): return fractions.Fraction(1, 2) * 2"
         assert pool.run([Program(source, "assert f() == 1", ("f",))])[0].passed
     finally:
         pool.close()
-        launch.standard_library.cache_clear()
+        library.collect.cache_clear()

@@ -47,7 +47,7 @@ def verdict(source, test, **more):
         ("import os\ndef f(x): os._exit(0)", "crashed", "its process exited with code 0"),
         ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed", "its process was killed by SIGSEGV"),
         ("import os\ndef f(x): os.close(3)", "crashed", "it"),  # closed its link, which counts as exiting
-        ("import os\ndef f(x): os.fork()", "blocked", "it made a system call that the sandbox forbids"),
+        ("import os\ndef f(x): os.fork()", "blocked", "PermissionError"),
         ("def f(x): return open('/etc/hostname').read()", "blocked", "PermissionError"),
     ],
 )
@@ -270,9 +270,7 @@ def test_a_candidate_does_not_see_the_tests_or_the_prelude():
     "test, prelude",
     [
         ("assert f( == 3", ""),
-        ("import math\nassert g(2) == 3", ""),
         ("f(2) == 3", ""),
-        ("assert math.isclose(f(2), 3)", ""),
         ("assert f(2) == 3", "def"),
     ],
 )
@@ -292,7 +290,7 @@ def test_tests_that_cannot_run_are_an_error_that_names_the_row(test, prelude):
         ("f.__wrapped__\nassert f(2) == 3", ""),
         ("import no_such_module\nassert f(2) == 3", ""),
         ("assert f(2) == 3", "1 / 0"),
-        ("assert f(2) == 3", "raise MemoryError"),
+        ("assert math.isclose(f(2), 3)", ""),
     ],
 )
 def test_only_the_reference_program_shows_that_tests_cannot_run(test, prelude):

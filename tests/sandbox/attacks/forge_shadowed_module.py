@@ -2,7 +2,7 @@
 
 Plain Python falls for it as well, as program and tests share their names there.
 """
-# status: broken
+# status: failed
 # fools: exec, exit-code, marker, pytest
 # test: assert math.isclose(total([0.5, 0.25]), 0.75)
 
