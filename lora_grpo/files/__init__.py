@@ -9,7 +9,6 @@ with lock.holding(output_dir):                          # exit code 2 if another
 
 atomic.py       files and folders that are complete or absent, and checksum manifests
 disk.py         too small and full disks as one-line errors
-gguf_header.py  the header of a GGUF file
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
 python_file.py  Python files of users
@@ -18,7 +17,7 @@ tables.py       CSV and Parquet files of users
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
-from lora_grpo.files import atomic, disk, gguf_header, json_files, lock, python_file, streams, tables
+from lora_grpo.files import atomic, disk, json_files, lock, python_file, streams, tables
 from lora_grpo.files.tensors import (
     DTYPES,
     INDEX,

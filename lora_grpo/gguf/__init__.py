@@ -1,4 +1,4 @@
-"""Export a run, a merged model, or an adapter as a GGUF file for llama.cpp, Ollama, and LM Studio.
+"""Export a run or a merged model as GGUF files for llama.cpp, Ollama, and LM Studio.
 
     export(ExportOptions(Path("outputs/gsm8k_lora"), modelfile=True))    # outputs/gsm8k_lora/gguf/gsm8k_lora.Q8_0.gguf
 
@@ -6,35 +6,34 @@
     tokenizer   ── tokenizer ─────► vocabulary, merges, special tokens, chat template
     weights     ── types ─────────► Q8_0, F16, ..., in blocks of rows
                                     K-quants: a 16-bit file, then llama.cpp's llama-quantize
-    adapter     ── lora ──────────► A and B of each tensor, for llama.cpp's --lora
 
 The gguf package writes the format and quantizes. The export fails if llama.cpp would compute something differently from
 transformers.
 
 cli.py             command-line flags and printed output
 writer.py          writes a model
-cost.py            gguf_report.json: the KL divergence between a model and its files
-lora.py            writes an adapter
-file.py            opens a file that is complete or absent
+cost.py            measures the KL divergence between a model and its files
+files.py           gguf_report.json, the checks before a push, and one table of the files of a run
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
 types.py           chooses the type of each tensor and converts it
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
 sentencepiece.py   scores and space prefix of SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
-measured_files.py  the GGUF files of a run with their sizes and what was measured on them; one table of them
+
+What the header of a file says is read by `sampling.read_header`.
 """
 
 from lora_grpo.gguf.cli import ExportOptions, export
-from lora_grpo.gguf.cost import REPORT as GGUF_REPORT
-from lora_grpo.gguf.cost import ExportedFile, exported_files
-from lora_grpo.gguf.lora import LORA_FILE
-from lora_grpo.gguf.measured_files import (
+from lora_grpo.gguf.files import (
+    ExportedFile,
+    GgufSection,
     MeasuredFile,
-    current_files,
-    files_legend,
+    check_exported,
+    exported_files,
     files_notes,
     files_table,
+    gguf_sections,
     measured_files,
     nats,
 )
-from lora_grpo.gguf.modelfile import HUB_FILES, check_hub_file
+from lora_grpo.gguf.modelfile import HUB_FILES

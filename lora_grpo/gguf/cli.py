@@ -15,15 +15,12 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
 from lora_grpo.gguf.cost import measure_costs
-from lora_grpo.gguf.lora import LORA_FILE, write_lora
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
 from lora_grpo.merging import REPORT, merged_model
-from lora_grpo.models import ADAPTER_CONFIG, BEST, choose_adapter, source_adapter
+from lora_grpo.models import BEST, choose_adapter, source_adapter
 from lora_grpo.runs import read_record, system_prompt
-
-DEFAULT_TYPE: TypeName = "q8_0"
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -34,47 +31,38 @@ class ExportOptions:
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MERGED")]
     """A run or an adapter, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or
     32-bit safetensors, and the tokenizer."""
-    what: Literal["merged", "best", "adapter"] = "merged"
+    what: Literal["merged", "best"] = "merged"
     """`merged`: a model with the run's last adapter. `best`: a model with the one of the highest validation reward, in
-    RUN/best. `adapter`: the adapter alone, for llama.cpp's --lora with a GGUF file of the base."""
-    type: tuple[TypeName, ...] = ()
-    """Weight types of a model, one file each; default: q8_0, half the size of 16-bit weights and nearly as accurate.
-    `q4_0` to `q5_1` are smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and
-    require llama.cpp's llama-quantize. An adapter is always f32."""
+    RUN/best."""
+    type: tuple[TypeName, ...] = ("q8_0",)
+    """Weight types, one file each. q8_0 is half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1` are
+    smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
+    llama-quantize."""
     modelfile: bool = False
     """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the same as
     `template`, `system` and `params` for `ollama run hf.co/YOU/NAME` after a push."""
-    output_dir: Path | None = None
-    """Folder of the file; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run. The file of an
-    adapter is written beside its weights."""
-    output: Path | None = None
-    """The file itself, in place of --output-dir; default: RUN.Q8_0.gguf in that folder, or adapter_model.gguf."""
+    output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    """Folder of the files, or one file whose name ends in .gguf; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for
+    a model outside a run."""
 
 
 def export(options: ExportOptions) -> None:
-    """Export a run or a model, and print the path of the file and how to use it."""
+    """Export a run or a model, and print the path of each file and how to use it."""
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
-    if options.output_dir is not None and (options.output is not None or options.output_dir.is_file()):
-        problem = "names a file" if options.output is None else f"and --output {options.output} exclude each other"
-        raise UserError(f"--output-dir {options.output_dir} {problem}; pass a folder, or only --output FILE")
-    if options.output is not None and options.output.is_dir():
-        raise UserError(f"--output {options.output} is a folder; pass it with --output-dir")
-    if options.output is not None and options.output.exists() and not _is_gguf(options.output):
-        raise UserError(f"--output {options.output} is not a GGUF file and would be replaced; pass a new file name")
-    if options.what == "adapter":
-        _export_adapter(options, folder)
-        return
-    kinds = list(dict.fromkeys(options.type)) or [DEFAULT_TYPE]
-    if options.output is not None and len(kinds) > 1:
-        raise UserError(f"--output names one file, and --type has {len(kinds)}; pass a folder with --output-dir")
+    kinds, target = list(dict.fromkeys(options.type)), options.output_dir
+    is_file = target is not None and target.suffix == ".gguf" and not target.is_dir()
+    if target is not None and target.is_file() and not is_file:
+        raise UserError(f"--output-dir {target} is a file; pass a folder, or a new file name that ends in .gguf")
+    if is_file and len(kinds) > 1:
+        raise UserError(f"--output-dir {target} is one file, and --type has {len(kinds)}; pass a folder")
     folder = merged_model(folder).resolve()
     run = folder.parent if (folder.parent / "run.json").is_file() else None
-    defaults = {kind: default_output(folder, run, kind) for kind in kinds}
-    outputs: dict[str, Path] = {
-        kind: options.output or (options.output_dir or path.parent) / path.name for kind, path in defaults.items()
-    }
+    outputs: dict[str, Path] = {kind: default_output(folder, run, kind) for kind in kinds}
+    name = outputs[kinds[0]].name.rsplit(".", 2)[0]
+    if target is not None:
+        outputs = {kind: target if is_file else target / path.name for kind, path in outputs.items()}
     output = outputs[kinds[0]]
     above = folder.parents[:2]  # a checkpoint is two levels below its run
     trained_by = next((parent for parent in above if (parent / "run.json").is_file()), None)
@@ -96,30 +84,8 @@ def export(options: ExportOptions) -> None:
         print(f"note: the KL divergence was not measured: {reason}")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
     if options.modelfile:
-        name = re.sub(r"[^a-z0-9._-]+", "-", defaults[kinds[0]].name.rsplit(".", 2)[0].lower()).strip("-.") or "model"
+        name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
-
-
-def _export_adapter(options: ExportOptions, folder: Path) -> None:
-    if set(options.type) - {"f32"}:
-        raise UserError(f"--type {' '.join(options.type)} is for models, and an adapter is f32; leave it out")
-    if options.modelfile:
-        raise UserError("--modelfile is for models; leave it out, or export the merged model with --what merged")
-    adapter = folder / "adapter" if (folder / "run.json").is_file() else folder
-    if not (adapter / ADAPTER_CONFIG).is_file() or not (adapter / "adapter_model.safetensors").is_file():
-        raise UserError(f"{folder} holds no adapter with {ADAPTER_CONFIG} and safetensors; pass a run or an adapter")
-    output = options.output or (options.output_dir or adapter) / LORA_FILE
-    with lock.holding(output.parent):
-        write_lora(adapter, output)
-    print(f"{output}  {disk.size(output.stat().st_size)}")
-    print(f"  llama-cli -m BASE.gguf --lora {shlex.quote(str(output))}")
-
-
-def _is_gguf(path: Path) -> bool:
-    if not path.is_file():  # a pipe would wait for a writer
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
 
 
 def default_output(folder: Path, run: Path | None, kind: str) -> Path:

@@ -17,14 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.commands import command
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, json_files
+from lora_grpo.files import atomic
 from lora_grpo.gguf.tokenizer import Vocabulary
 from lora_grpo.tasks import chat
 
 HUB_FILES = ("template", "system", "params")
 """The files that Hugging Face's documentation names for Ollama."""
+
+
+_NO_TEMPLATE = (
+    "the Modelfile has no TEMPLATE because the chat template does more than add text around messages; Ollama uses its "
+    "own if it knows the model, or none: compare an answer"
+)
 
 
 @dataclass(frozen=True)
@@ -62,47 +67,22 @@ def write_modelfiles(
     ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
 ) -> list[str]:
     """Write the Modelfile of each GGUF file of a model and the files for the Hub, and return notes for the user."""
-    notes, lines = [], []
-    turns = read_turns(tokenizer, vocabulary)
+    turns, folder = read_turns(tokenizer, vocabulary), ggufs[0].parent
+    template = turns.to_go() if turns else ""
     stops = [vocabulary.tokens[token_id] for token_id in vocabulary.eos_token_ids]
-    if turns:
-        lines.append(f'TEMPLATE """{turns.to_go()}"""')
-    else:
-        notes.append(
-            "the Modelfile has no TEMPLATE because the chat template does more than add text around messages; "
-            "Ollama uses its own if it knows the model, or none: compare an answer"
-        )
-    if system_prompt:
-        lines.append(f'SYSTEM """{system_prompt}"""')
+    lines = [f'TEMPLATE """{template}"""'] if template else []
+    lines += [f'SYSTEM """{system_prompt}"""'] if system_prompt else []
     lines += [f'PARAMETER stop "{stop}"' for stop in stops]
-    folder = ggufs[0].parent
+    contents = (template, system_prompt or "", json.dumps({"stop": stops}))
     with atomic.write_errors(folder):
         for gguf in ggufs:
             atomic.write_text(modelfile_path(gguf), "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n")
-        contents = (turns.to_go() if turns else "", system_prompt or "", json.dumps({"stop": stops}))
         for name, content in zip(HUB_FILES, contents, strict=True):
             if content:
                 atomic.write_text(folder / name, content)
             else:
                 (folder / name).unlink(missing_ok=True)  # of an older export
-    return notes
-
-
-def check_hub_file(path: Path) -> None:
-    """Check that one of HUB_FILES says what the Modelfiles beside it say. Raises UserError."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if path.name == "params":
-        stops = json_files.read_object(path).get("stop")
-        expected = [f'PARAMETER stop "{stop}"\n' for stop in stops] if isinstance(stops, list) else []
-    else:
-        expected = [f'{path.name.upper()} """{text}"""\n']
-    for modelfile in sorted(path.parent.glob("*Modelfile")):
-        content = modelfile.read_text(encoding="utf-8", errors="replace")
-        if not all(value in content for value in expected):
-            raise UserError(
-                f"{path} differs from {modelfile}, and Ollama reads it from the Hub; change both, or write both again "
-                f"with {command('export-gguf')}"
-            )
+    return [] if template else [_NO_TEMPLATE]
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:

@@ -12,23 +12,37 @@ from typing import Any
 from lora_grpo.errors import UserError
 
 
-def space_prefix(spec: Mapping[str, Any]) -> str:
-    """Return when the tokenizer adds a space before text.
+def space_prefix(spec: Mapping[str, Any], opening: str) -> tuple[bool, list[str]]:
+    """Return whether llama.cpp should add a space before text, and notes on texts that get other tokens.
 
-    `prepend` always adds a space. `always` and `first` add one unless the text starts with a space. `never` adds none.
-    Raises UserError if tokenizer.json normalizes text differently from SentencePiece.
+    Args:
+        spec: tokenizer.json.
+        opening: a rendered chat.
+
+    Raises:
+        UserError: tokenizer.json normalizes text differently from SentencePiece.
     """
     normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     if pre is None and normalizer is not None:
         steps = normalizer.get("normalizers", [normalizer])
-        if steps == [{"type": "Prepend", "prepend": "▁"}, spaces]:
-            return "prepend"
-        if steps == [spaces]:
-            return "never"
-    if normalizer is None and pre is not None and pre["type"] == "Metaspace" and not pre["split"]:
-        return str(pre["prepend_scheme"])
-    raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp would make other tokens")
+        if steps in ([{"type": "Prepend", "prepend": "▁"}, spaces], [spaces]):
+            return len(steps) == 2, []
+    if normalizer is not None or pre is None or pre["type"] != "Metaspace" or pre["split"]:
+        raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp makes other tokens")
+    if pre["prepend_scheme"] != "first":
+        return pre["prepend_scheme"] == "always", []
+    # transformers adds a space before the first text only, and llama.cpp also after every special token. The chat
+    # template decides, because a model that follows instructions is prompted through it.
+    if any(opening.startswith(token["content"]) for token in spec["added_tokens"]):
+        return False, [
+            "llama.cpp will add no space before plain text, as transformers does, so its first word has other tokens; "
+            "start plain text with a space. Chats have the same tokens"
+        ]
+    return True, [
+        "llama.cpp adds a space after every special token, and transformers only at the start of a text; prompts with "
+        "special tokens have other tokens"
+    ]
 
 
 def merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:

@@ -29,17 +29,6 @@ PRE_TOKENIZERS = {
 }
 """Map the steps that split text, and whether words in the vocabulary skip merges, to llama.cpp's name."""
 
-ENDS = {
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
-    *("<EOT>", "_<EOT>", "<end_of_utterance>"),
-}
-"""Texts of tokens that llama.cpp always stops at.
-
-Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp (`special_eog_ids`).
-"""
-
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -93,14 +82,12 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     if backend is None:
         raise UserError(f"a {type(tokenizer).__name__} cannot be exported; save the model with a fast tokenizer")
     spec = json.loads(backend.to_str())
-    model = spec["model"]
+    model, added = spec["model"], {token["id"]: token for token in spec["added_tokens"]}
     if model["type"] != "BPE":
         raise UserError(f"the tokenizer is {model['type']}; supported are byte-level BPE and SentencePiece's BPE")
-    merges = [tuple(merge) for merge in model["merges"]]
-    added = {token["id"]: token for token in spec["added_tokens"]}
-    tokens = {token_id: text for text, token_id in model["vocab"].items()}
     if len(model["vocab"]) < backend.get_vocab_size(with_added_tokens=False):
         raise UserError("two tokens of the tokenizer have the same id; use an undamaged tokenizer.json")
+    tokens = {token_id: text for text, token_id in model["vocab"].items()}
     tokens |= {token_id: token["content"] for token_id, token in added.items()}
     if max(tokens) >= vocab_size:
         raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize the embeddings")
@@ -124,29 +111,16 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
             "on; prompt it with plain text"
         )
     is_sentencepiece = bool(model["byte_fallback"])
-    scheme = space_prefix(spec) if is_sentencepiece else "never"
-    # transformers adds `first` only before the first text. llama.cpp also adds a space after every special token.
-    starts_special = any(opening.startswith(token["content"]) for token in added.values())
-    add_space_prefix = scheme != "never" and not (scheme == "first" and starts_special)
-    if scheme == "first" and not add_space_prefix:
-        notes.append(
-            "llama.cpp will add no space before plain text, as transformers does, so its first word has other tokens; "
-            "start plain text with a space. Chats have the same tokens"
-        )
-    elif scheme == "first":
-        notes.append(
-            "llama.cpp adds a space after every special token, and transformers only at the start of a text; prompts "
-            "with special tokens have other tokens"
-        )
-    if scheme in ("first", "always") and add_space_prefix:
-        notes.append("llama.cpp adds a space to text that starts with one, and transformers does not")
-    unknown = tokenizer.unk_token_id if is_sentencepiece else None
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else bos_id
-    ends, unheeded = _ends(tokenizer, eos_token_ids, tokens)
-    special = {"bos": bos, "unk": unknown, "pad": tokenizer.pad_token_id, **ends}
-    notes += [f"llama.cpp does not stop at {tokens.get(token_id, token_id)}, as training did" for token_id in unheeded]
+    add_space_prefix, spaces = space_prefix(spec, opening) if is_sentencepiece else (False, [])
+    merges = [tuple(merge) for merge in model["merges"]]
+    special = {
+        "bos": bos_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
+        "unk": tokenizer.unk_token_id if is_sentencepiece else None,
+        "pad": tokenizer.pad_token_id,
+        **_ends(tokenizer, eos_token_ids, tokens),
+    }
     texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
-    types = _types(tokens, added, vocab_size, unknown, has_bytes=is_sentencepiece)
+    types = _types(tokens, added, vocab_size, special["unk"], has_bytes=is_sentencepiece)
     return Vocabulary(
         model="llama" if is_sentencepiece else "gpt2",
         pre="default" if is_sentencepiece else _pre_tokenizer(spec),
@@ -160,7 +134,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         add_space_prefix=add_space_prefix,
         eos_token_ids=list(eos_token_ids),
         chat_template=chat.with_fixed_variables(tokenizer.get_chat_template()) if tokenizer.chat_template else None,
-        notes=notes,
+        notes=notes + spaces,
     )
 
 
@@ -189,52 +163,41 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
 
 
 def _types(
-    tokens: Mapping[int, str],
-    added: Mapping[int, Mapping[str, Any]],
-    size: int,
-    unknown: int | None,
-    *,
-    has_bytes: bool,
+    tokens: Mapping[int, str], added: Mapping[int, Any], size: int, unknown: int | None, *, has_bytes: bool
 ) -> list[int]:
     from gguf import TokenType
 
-    def kind(token_id: int) -> TokenType:
-        if token_id not in tokens:
-            return TokenType.UNUSED
-        text = tokens[token_id]
-        if token_id == unknown:
-            return TokenType.UNKNOWN
-        if token_id in added:
+    types = []
+    for token_id in range(size):
+        text = tokens.get(token_id)
+        if text is None:
+            kind = TokenType.UNUSED
+        elif token_id == unknown:
+            kind = TokenType.UNKNOWN
+        elif token_id in added:
             # As in the reference converter: Qwen declares <|fim_prefix|> as plain text, but it is a special token.
             is_marker = text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>"))
-            return TokenType.CONTROL if added[token_id]["special"] or is_marker else TokenType.USER_DEFINED
-        return TokenType.BYTE if has_bytes and BYTE.fullmatch(text) else TokenType.NORMAL
+            kind = TokenType.CONTROL if added[token_id]["special"] or is_marker else TokenType.USER_DEFINED
+        else:
+            is_byte = has_bytes and re.fullmatch(r"<0x[0-9A-F]{2}>", text)
+            kind = TokenType.BYTE if is_byte else TokenType.NORMAL
+        types.append(int(kind))
+    return types
 
-    return [int(kind(token_id)) for token_id in range(size)]
 
+def _ends(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> dict[str, int]:
+    """Return the tokens that end an answer, by the names of the three for which llama.cpp has a field.
 
-def _ends(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> tuple[dict[str, int], list[int]]:
-    """Return the ends of a completion by llama.cpp's names, and those that it will not stop at.
-
-    `eos` is the tokenizer's, and `eot` the end of a turn in the chat template. llama.cpp also stops at tokens with the
-    texts in ENDS. `eom` is another one.
+    `eos` is the tokenizer's, `eot` is the first one after an answer in the chat template, and `eom` is another one.
     """
-    eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
-    turn = _end_of_turn(tokenizer, eos_token_ids, tokens)
-    others = [each for each in eos_token_ids if each not in (eos, turn) and tokens.get(each) not in ENDS]
-    ends = {"eos": eos, "eot": eos if turn is None else turn}
-    return ends | dict(zip(["eom"], others, strict=False)), others[1:]
-
-
-def _end_of_turn(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> int | None:
-    """Return the first end of a completion after an answer in the chat template, or None if there is none."""
-    if not tokenizer.chat_template:
-        return None
-    try:
+    eos = turn = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
+    if tokenizer.chat_template:
         chats = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "#answer#"}]
-        after = chat.render(tokenizer, chats).rpartition("#answer#")[2]
-    except UserError:  # the template rejects these messages
-        return None
-    places = {after.find(tokens[each]): each for each in eos_token_ids if each in tokens}
-    found = [place for place in places if place >= 0]
-    return places[min(found)] if found else None
+        try:
+            after = chat.render(tokenizer, chats).rpartition("#answer#")[2]
+        except UserError:  # the template rejects these messages
+            after = ""
+        places = {after.find(tokens[each]): each for each in eos_token_ids if each in tokens and tokens[each] in after}
+        turn = places[min(places)] if places else eos
+    others = [each for each in eos_token_ids if each not in (eos, turn)]
+    return {"eos": eos, "eot": turn, **dict(zip(["eom"], others, strict=False))}

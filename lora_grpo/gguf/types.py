@@ -22,11 +22,14 @@ QuantizeType = Literal["q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m",
 """Types that llama.cpp's `llama-quantize` makes from a 16-bit file."""
 TypeName = Literal[OwnType, QuantizeType]
 OWN_TYPES = get_args(OwnType)
-BLOCK = 32
-"""Number of weights that share a scale in the quantized types of `OwnType`."""
-K_BLOCK = 256
-"""The same for the types of `QuantizeType`."""
 LARGEST_F16 = 65504.0
+
+
+def block_size(file_type: str) -> int:
+    """Return the number of weights that share a scale in a file of a type; 1 for types that are not quantized."""
+    if file_type not in OWN_TYPES:
+        return 256
+    return 32 if file_type.startswith("q") else 1
 
 
 def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> GGMLQuantizationType:
@@ -35,11 +38,10 @@ def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> GGMLQuanti
 
     if len(shape) < 2:
         return GGMLQuantizationType.F32
-    if file_type.startswith("q"):
-        if shape[-1] % BLOCK:
-            return GGMLQuantizationType.F16
-        if name in ("token_embd.weight", "output.weight"):
-            return GGMLQuantizationType.Q8_0
+    if shape[-1] % block_size(file_type):
+        return GGMLQuantizationType.F16
+    if file_type.startswith("q") and name in ("token_embd.weight", "output.weight"):
+        return GGMLQuantizationType.Q8_0
     return GGMLQuantizationType[file_type.upper()]
 
 

@@ -6,8 +6,9 @@ import contextlib
 import math
 import re
 import shutil
+import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,6 @@ from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf import types as gguf_types
 from lora_grpo.gguf.architecture import Tensor
-from lora_grpo.gguf.file import new_gguf
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.models import base_model
@@ -43,6 +43,22 @@ class SourceModel:
     """A `gguf.Metadata`."""
 
 
+@dataclass(frozen=True)
+class _File:
+    """One file to write, of one of `types.OWN_TYPES`."""
+
+    output: Path
+    writer: Any
+    """A `gguf.GGUFWriter`."""
+    types: dict[str, Any]
+    sizes: dict[str, int]
+    """The type of each tensor, and its size in bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
 def write_gguf(
     folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
 ) -> tuple[SourceModel, list[str]]:
@@ -58,76 +74,61 @@ def write_gguf(
         UserError: the model cannot be exported, or the disk does not have enough space. No file is written.
         RunError: llama-quantize failed.
     """
-    made = [kind for kind in outputs if kind not in gguf_types.OWN_TYPES]
-    quantizer = shutil.which(QUANTIZE)
-    if made and quantizer is None:
+    k_quants, quantizer = [kind for kind in outputs if kind not in gguf_types.OWN_TYPES], shutil.which(QUANTIZE)
+    if k_quants and quantizer is None:
         raise UserError(
-            f"--type {made[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
+            f"--type {k_quants[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
             f"another --type: {', '.join(gguf_types.OWN_TYPES)}"
         )
+    kind, output = next(iter(outputs.items()))
+    model = _read_model(folder, output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}"))
+    with atomic.write_errors(output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
+    needed = sum(file.num_bytes + HEADER_BYTES for file in files)
+    # llama-quantize reads a file that keeps every bit of the weights.
+    lossless = output.with_name(f".{output.name}.16bit")
+    if k_quants:
+        dtypes = {tensor.source.dtype for tensor in model.tensors}
+        files.append(_file(lossless, dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32", model))
+        needed += files[-1].num_bytes + HEADER_BYTES + len(k_quants) * (files[-1].num_bytes // 2)
+    disk.check_free_space(output.parent, needed)
+    try:
+        # The files get their names together, when the last one is complete.
+        with contextlib.ExitStack() as new:
+            with contextlib.ExitStack() as temporary:
+                for file in files:
+                    (temporary if file.output == lossless else new).enter_context(_new_gguf(file))
+                _write_tensors(files, model)
+            for kind in k_quants:
+                _quantize(str(quantizer), lossless, new.enter_context(atomic.new_file(outputs[kind])), kind)
+    finally:
+        lossless.unlink(missing_ok=True)
+    notes = [*model.vocabulary.notes, *_notes(model, outputs)]
+    if modelfile:
+        notes += write_modelfiles([*outputs.values()], model.tokenizer, model.vocabulary, system_prompt)
+    return model, notes
+
+
+def _read_model(folder: Path, name: str) -> SourceModel:
+    """Read all of a model but the values of its weights. `name` is its name in the files."""
+    import gguf
+
     base_model.prepare_torch(seed=0)
     network = architecture.read_model(folder)
-    config = network.config
     tensors = architecture.named_tensors(network, model_tensors(folder), folder)
     settings = ModelConfig(name=str(folder.absolute()))
     tokenizer = base_model.load_tokenizer(settings)
     eos_token_ids = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, str(folder))
-    vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids, config.bos_token_id)
-    notes = list(vocabulary.notes)
-    if (length := architecture.context_length(config)) < config.max_position_embeddings:
-        notes.append(f"the context is {length} tokens, the model's sliding window")
-    kind, output = next(iter(outputs.items()))
-    with atomic.write_errors(output.parent):
-        output.parent.mkdir(parents=True, exist_ok=True)
-    name = output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}")
-    model = SourceModel(folder, network, tensors, tokenizer, vocabulary, _model_card(folder, name, tensors))
-    files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
-    source = output.with_name(f".{output.name}.16bit")
-    needed = sum(file.num_bytes + HEADER_BYTES for file in files)
-    if made:
-        dtypes = {tensor.source.dtype for tensor in tensors}
-        lossless = _file(source, dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32", model)
-        needed += lossless.num_bytes + HEADER_BYTES + len(made) * (lossless.num_bytes // 2)
-    disk.check_free_space(output.parent, needed)
-    with contextlib.ExitStack() as new:
-        try:
-            for file in files:
-                new.enter_context(new_gguf(file.writer, file.output, file.num_bytes))
-            with new_gguf(lossless.writer, source, lossless.num_bytes) if made else contextlib.nullcontext():
-                _write_tensors([*files, lossless] if made else files, model)
-            for kind in made:
-                new_path = new.enter_context(atomic.new_file(outputs[kind]))
-                _quantize(str(quantizer), source, new_path, kind)
-                notes += _fallbacks(new_path)
-        finally:
-            source.unlink(missing_ok=True)
-    for file in files:
-        notes += file.notes()
-    if modelfile:
-        notes += write_modelfiles([*outputs.values()], tokenizer, vocabulary, system_prompt)
-    return model, list(dict.fromkeys(notes))
-
-
-@dataclass(frozen=True)
-class _File:
-    """One file to write, of one of `types.OWN_TYPES`."""
-
-    output: Path
-    kind: str
-    writer: Any
-    """A `gguf.GGUFWriter`."""
-    types: dict[str, Any]
-    sizes: dict[str, int]
-    """The type of each tensor, and its size in bytes."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self.sizes.values())
-
-    def notes(self) -> list[str]:
-        odd = [name for name, kind in self.types.items() if self.kind.startswith("q") and kind.name == "F16"]
-        start = f"{len(odd)} tensors are F16 because their rows are not multiples of 32"
-        return [f"{start}: {', '.join(odd[:3])}"] if odd else []
+    vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
+    try:
+        # From README.md and generation_config.json: license, base model, sampling settings.
+        card = gguf.Metadata.load(model_path=folder)
+    except Exception as error:  # damaged front matter raises many exception types
+        raise UserError(f"{folder / 'README.md'} cannot be read: {first_line(error)}") from error
+    card.name = name
+    card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
+    return SourceModel(folder, network, tensors, tokenizer, vocabulary, card)
 
 
 def _file(output: Path, kind: str, model: SourceModel) -> _File:
@@ -152,11 +153,29 @@ def _file(output: Path, kind: str, model: SourceModel) -> _File:
     factors = architecture.rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for tensor in tensors:
-        kind_of, shape = types[tensor.name], tensor.source.shape
+    for name, shape in shapes.items():
         # With a type given, this dtype only indicates that the shape counts weights, not bytes.
-        writer.add_tensor_info(tensor.name, shape, np.dtype("float32"), sizes[tensor.name], kind_of)
-    return _File(output, kind, writer, types, sizes)
+        writer.add_tensor_info(name, shape, np.dtype("float32"), sizes[name], types[name])
+    return _File(output, writer, types, sizes)
+
+
+@contextlib.contextmanager
+def _new_gguf(file: _File) -> Iterator[None]:
+    """Write the metadata of a file; the block writes its tensors. The file is complete or absent."""
+    with atomic.write_errors(file.output.parent), atomic.new_file(file.output, file.num_bytes) as temporary:
+        try:
+            file.writer.write_header_to_file(temporary)
+            try:
+                file.writer.write_kv_data_to_file()
+            except (struct.error, ValueError, TypeError) as error:
+                where = "config.json or generation_config.json"
+                raise UserError(f"a number in {where} does not fit GGUF: {first_line(error)}; correct it") from error
+            file.writer.write_ti_data_to_file()
+            yield
+            file.writer.close()
+        finally:
+            with contextlib.suppress(OSError):  # the disk is still full, and an open file keeps its space
+                file.writer.close()
 
 
 def _write_tensors(files: Sequence[_File], model: SourceModel) -> None:
@@ -173,19 +192,6 @@ def _write_tensors(files: Sequence[_File], model: SourceModel) -> None:
             progress.show(done, tensor.name)
     finally:
         progress.close()
-
-
-def _model_card(folder: Path, name: str, tensors: Sequence[Tensor]) -> Any:
-    """Return metadata from README.md and generation_config.json: license, base model, sampling settings."""
-    import gguf
-
-    try:
-        metadata = gguf.Metadata.load(model_path=folder)
-    except Exception as error:  # damaged front matter raises many exception types
-        raise UserError(f"{folder / 'README.md'} cannot be read: {first_line(error)}") from error
-    metadata.name = name
-    metadata.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
-    return metadata
 
 
 class _Stream:
@@ -207,16 +213,15 @@ def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
         raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
 
 
-def _fallbacks(output: Path) -> list[str]:
-    """Return a note for each type that llama-quantize used for rows that its K-quants do not divide."""
-    from gguf import GGUFReader
-
-    names: dict[str, list[str]] = {}
-    for tensor in GGUFReader(output).tensors:
-        if len(tensor.shape) > 1 and tensor.shape[0] % gguf_types.K_BLOCK:
-            names.setdefault(tensor.tensor_type.name, []).append(tensor.name)
-    return [
-        f"{len(found)} tensors are {kind} because their rows are not multiples of {gguf_types.K_BLOCK}: "
-        + ", ".join(sorted({re.sub(r"^blk\.\d+\.", "", name) for name in found}))
-        for kind, found in names.items()
-    ]
+def _notes(model: SourceModel, outputs: Mapping[str, Path]) -> Iterator[str]:
+    """Yield a note on a limited context, and on tensors of a larger type, whose rows do not divide into blocks."""
+    config = model.network.config
+    if (length := architecture.context_length(config)) < config.max_position_embeddings:
+        yield f"the context is {length} tokens, the model's sliding window"
+    blocks = {gguf_types.block_size(kind) for kind in outputs} - {1}
+    for block in sorted(blocks):
+        shapes = {tensor.name: tensor.source.shape for tensor in model.tensors}
+        odd = [name for name, shape in shapes.items() if len(shape) > 1 and shape[-1] % block]
+        if odd:
+            names = ", ".join(sorted({re.sub(r"^blk\.\d+\.", "", name) for name in odd}))
+            yield f"{len(odd)} tensors have a larger type because their rows are not multiples of {block}: {names}"

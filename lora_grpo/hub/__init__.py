@@ -10,12 +10,9 @@ only results that were measured on these weights. Tokens and local paths are nev
 
 push.py           the command and the commit
 files.py          selects the files to upload and rejects unsafe ones
-intact.py         checks that the files are complete
-exported.py       checks that GGUF files are of the adapter that the card describes
 token.py          finds the Hub token and keeps it secret
 facts.py          the base model, the run, the merge, and the evaluations of these weights
 base_license.py   the license of the base model, from its folder, the Hub cache or the Hub
-example.py        chooses the problem whose answers before and after training the card shows
 card.py           renders README.md: front matter, and text from card.md.jinja
 """
 

@@ -3,8 +3,8 @@
 The first screen of the page says what the model is, how good it is, and how to use it. The rest is folded.
 
 The card includes only measured values. The Jinja environment escapes every value and reduces paths to their last part,
-so a name from a file cannot end the front matter, break a table, or start a heading. Texts of a model or a data set are
-only in fenced blocks and string literals, where neither Markdown nor HTML is rendered.
+so a name from a file cannot end the front matter, break a table, or start a heading. A system prompt is only in fenced
+blocks and string literals, where neither Markdown nor HTML is rendered.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +20,11 @@ from markupsafe import Markup
 
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
-from lora_grpo.gguf import files_legend, files_notes, files_table, nats
-from lora_grpo.hub.example import own_dataset
+from lora_grpo.gguf import files_notes, files_table, nats
 from lora_grpo.hub.facts import Facts
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.runs import flat, system_prompt
-from lora_grpo.tasks import CODE_TASKS, chat
+from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, get_task
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -41,20 +38,6 @@ _SETTINGS = (
     *("train.beta", "train.max_grad_norm", "grpo"),
 )
 """Settings of adapter_config.json, and flags of run.json, that a card lists."""
-_TAUGHT = {
-    "gsm8k": "grade-school math word problems",
-    "humaneval": "Python functions with unit tests",
-    "mbpp": "short Python programs with unit tests",
-    "starter": "synthetic math word problems",
-    "starter-code": "small Python functions with unit tests",
-}
-"""What a model of a built-in task was trained on."""
-_LONGEST = 1200
-"""Characters of a question or an answer that a card shows."""
-_LONGEST_QUESTION = 400
-"""Characters of a question that the example code asks."""
-_LINE = 100
-"""Characters of a line of text in a fenced block, which the Hub does not wrap."""
 
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
@@ -72,10 +55,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     environment.filters |= {
         "code": _code,
         "fenced": _fenced,
-        "shown": _shown,
         "nats": nats,
-        "comment": lambda names: Markup(_quoted(", ".join(names))[1:-1]),
-        "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
+        "percent": lambda value: f"{100 * value:.1f}",
         "quoted": _quoted,
         "shell": lambda value: Markup(shlex.quote(value)),
     }
@@ -84,38 +65,32 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     names = [file.name for file in files]
     template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
     chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    gguf = _shown_file(facts, ggufs)
-    values, is_sft = {**facts.adapter, **flat(config)}, _is_sft(facts)
-    named = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
+    gguf, gguf_type = _shown_file(facts, [name for name in names if name.endswith(".gguf")])
+    values, is_sft = {**facts.adapter, **flat(config)}, config.get("method") == "sft"
+    settings = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
+    is_code = data.get("task") in CODE_TASKS
     text = environment.get_template("card.md.jinja").render(
         table=_table,
-        legend=_legend,
         files_table=files_table,
-        files_legend=files_legend,
         files_notes=files_notes,
-        kit=_kit(),
-        taught=_TAUGHT.get(data.get("task") or ""),
-        evaluation=facts.evaluations[0] if facts.evaluations else None,
-        question=_question(facts),
-        repo_id=repo_id,
-        name=repo_id.split("/")[-1],
         facts=facts,
         base=facts.base,
         record=record,
+        repo_id=repo_id,
+        name=repo_id.split("/")[-1],
+        names=names,
+        steps=facts.best.get("step") or record.get("trained_steps"),
+        is_sft=is_sft,
+        question="Write a function is_even(n) that tells whether n is even." if is_code else "What is 12 times 7?",
         max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
-        settings=[(name, values[name]) for name in named if values.get(name) not in (None, False, [])],
+        settings=[(name, values[name]) for name in settings if values.get(name) not in (None, False, [])],
         data=[*_data(data)],
         system_prompt=system_prompt(record),
-        is_sft=is_sft,
         has_chat=template and "tokenizer.json" in names,
-        template_arguments=Markup("".join(f", {name}={value!r}" for name, value in chat_variables.items())),
-        chat_variables=json.dumps(chat_variables) if chat_variables else "",
-        names=names,
-        modelfiles=[name for name in names if name.endswith("Modelfile")],
-        ggufs=ggufs,
+        chat_variables=chat_variables,
+        chat_variables_json=json.dumps(chat_variables),
         gguf=gguf,
-        gguf_type=_type_of(gguf) if [*map(_type_of, ggufs)].count(_type_of(gguf)) == 1 else "",
+        gguf_type=gguf_type,
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
@@ -124,12 +99,10 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
 def _front_matter(repo_id: str, facts: Facts) -> str:
     from huggingface_hub import ModelCardData
 
-    base, data = facts.base, facts.record.get("data", {})
-    method = "sft" if _is_sft(facts) else "grpo"
-    tags = ["lora"] if facts.kind == "adapter" else []
-    if facts.record:
-        tags = [method, "lora", "trl", "lora_grpo", data.get("task")]
-    dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
+    base, record, data = facts.base, facts.record, facts.record.get("data", {})
+    method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
+    tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else []
+    dataset = _own_dataset(data.get("task"), data.get("train", {}).get("source"))
     files = [(file.report, file.name) for file in facts.measured_files if file.report]
     results = _results([*((each.report, "") for each in facts.evaluations if each.of_upload), *files])
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
@@ -142,16 +115,12 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             language="en" if dataset is not None else None,  # the rows of all built-in tasks are English
             **base.license,
             pipeline_tag="text-generation",
-            tags=[_plain(tag) for tag in tags],
+            tags=[_plain(tag) for tag in tags or ["lora"]],
             datasets=[dataset] if dataset else None,
             model_name=repo_id.split("/")[-1] if results else None,
             eval_results=results,
         ).to_yaml()
     )
-
-
-def _is_sft(facts: Facts) -> bool:
-    return bool(facts.record.get("config", {}).get("method") == "sft")
 
 
 def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
@@ -175,7 +144,7 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
                 key,
                 EvalResult(
                     task_type="text-generation",
-                    dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+                    dataset_type=_own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
                     dataset_name=_plain(protocol.task),
                     metric_type=metric,
                     metric_name=", ".join([metric, how, f"{protocol.rows} rows", *([_plain(file)] if file else [])]),
@@ -185,54 +154,27 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
     return [*results.values()] or None
 
 
-def _legend(report: Report) -> str:
-    """Return what the figures of a table of scores are."""
-    protocol, sampling = report.protocol, report.protocol.sampling
-    assert sampling is not None
-    drawn = f"mean of {sampling.num_samples} samples" if sampling.num_samples > 1 else "one sample"
-    how = f"at temperature {sampling.temperature:g}" if sampling.temperature else "without randomness"
-    meanings = {"pass@1": f"{drawn} {how}", "greedy": "one answer, not sampled"}
-    held_out = "" if protocol.contaminated else "held-out "
-    parts = [f"Percent of {protocol.rows} {held_out}problems solved, with 95% intervals"]
-    for name in report.evaluated.scores:
-        most = f"any of {name[5:]} samples is right" if name.startswith("pass@") else ""
-        if meaning := meanings.get(name, most):
-            parts.append(f"{name}: {meaning}")
-    return ". ".join([*parts, *(["p: paired test"] if report.table else [])]) + "."
+def _own_dataset(task: str | None, source: str | None) -> str | None:
+    """Return the Hub dataset of a task, "" for a task with bundled rows, or None if the rows are from elsewhere."""
+    if task not in TASK_NAMES:
+        return None
+    own = getattr(get_task(task), "HUB_DATASET", "")
+    return own if source in (None, own) else None
 
 
-def _question(facts: Facts) -> str:
-    """Return the question that the example code asks: that of the example, if it is short."""
-    if facts.example and len(facts.example.question) <= _LONGEST_QUESTION:
-        return facts.example.question
-    if facts.record.get("data", {}).get("task") in CODE_TASKS:
-        return "Write a function is_even(n) that tells whether n is even."
-    return "What is 12 times 7?"
+def _shown_file(facts: Facts, ggufs: Sequence[str]) -> tuple[str, str]:
+    """Return the GGUF file that the commands run, and its type if Ollama can choose the file by it.
 
-
-def _shown_file(facts: Facts, ggufs: Sequence[str]) -> str:
-    """Return the GGUF file that the commands run: the smallest that was evaluated, or else the first; "" if none."""
-    evaluated = [file.name for file in facts.measured_files if file.report]  # the largest first
-    return [*ggufs[:1], *evaluated][-1] if ggufs else ""
-
-
-def _type_of(gguf: str) -> str:
-    """Return the quantization type in the name of a GGUF file, by which Ollama chooses a file on the Hub; or "".
-
-    Source: https://huggingface.co/docs/hub/ollama
+    The file is the smallest that was evaluated, or else the first. Source: https://huggingface.co/docs/hub/ollama
     """
-    found = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
-    return found[1].upper() if found else ""
 
+    def type_of(name: str) -> str:
+        found = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", name, re.IGNORECASE | re.ASCII)
+        return found[1].upper() if found else ""
 
-def _kit() -> Markup:
-    """Return the name of this package, as a link if its metadata have an address."""
-    try:
-        urls = metadata.metadata("lora-grpo").get_all("Project-URL") or []
-    except metadata.PackageNotFoundError:
-        urls = []
-    found = [url for entry in urls if re.fullmatch(r"https://[^\s()<>]+", url := entry.partition(",")[2].strip())]
-    return Markup(f"[lora_grpo]({found[0]})" if found else "lora_grpo")
+    evaluated = [file.name for file in facts.measured_files if file.report]  # the largest first
+    shown = [*ggufs[:1], *evaluated][-1] if ggufs else ""
+    return shown, type_of(shown) if [*map(type_of, ggufs)].count(type_of(shown)) == 1 else ""
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -240,7 +182,7 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
         if rows := data.get(split):
             source = rows.get("source")
-            shown = own_dataset(task, source) or (Path(source).name if source else task)
+            shown = _own_dataset(task, source) or (Path(source).name if source else task)
             yield split, shown, rows.get("rows"), _code(rows.get("sha256"))
 
 
@@ -282,15 +224,6 @@ def _fenced(text: str) -> Markup:
     text = "\n".join(lines)
     fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", text)), 0)
     return Markup(f"{fence}\n{text}\n{fence}")
-
-
-def _shown(text: str) -> Markup:
-    """Return a question or an answer in a fenced block, with long lines wrapped, and cut off if it is long."""
-    text = text.strip()
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]} [...]"
-    lines = (textwrap.wrap(line, _LINE, drop_whitespace=False) or [""] for line in text.split("\n"))
-    return _fenced("\n".join(part.rstrip() for wrapped in lines for part in wrapped))
 
 
 def _code(value: object) -> Markup:

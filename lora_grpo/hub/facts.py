@@ -17,13 +17,11 @@ from lora_grpo.evaluation import Report, read_reports
 from lora_grpo.files import json_files
 from lora_grpo.gguf import MeasuredFile, measured_files
 from lora_grpo.hub import base_license
-from lora_grpo.hub.example import Example, find
-from lora_grpo.merging import REPORT, MergeReport
+from lora_grpo.merging import MergeReport
 from lora_grpo.merging import read_report as read_merge_report
-from lora_grpo.models import BEST, adapter_sha256, model_files, source_adapter
+from lora_grpo.models import ADAPTER_CONFIG, BEST, adapter_sha256, model_files, source_adapter
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
-from lora_grpo.tasks import is_task_file
 
 
 @dataclass(frozen=True)
@@ -48,24 +46,6 @@ class Evaluation:
 
     report: Report
     of_upload: bool
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Best:
-    """The validation pass that chose a run's `best` adapter."""
-
-    step: int
-    reward: float
-    accuracy: float | None
-    """Fraction of the rows; None if the task is not graded."""
-    rows: int
-    """Number of validation rows, with one sample each."""
-    passes: int
-    """Number of validation passes, of which this one had the highest reward."""
-    base_reward: float | None
-    """Before training; None if it was not measured."""
-    base_accuracy: float | None
 
 
 @dataclass(frozen=True)
@@ -76,20 +56,16 @@ class Facts:
     base: Base
     record: Mapping[str, Any]
     """run.json, or nothing for a model that is not part of a run."""
+    best: Mapping[str, Any]
+    """The run's `best` entry, with step and validation reward, if the model is made from that adapter."""
     adapter: Mapping[str, Any]
     """adapter_config.json, if there is one."""
     vllm_rank: int | None
     """The LoRA rank to pass to vLLM; None if vLLM cannot serve the adapter."""
     merge: MergeReport | None
     evaluations: tuple[Evaluation, ...]
-    best: Best | None = None
-    """If the model is made from the run's `best` adapter."""
-    example: Example | None = None
-    """A problem that the first evaluation shows as fixed."""
     plot: Path | None = None
     """The image of the training reward, or of the loss of SFT, in the run's report."""
-    other_merge: MergeReport | None = None
-    """The run's merge of the same adapter into the other kind of base: full precision or dequantized."""
     measured_files: tuple[MeasuredFile, ...] = ()
     """The GGUF files, if anything was measured of them."""
 
@@ -102,85 +78,34 @@ def gather(folder: Path, kind: str) -> Facts:
     run = folder.parent if is_own and (folder.parent / "run.json").is_file() else None
     record = read_record(run) if run else {}
     merge, source = read_merge_report(folder), source_adapter(folder) if run else folder
-    path = source / "adapter_config.json"
-    adapter = json_files.read_object(path) if path.is_file() else {}
-    is_best = source.name == BEST and run is not None
+    adapter = json_files.read_object(source / ADAPTER_CONFIG) if (source / ADAPTER_CONFIG).is_file() else {}
     reports = read_reports(run) if run else {}
     files = measured_files([*folder.glob("*.gguf")], reports) if kind == "gguf" else ()
     if files or kind != "gguf":  # GGUF files have a table of their own, and other cards none of them
         reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
     evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
+    is_best = run is not None and source.name == BEST
     if run and not evaluations:
-        measure = _measuring_command(record, str(run), is_best=is_best)
+        measure = command("evaluate", run, *(["--what", BEST] if is_best else []), "--compare", "base")
         print(f"the card has no evaluation of {source}; to measure it: {measure}", file=sys.stderr)
     return Facts(
         kind=kind,
         base=_base(record.get("policy", {}), adapter, merge),
         record=record,
+        best=(record.get("best") or {}) if is_best else {},
         adapter=adapter,
         vllm_rank=_vllm_rank(folder) if kind == "adapter" else None,
         merge=merge,
         evaluations=tuple(evaluations),
-        best=_best(run, record) if run and is_best else None,
-        example=find(run, evaluations[0].folder, evaluations[0].report) if run and evaluations else None,
         plot=_plot(run, record) if run else None,
-        other_merge=_other_merge(run, folder, adapter_sha256(source), merge) if run and kind != "gguf" else None,
         measured_files=files,
     )
-
-
-def _best(run: Path, record: Mapping[str, Any]) -> Best | None:
-    best = record.get("best")
-    if not best:
-        return None
-
-    def mean(step: int, name: str) -> float | None:
-        values = [line.get(name) for line in _validation(run, step)]
-        numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
-        return sum(numbers) / len(numbers) if numbers else None
-
-    return Best(
-        step=best["step"],
-        reward=best["reward"],
-        accuracy=best.get("accuracy"),
-        rows=len(_validation(run, best["step"])),
-        passes=len([*(run / "validation").glob("step-*.jsonl")]),
-        base_reward=mean(0, "reward"),
-        base_accuracy=mean(0, "passed"),
-    )
-
-
-def _validation(run: Path, step: int) -> list[dict[str, Any]]:
-    lines = json_files.read_finished_lines(run / "validation" / f"step-{step:05d}.jsonl")
-    return [line for line in lines if isinstance(line, dict)]
 
 
 def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
     name = "sft-loss.png" if record.get("config", {}).get("method") == "sft" else "reward.png"
     path = run / "report" / name
     return path if path.is_file() and path.resolve().is_relative_to(run) else None
-
-
-def _other_merge(run: Path, folder: Path, adapter: str, merge: MergeReport | None) -> MergeReport | None:
-    """Return a merge of the same adapter in the run that is onto the other kind of base.
-
-    For an adapter, it is the merge into the base in full precision.
-    """
-    wanted = "full" if merge is None or merge.onto == "dequantized" else "dequantized"
-    others = (read_merge_report(path.parent) for path in sorted(run.glob(f"*/{REPORT}")) if path.parent != folder)
-    same = (other for other in others if other and other.identity.get("adapter_sha256") == adapter)
-    return next((other for other in same if other.onto == wanted), None)
-
-
-def _measuring_command(record: Mapping[str, Any], run: str, *, is_best: bool) -> str:
-    """Return the command that evaluates the last or the best adapter of a run, and its base."""
-    config = record.get("config", {})
-    data = config.get("data", {})
-    task = data.get("eval_task") or data.get("task", "")
-    arguments = [run, *(["--what", BEST] if is_best else []), "--compare", "base"]
-    arguments += ["--task", task] if is_task_file(task) else []
-    arguments += ["--trust-remote-code"] if config.get("model", {}).get("trust_remote_code") else []
-    return command("evaluate", *arguments)
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:
@@ -231,12 +156,11 @@ def _evaluations(
     is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
     for path, report in reports.items():
         measured = report.evaluated.source
-        of_adapter = measured.get("adapter_sha256") == adapter
-        of_upload = of_adapter
+        of_adapter = of_upload = measured.get("adapter_sha256") == adapter
         if kind != "adapter":
             is_model = kind == "merged" and not measured.get("adapter_sha256")
             of_upload = is_model and measured.get("weights_sha256") == model_files.weights_fingerprint(folder)
         if of_upload or (of_adapter and is_from_adapter):
-            yield Evaluation(report, of_upload, path)
+            yield Evaluation(report, of_upload)
         else:
             print(f"{path}/report.json measured other weights; it is left out", file=sys.stderr)

@@ -11,10 +11,11 @@ from typing import Any
 
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, json_files
-from lora_grpo.gguf import HUB_FILES, LORA_FILE
+from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
+from lora_grpo.gguf import HUB_FILES
 from lora_grpo.hub import token
-from lora_grpo.hub.intact import check_intact
+from lora_grpo.merging import REPORT, read_report
+from lora_grpo.sampling import read_header
 
 CARD = "README.md"
 CARD_MARK = "<!-- This card was written by lora_grpo. -->"
@@ -34,7 +35,7 @@ _TOKENIZER = (
 )
 _LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md")
 _UPLOADED: dict[str, tuple[str, ...]] = {
-    "adapter": ("adapter_config.json", "adapter_model.safetensors", LORA_FILE, *_TOKENIZER, *_LICENSE),
+    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER, *_LICENSE),
     "merged": (
         *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
         *(*_TOKENIZER, *_LICENSE),
@@ -42,7 +43,7 @@ _UPLOADED: dict[str, tuple[str, ...]] = {
     "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *HUB_FILES, *_LICENSE),
 }
 _REPLACED: dict[str, tuple[str, ...]] = {
-    "adapter": ("adapter_model*.safetensors", LORA_FILE),
+    "adapter": ("adapter_model*.safetensors",),
     "merged": ("model*.safetensors", "model*.safetensors.index.json"),
     "gguf": ("*.gguf",),
 }
@@ -116,15 +117,37 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
             files.append(UploadFile(name, _without_own_paths(path, base_name)))
         elif name not in (atomic.MANIFEST, CARD) and not name.startswith("."):
             skipped.append(name)
-    check_intact(folder, kind, [file.name for file in files])
+    _check_intact(folder, kind, [file.name for file in files])
     return files, skipped
+
+
+def _check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
+    """Check that the named files are complete, and unchanged since training or merging wrote them."""
+    if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
+        raise UserError(
+            f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"
+        )
+    for path in (folder / name for name in names):
+        if path.suffix == ".safetensors":
+            file_tensors(path)
+        elif path.suffix == ".gguf":
+            read_header(path)
+    if kind != "merged":
+        return
+    model_tensors(folder)  # all shards of the index
+    report = read_report(folder)
+    for written in (*report.shards, *report.files) if report else ():
+        path = folder / written.file
+        if not path.is_file() or atomic.sha256(path) != written.sha256:
+            raise UserError(
+                f"{path} is missing or not as merging wrote it; delete {folder} and merge again, or delete its entry "
+                f"from {REPORT} if the change is intended"
+            )
 
 
 def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:
     """Return the obsolete weights of an earlier push. All other files in the repository belong to the user."""
     kept = {file.name for file in files}
-    if kind != "adapter":  # GGUF files may share a repository with an adapter
-        kept.add(LORA_FILE)
     return [name for name in existing if name not in kept and _matches(name, _REPLACED[kind])]
 
 

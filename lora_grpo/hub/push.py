@@ -13,8 +13,8 @@ import tyro
 from lora_grpo import __version__
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import disk
+from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
-from lora_grpo.hub.exported import check_exported
 from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
 from lora_grpo.merging import check_current
 from lora_grpo.models import BEST, choose_adapter
@@ -115,25 +115,19 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
     api = HfApi(token=secret, library_name="lora_grpo", library_version=__version__)
     try:
         api.create_repo(repo_id, private=not public, exist_ok=True)
-        existing = _check_repository(api, repo_id, kind, public)
-        old = stale(existing, files, kind)
+        old = stale(_existing_files(api, repo_id, kind, public), files, kind)
         if old:
             print(f"deleting {', '.join(old)} of an earlier push; the repository's history keeps them")
-        api.create_commit(
-            repo_id,
-            [
-                *(CommitOperationAdd(file.name, file.content) for file in files),
-                *(CommitOperationDelete(name, is_folder=False) for name in old),
-            ],
-            commit_message=f"Upload {kind} with lora_grpo",
-        )
+        added = [CommitOperationAdd(file.name, file.content) for file in files]
+        deleted = [CommitOperationDelete(name, is_folder=False) for name in old]
+        api.create_commit(repo_id, [*added, *deleted], commit_message=f"Upload {kind} with lora_grpo")
     # Connection errors come from httpx, Python, or hf_xet (RuntimeError). A rejected model card is a ValueError.
     except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
         raise _one_line(error, repo_id, secret) from None
     return f"{api.endpoint}/{repo_id}"
 
 
-def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list[str]:
+def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[str]:
     """Check that the repository accepts this push, and return the names of its files."""
     info = api.model_info(repo_id)
     if not info.private and not public:
@@ -152,16 +146,16 @@ def _check_repository(api: HfApi, repo_id: str, kind: str, public: bool) -> list
     return names
 
 
-def _one_line(error: Exception, repo_id: str, secret: str) -> UserError | RunError:
+def _one_line(error: BaseException, repo_id: str, secret: str) -> UserError | RunError:
     """Convert a failed request to a one-line error without the token."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    cause: BaseException = error
-    while not isinstance(cause, HfHubHTTPError) and cause.__cause__:
-        cause = cause.__cause__
-    status, reason = None, first_line(cause)
-    if isinstance(cause, HfHubHTTPError):
-        status, reason = cause.response.status_code, f"{cause.response.status_code} {cause.server_message or reason}"
+    while not isinstance(error, HfHubHTTPError) and error.__cause__:
+        error = error.__cause__
+    status, reason = 0, first_line(error)
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        reason = f"{status} {error.server_message or reason}"
     reason = token.scrub(reason, secret)[:300]
     if status == 401:
         return UserError("the Hub rejected the token; run `hf auth login` or set HF_TOKEN to a token that can write")

@@ -22,8 +22,6 @@ report.py          merge_report.json
 """
 
 from lora_grpo.merging.base_weights import empty_model
-from lora_grpo.merging.cli import MergeOptions, merge, merged_model, plan_of
+from lora_grpo.merging.cli import MergeOptions, merge, merged_model
 from lora_grpo.merging.divergence import divergences_from, texts_of
-from lora_grpo.merging.mapping import Plan
-from lora_grpo.merging.outputs import LowRank
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report

@@ -19,7 +19,7 @@ from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import Onto, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
-from lora_grpo.merging.mapping import Plan, make_plan, read_adapter
+from lora_grpo.merging.mapping import make_plan, read_adapter
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, check_sizes, read_report, show
 from lora_grpo.merging.vocabulary import check_vocabulary
 from lora_grpo.models import (
@@ -99,18 +99,6 @@ def merged_model(folder: Path) -> Path:
         return merge(MergeOptions(str(folder)))
     except UserError as error:  # names flags of merge, which the caller's command does not have
         raise UserError(f"{command('merge', folder)}: {error}") from error
-
-
-def plan_of(adapter: Path) -> tuple[ModelSpec, Plan]:
-    """Return the base of an adapter in a folder, and what a merge would do to its tensors; reads no data."""
-    try:
-        read_adapter(adapter)  # before its base is downloaded
-        target = resolve(str(adapter), Overrides())
-        folder = Path(target.base.name)
-        model = empty_model(folder)
-        return target, make_plan(base_tensors(folder, "full", model), adapter, model)
-    except UserError as error:  # names flags of merge, which the caller's command does not have
-        raise UserError(f"{command('merge', adapter)}: {error}") from error
 
 
 def default_output(source: str, adapter: Path) -> Path:

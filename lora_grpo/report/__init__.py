@@ -11,7 +11,6 @@ The page is a single file that makes no network requests. Model output is always
 
 writing.py         the command and its output files
 facts.py           summarizes a run in sentences and tables
-gguf_files.py      the table of the run's GGUF files
 plots.py           selects the curves to plot, for one run or two
 charts.py          draws a plot as SVG and PNG
 sampled_texts.py   data for the page's completion browser

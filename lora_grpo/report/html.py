@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.evaluation import Report, printable
+from lora_grpo.gguf import GgufSection
 from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart
-from lora_grpo.report.gguf_files import GgufSection
 from lora_grpo.report.sampled_texts import embedded, sampled_texts
 from lora_grpo.runs import RunFiles
 

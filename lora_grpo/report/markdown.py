@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import Report, printable
+from lora_grpo.gguf import GgufSection
 from lora_grpo.report import facts
-from lora_grpo.report.gguf_files import GgufSection
 from lora_grpo.runs import RunFiles
 
 

@@ -15,8 +15,8 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import atomic
+from lora_grpo.gguf import gguf_sections
 from lora_grpo.report.charts import draw
-from lora_grpo.report.gguf_files import gguf_sections
 from lora_grpo.report.html import diff_html, report_html
 from lora_grpo.report.markdown import report_markdown
 from lora_grpo.report.plots import common_plots, plots_of

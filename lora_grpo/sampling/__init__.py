@@ -28,7 +28,7 @@ completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.
 from lora_grpo.sampling import build
 from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
-from lora_grpo.sampling.gguf_model import GgufModel, read_gguf
+from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
 from lora_grpo.sampling.llama_cpp_sampler import GgufSampler, load_sampler
 from lora_grpo.sampling.llama_cpp_server import find_program
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lora_grpo.commands import command
-from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, gguf_header
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import atomic
 from lora_grpo.runs import read_record
 
 
@@ -47,6 +47,20 @@ class GgufModel:
         )
 
 
+def read_header(path: Path) -> Any:
+    """Return the `gguf.GGUFReader` of a file, which maps its tensors and reads none of them.
+
+    Raises:
+        UserError: a header or a tensor is missing or cut off.
+    """
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    except (ValueError, LookupError, OSError, OverflowError) as error:
+        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None
+
+
 def read_gguf(path: Path) -> GgufModel:
     """Read the header of a GGUF file. It is not loaded.
 
@@ -57,7 +71,12 @@ def read_gguf(path: Path) -> GgufModel:
 
     if not path.is_file():
         raise UserError(f"{path} does not exist; write it with {command('export-gguf')}")
-    value = functools.partial(gguf_header.value_of, gguf_header.read_header(path))
+    header = read_header(path)
+
+    def value(name: str) -> Any:
+        field = header.get_field(name)
+        return field.contents() if field else None
+
     if (kind := value("general.type")) not in (None, "model"):
         raise UserError(f"{path} is a GGUF of type {kind}, expected a model; pass the file of the whole model")
     if (parts := value("split.count")) is not None and parts > 1:

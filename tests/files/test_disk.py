@@ -187,7 +187,7 @@ def test_a_merge_is_published_when_it_is_on_disk_and_written_again_if_that_fails
 
 
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
-    options, encoded = ExportOptions(starter.model_path(), output=small / "m.gguf"), types.encoded
+    options, encoded = ExportOptions(starter.model_path(), output_dir=small / "m.gguf"), types.encoded
     assert ended(lambda: export(options))[0] == 0
     before = (small / "m.gguf").read_bytes()
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_grpo.gguf import cost
 from lora_grpo.gguf.cli import ExportOptions, export
-from lora_grpo.gguf.cost import exported_files
+from lora_grpo.gguf.files import REPORT, exported_files
 from lora_grpo.merging import texts_of
 
 
@@ -80,5 +80,5 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     assert files.keys() == {"m.Q8_0.gguf", "m.F16.gguf"}
     assert files["m.Q8_0.gguf"].kl is not None
     assert (files["m.F16.gguf"].kl, files["m.F16.gguf"].texts) == (None, 0)
-    (out / cost.REPORT).write_text("{")
+    (out / REPORT).write_text("{")
     assert exported_files(out) == {}

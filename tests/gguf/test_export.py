@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_grpo import starter
-from lora_grpo.cli import read_flags
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import tensors
 from lora_grpo.files.disk import DiskFullError
@@ -152,9 +151,7 @@ def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     tensors = read(tmp_path / "m.gguf")[1]
     assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == "Q4_0"
-    assert notes == [
-        "2 tensors are F16 because their rows are not multiples of 32: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
-    ]
+    assert notes == ["2 tensors have a larger type because their rows are not multiples of 32: ffn_down.weight"]
 
 
 def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monkeypatch):
@@ -301,17 +298,6 @@ def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoil
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
-def test_a_large_weight_fits_into_bf16(copy, tmp_path):
-    spoil(UP, -70000.0)(copy)
-    write_gguf(copy, {"bf16": tmp_path / "m.gguf"})
-    assert (
-        dequantize(
-            *[getattr(read(tmp_path / "m.gguf")[1]["blk.1.ffn_up.weight"], a) for a in ("data", "tensor_type")]
-        ).min()
-        < -69000
-    )
-
-
 # The file on disk
 
 
@@ -334,15 +320,6 @@ def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_beg
     assert read(output)[1]
 
 
-def test_an_older_file_stays_until_the_new_one_is_whole(copy, tmp_path):
-    write_gguf(copy, {"f16": tmp_path / "m.gguf"})
-    before = (tmp_path / "m.gguf").read_bytes()
-    spoil("lm_head.weight", float("nan"))(copy)
-    with pytest.raises(UserError):
-        write_gguf(copy, {"f16": tmp_path / "m.gguf"})
-    assert (tmp_path / "m.gguf").read_bytes() == before
-
-
 def test_too_small_a_disk_is_refused_before_anything_is_written(qwen2, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
     with pytest.raises(UserError, match=r"has 1.0 MB free and needs 3\d"):
@@ -357,12 +334,6 @@ def test_a_disk_that_fills_up_ends_in_one_line(qwen2, tmp_path, monkeypatch):
     with pytest.raises(DiskFullError, match=r"m.gguf cannot be written: No space left on device"):
         write_gguf(qwen2, {"f16": tmp_path / "m.gguf"})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_ends_in_one_line(qwen2, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file.*: (File exists|Not a directory); pass another --output-dir"):
-        write_gguf(qwen2, {"f16": tmp_path / "file" / "m.gguf"})
 
 
 # K-quants
@@ -387,11 +358,8 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     fields, tensors = read(tmp_path / "out" / "m.Q4_K_M.gguf")
     assert tensors["output.weight"].tensor_type.name == "BF16"
     assert fields["general.name"] == "m"
-    assert notes == [
-        "16 tensors are BF16 because their rows are not multiples of 256: attn_k.weight, attn_output.weight, "
-        "attn_q.weight, attn_v.weight, ffn_down.weight, ffn_gate.weight, ffn_up.weight, output.weight, "
-        "token_embd.weight"
-    ]
+    (note,) = notes
+    assert note.startswith("16 tensors have a larger type because their rows are not multiples of 256: attn_k.weight, ")
 
 
 def test_several_types_are_written_together(qwen2, tmp_path, monkeypatch):
@@ -421,14 +389,6 @@ def test_if_one_of_several_types_fails_the_older_files_stay(qwen2, tmp_path, mon
         write_gguf(qwen2, outputs)
     assert [file.name for file in (tmp_path / "all").iterdir()] == ["m.f16.gguf"]
     assert outputs["f16"].stat().st_ino == before.st_ino
-
-
-def test_the_disk_must_have_space_for_all_types(qwen2, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 5 * 10**7))
-    with pytest.raises(UserError, match=r"has 50.0 MB free and needs \d+.\d+ MB"):
-        write_gguf(qwen2, {"f16": tmp_path / "a.gguf", "q8_0": tmp_path / "b.gguf"})
-    assert list(tmp_path.iterdir()) == []
-    write_gguf(qwen2, {"f16": tmp_path / "a.gguf"})
 
 
 def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):
@@ -463,7 +423,7 @@ def test_a_mistake_is_one_line_and_loads_nothing_heavy(fresh, tmp_path):
     spy = tmp_path / "spy.py"
     spy.write_text(
         "import runpy, sys\nsys.argv = sys.argv[1:]\ntry:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf', 'numpy') if name in sys.modules])\n"
+        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf') if name in sys.modules])\n"
     )
     for words, code, message in (
         (["--help"], 0, ""),
@@ -484,22 +444,6 @@ def test_files_are_named_after_their_source_and_type():
     assert default_output(run / "best-merged", run, "q4_0") == Path("/runs/maths/best-gguf/maths-best.Q4_0.gguf")
 
 
-def test_a_folder_for_the_file(qwen2, tmp_path, capsys):
-    export(ExportOptions(qwen2, output_dir=tmp_path / "out"))
-    assert (tmp_path / "out" / f"{qwen2.name}.Q8_0.gguf").is_file()
-    (tmp_path / "file").write_text("")
-    for options, problem in (
-        (
-            {"output_dir": tmp_path, "output": tmp_path / "m.gguf"},
-            "exclude each other; pass a folder",
-        ),
-        ({"output_dir": tmp_path / "file"}, "names a file; pass a folder"),
-        ({"output": tmp_path}, "is a folder; pass it with --output-dir"),
-    ):
-        with pytest.raises(UserError, match=problem):
-            export(ExportOptions(qwen2, **options))
-
-
 @pytest.mark.parametrize("name", ["merged", "checkpoints/checkpoint-2-merged"])
 def test_the_modelfile_has_the_system_prompt_of_the_run(name, qwen2, tmp_path):
     run = make_run(tmp_path / "run")
@@ -509,14 +453,6 @@ def test_the_modelfile_has_the_system_prompt_of_the_run(name, qwen2, tmp_path):
     assert 'SYSTEM """Respond in the following format' in modelfile.read_text()
 
 
-def test_a_file_that_is_not_gguf_is_not_replaced(tmp_path):
-    adapter = tmp_path / "adapter_model.safetensors"
-    adapter.write_bytes(b"trained for a day")
-    with pytest.raises(UserError, match=r"adapter_model\.safetensors is not a GGUF file and would be replaced"):
-        export(ExportOptions(tmp_path, output=adapter))
-    assert adapter.read_bytes() == b"trained for a day"
-
-
 def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, capsys):
     export(ExportOptions(qwen2, type=("q8_0", "f16", "q8_0"), output_dir=tmp_path, modelfile=True))
     printed = capsys.readouterr().out
@@ -524,12 +460,12 @@ def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, caps
         path = tmp_path / f"{qwen2.name}.{kind}.gguf"
         assert printed.count(f"{path}  {path.stat().st_size / 1e6:.1f} MB") == 1
         assert f"FROM ./{path.name}\n" in path.with_suffix(".Modelfile").read_text()
-    with pytest.raises(UserError, match="--output names one file, and --type has 2; pass a folder with --output-dir"):
-        export(ExportOptions(qwen2, type=("q8_0", "f16"), output=tmp_path / "m.gguf"))
-
-
-def test_help_ends_in_a_window_of_one_column(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "1")
-    with pytest.raises(SystemExit):
-        read_flags(ExportOptions, ["--help"], prog="export_gguf.py")
-    assert "--modelfile" in capsys.readouterr().out
+    export(ExportOptions(qwen2, output_dir=tmp_path / "m.gguf"))
+    assert (tmp_path / "m.gguf").is_file()
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"trained for a day")
+    for name, kinds, problem in (
+        ("m.gguf", ("q8_0", "f16"), "is one file, and --type has 2"),
+        ("adapter_model.safetensors", ("q8_0",), "is a file; pass a folder"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            export(ExportOptions(qwen2, type=kinds, output_dir=tmp_path / name))

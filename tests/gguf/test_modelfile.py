@@ -3,14 +3,12 @@
 import json
 import re
 
-import gguf
 import pytest
 from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
-from lora_grpo.gguf.modelfile import HUB_FILES, read_turns, write_modelfiles
+from lora_grpo.gguf.modelfile import read_turns, write_modelfiles
 from lora_grpo.gguf.tokenizer import read_vocabulary
-from lora_grpo.hub.files import collect
 from lora_grpo.tasks.chat import render
 
 # Qwen2.5's template without tools.
@@ -184,35 +182,13 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
         ("PARAMETER", 'stop "<|im_end|>"'),
     ]
     assert notes == []
+    # `ollama run hf.co/...` reads the same from these files.
+    assert (tmp_path / "template").read_text() == dict(entries)["TEMPLATE"]
+    assert (tmp_path / "system").read_text() == system
+    assert json.loads((tmp_path / "params").read_text()) == {"stop": ["<|endoftext|>", "<|im_end|>"]}
 
 
 # Files for `ollama run hf.co/...`
-
-
-def test_the_files_for_the_hub_say_what_the_modelfile_says(tmp_path):
-    tokenizer, system = qwen_tokenizer(), 'Answer in <answer> tags.\n\n5" nails'
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
-    write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), system)
-    modelfile = (tmp_path / "m.Modelfile").read_text()
-    template = re.search('TEMPLATE """(.*?)"""', modelfile, re.DOTALL)[1]
-    assert (tmp_path / "template").read_text() == template
-    assert (tmp_path / "system").read_text() == system
-    assert json.loads((tmp_path / "params").read_text()) == {"stop": ["<|im_end|>"]}
-    files, skipped = collect(tmp_path, "gguf", None)
-    assert {*HUB_FILES, "m.Modelfile", "m.gguf"} == {file.name for file in files} and skipped == []
-
-    for name, text in (("system", "Be brief."), ("template", template + " "), ("params", '{"stop": ["</s>"]}')):
-        before = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(text)
-        with pytest.raises(UserError, match=rf"{name} differs from .*m\.Modelfile"):
-            collect(tmp_path, "gguf", None)
-        (tmp_path / name).write_text(before)
-    (tmp_path / "params").write_text('{"stop"')
-    with pytest.raises(UserError, match="params"):
-        collect(tmp_path, "gguf", None)
 
 
 def test_files_for_the_hub_of_an_older_export_do_not_stay(tmp_path):
