@@ -31,18 +31,11 @@ _group: list[Any] = []  # the gloo process group for waiting, once `join` was ca
 
 
 def world_size() -> int:
-    return _from_environment("WORLD_SIZE", default=1, least=1)
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    return _from_environment("RANK", default=0, least=0)
-
-
-def _from_environment(name: str, *, default: int, least: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
-        raise UserError(f"the environment has {name}={text}; expected {least} or more; unset {name}")
-    return int(text)
+    return int(os.environ.get("RANK", "0"))
 
 
 def is_main() -> bool:
@@ -57,27 +50,23 @@ def join() -> None:
     """
     if world_size() == 1 or _group:
         return
-    if "RANK" not in os.environ:
-        raise UserError(
-            f"the environment has WORLD_SIZE={world_size()} and no RANK; start several processes with torchrun, or "
-            "unset WORLD_SIZE"
-        )
     import torch
     from accelerate import PartialState
 
-    on_gpu = torch.cuda.is_available()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if on_gpu and torch.cuda.device_count() < here:
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if "RANK" not in os.environ or 0 < gpus < here:
+        got = f"RANK {os.environ.get('RANK', 'is not set')}, and {gpus} GPUs for {here} processes"
         raise UserError(
-            f"{here} processes were started for {torch.cuda.device_count()} GPUs; start one per GPU (--nproc-per-node)"
+            f"WORLD_SIZE is {world_size()} and {got}; start one process per GPU with torchrun --nproc-per-node, or "
+            "unset WORLD_SIZE"
         )
-    if not on_gpu:
+    if not gpus:
         # accelerate 1.15 names the device of a rank `cpu:0`, but torch.load (2.13) cannot load an optimizer to `cpu:0`.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # The Trainer uses Accelerate's state, which sets the device of this rank and initializes NCCL, or gloo on a CPU.
     # Python signal handlers do not run while torch's C++ code connects, so use the default handler. No files exist yet.
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    PartialState(cpu=not on_gpu, timeout=_STEP_TIMEOUT)
+    PartialState(cpu=not gpus, timeout=_STEP_TIMEOUT)
     # Always wait with gloo: waiting with NCCL keeps the GPU busy and times out.
     _group.append(torch.distributed.new_group(backend="gloo", timeout=_WAIT_TIMEOUT))
     signal.signal(signal.SIGTERM, handler)
@@ -130,14 +119,11 @@ def silence_other_processes() -> Iterator[None]:
     if world_size() > 1:
         # DDP's reducer warns about a setting in `grpo_arguments` on every rank. torch reads this variable on import.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if is_main():
-        yield
-        return
-    with (
-        Path(os.devnull).open("w", encoding="utf-8") as null,
-        contextlib.redirect_stdout(null),
-        contextlib.redirect_stderr(null),
-    ):
+    with contextlib.ExitStack() as stack:
+        if not is_main():
+            null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(null))
+            stack.enter_context(contextlib.redirect_stderr(null))
         yield
 
 

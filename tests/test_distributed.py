@@ -174,12 +174,6 @@ def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_p
     ("variables", "parts"),
     [
         ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP shards the model", "docs/gpu.md"]),
-        (
-            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
-            ["DeepSpeed ZeRO-3 shards the model"],
-        ),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, ["PARALLELISM_CONFIG shards the model"]),
-        ({"ACCELERATE_USE_MEGATRON_LM": "1"}, ["MEGATRON_LM shards the model"]),
     ],
 )
 def test_a_model_spread_over_processes_is_refused(monkeypatch, variables, parts):
@@ -189,12 +183,6 @@ def test_a_model_spread_over_processes_is_refused(monkeypatch, variables, parts)
         check(RunConfig())
     for part in parts:
         assert part in str(error.value)
-
-
-def test_whole_models_are_not_refused(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    check(RunConfig())
 
 
 @pytest.mark.parametrize("field", ["fsdp=full_shard", "deepspeed=zero3.json", "parallelism_config=tp"])
@@ -223,13 +211,5 @@ def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):
 def test_a_world_size_without_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UserError, match=r"WORLD_SIZE=2 and no RANK; start several processes with torchrun"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2 and RANK is not set.*torchrun"):
         distributed.join()
-
-
-@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "0"), ("WORLD_SIZE", "two"), ("RANK", "-1"), ("RANK", "a")])
-def test_an_environment_without_a_valid_rank_is_refused(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"{name}={value}; expected [01] or more; unset {name}"):
-        check(RunConfig())
-        distributed.is_main()

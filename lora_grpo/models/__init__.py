@@ -5,8 +5,7 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-model_files.py    where the files of a base model are: names, folders and the Hub
-download.py       whether a model's weights are on this machine, and how large the download is
+model_files.py    where the files of a model are: names, folders, the Hub, and what is not downloaded yet
 base_model.py     sets up torch, and loads the base model and its tokenizer
 adapter.py        the only reader of adapter_config.json
 start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
@@ -30,9 +29,9 @@ from lora_grpo.models.adapter import (
     read_lora_config,
 )
 from lora_grpo.models.architectures import check_architecture, check_sampling
-from lora_grpo.models.download import announce_download, check_download
 from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
 from lora_grpo.models.memory import GIB
+from lora_grpo.models.model_files import announce_download, check_download
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
 from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start

@@ -73,26 +73,19 @@ def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
     family = config.get("model_type")
     stored = config.get("quantization_config")
     if stored:
-        method = stored.get("quant_method") if isinstance(stored, Mapping) else None
-        if not method:
-            return "the quantization_config in its config.json is invalid; pass the 16-bit model it was made from"
-        if method == "bitsandbytes" and not stored.get("load_in_4bit"):
-            method = "a format of bitsandbytes other than 4-bit"
-        if method != "bitsandbytes":
-            return f"its weights are stored in {method}; pass the 16-bit model it was made from"
+        method = stored.get("quant_method") if isinstance(stored, Mapping) else "an unknown format"
+        if method != "bitsandbytes" or not stored.get("load_in_4bit"):
+            return f"its weights are stored in {method}, not in bitsandbytes' 4 bits; pass the 16-bit model"
     if family in TRAINABLE:
         return ""
     if config.get("auto_map"):
         needed = "it needs Python code from its repository; read the code, then pass --model.trust-remote-code"
         return "" if settings.trust_remote_code else needed
+    reason = "it has not been tested" if family else "its config.json has no model_type"
     if config.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder, and completions continue the prompt in a decoder"
     elif "text_config" in config or "vision_config" in config or "audio_config" in config:
         reason = "it also reads images or audio, and only text models are trained"
     elif family in RECURRENT:
         reason = "it keeps a recurrent state, and the built-in sampler needs keys and values"
-    elif family:
-        reason = "it has not been tested"
-    else:
-        reason = "its config.json has no model_type"
     return f"{reason}; pass another model, such as a Llama or Qwen model (docs/gpu.md lists all types)"

@@ -1,22 +1,25 @@
-"""Where the files of a base model are: in a folder, or in a repository on the Hub. Loads no weights.
+"""Where the files of a model are: in a folder, in the Hub cache, or still on the Hub. Loads no weights.
 
 A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
+from lora_grpo import distributed, starter
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import UserError, first_line, suggestion
-from lora_grpo.files import atomic, json_files
+from lora_grpo.files import atomic, disk, json_files
+from lora_grpo.models.known_models import KNOWN_MODELS
 
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 _HUB_SECONDS = 5.0
@@ -184,3 +187,40 @@ def reach_hub(settings: ModelConfig) -> None:
         reason = f"the Hub is unreachable ({first_line(error)})"
     if reason:
         raise HubUnavailable(f"it is not cached, and {reason}")
+
+
+def check_download(settings: ModelConfig) -> None:
+    """Check that the weights are on this machine or that the Hub can be reached, or raise HubUnavailable."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not _is_here(settings):
+        with contextlib.suppress(HfHubHTTPError):  # the Hub answers; loading the model reports what is wrong
+            reach_hub(settings)
+
+
+def announce_download(settings: ModelConfig) -> None:
+    """Print that the weights are about to be downloaded, with their size for the models of the presets."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if distributed.is_main() and not _is_here(settings):
+        known = KNOWN_MODELS.get(settings.name)
+        about = f"about {disk.size(known.download_bytes)} " if known else ""
+        print(f"downloading {settings.name} from the Hugging Face Hub: {about}to {HF_HUB_CACHE}", file=sys.stderr)
+
+
+def _is_here(settings: ModelConfig) -> bool:
+    """Return whether all weights are in a folder or in the Hub cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if settings.name == STARTER or is_folder_name(settings.name):
+        return True
+
+    def find(file: str) -> str | None:
+        path = try_to_load_from_cache(settings.name, file, revision=settings.revision)
+        return path if isinstance(path, str) else None
+
+    if find("model.safetensors"):
+        return True
+    index = find("model.safetensors.index.json")
+    weights = json_files.read_object(Path(index)).get("weight_map") if index else None
+    return isinstance(weights, dict) and all(map(find, set(weights.values())))

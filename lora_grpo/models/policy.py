@@ -21,7 +21,6 @@ from lora_grpo.files import atomic
 from lora_grpo.models import base_model, model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
-from lora_grpo.models.download import announce_download
 from lora_grpo.models.engines import require, require_compiler, starting
 from lora_grpo.models.shape import unknown_target
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
@@ -90,7 +89,7 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             f"note: torch {torch.__version__} sees no GPU while nvidia-smi does, so this run uses the CPU; {_GET_CUDA}",
             file=sys.stderr,
         )
-    announce_download(config.model)
+    model_files.announce_download(config.model)
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
         from_auto = config.model.engine == "auto"
@@ -245,13 +244,9 @@ def _count_positions(model: Any, arguments: tuple[Any, ...], options: dict[str, 
 
 
 def _lora_options(config: RunConfig) -> dict[str, Any]:
-    return {
-        "r": config.lora.rank,
-        "lora_alpha": config.lora.alpha,
-        "lora_dropout": config.lora.dropout,
-        "use_rslora": config.lora.rslora,
-        "use_dora": config.lora.dora,
-    }
+    lora = config.lora
+    options = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    return options | {"use_rslora": lora.rslora, "use_dora": lora.dora}
 
 
 def _import_unsloth() -> None:

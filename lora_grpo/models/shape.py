@@ -131,12 +131,6 @@ class Shape:
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears().values())
 
     @property
-    def active_parameters(self) -> int:
-        """Number of weights that each token is multiplied by: linear layers, routers, and its experts."""
-        experts = 3 * self.hidden * self.inner + self.experts * self.hidden if self.experts else 0
-        return self.linear_parameters + self.layers * experts
-
-    @property
     def other_parameters(self) -> int:
         """Number of parameters that are not quantized: embedding, untied head, norms, biases, experts and routers."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)

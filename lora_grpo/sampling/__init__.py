@@ -11,6 +11,7 @@ completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.
     build.py                 chooses and loads the sampler for a policy or a model spec
     sampler.py               the Sampler interface, and decoding with a key-value cache
     continuous_batching.py   replaces finished completions in the batch with waiting ones
+    completions.py           completions in the order in which they finish, grouped by prompt
     growing_cache.py         a key-value cache that is not copied for every token
     grouped_attention.py     attention that does not repeat keys and values for each query head (on a CPU)
     batch_memory.py          computes how many completions fit in memory at once

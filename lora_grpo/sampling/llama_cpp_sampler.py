@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from lora_grpo.errors import RunError
+from lora_grpo.sampling.completions import by_prompt, in_threads
 from lora_grpo.sampling.gguf_model import GgufModel
 from lora_grpo.sampling.llama_cpp_server import LlamaServer
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams
@@ -78,25 +78,12 @@ class GgufSampler(Sampler):
     def stream(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
-        """Yield (index of the prompt, its completions) when all completions of a prompt are finished."""
-        group = params.num_samples
-        ended: list[dict[int, SampledTokens]] = [{} for _ in prompts]
-        with ThreadPoolExecutor(_SLOTS) as pool:
-            pending = {
-                pool.submit(self._complete, prompts[index // group], params, seed): index
-                for index, seed in enumerate(seeds)
-            }
-            try:
-                for done in as_completed(pending):
-                    index = pending.pop(done)
-                    whole = ended[index // group]
-                    whole[index] = done.result()
-                    if len(whole) == group:
-                        yield index // group, [whole[each] for each in sorted(whole)]
-                        whole.clear()
-            finally:
-                for each in pending:
-                    each.cancel()
+        """Return an iterator over (index of the prompt, its completions). See `Sampler.stream`."""
+
+        def complete(index: int) -> SampledTokens:
+            return self._complete(prompts[index // params.num_samples], params, seeds[index])
+
+        return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
 
     def _complete(self, prompt: str, params: SamplingParams, seed: int) -> SampledTokens:
         body = {

@@ -86,16 +86,12 @@ class LlamaServer:
         import httpx
 
         while self._process.poll() is None:
-            try:
-                if self._client.get("/health").status_code == 200:
-                    properties = self._client.get("/props").json()
-                    # Another program may have taken the port.
-                    if self._process.poll() is None and properties.get("model_path") == str(self.path):
-                        if self._of_user:
-                            return str(properties.get("build_info"))
-                        return f"of xllamacpp {metadata.version('xllamacpp')}"
-            except httpx.HTTPError:
-                pass
+            with contextlib.suppress(httpx.HTTPError):
+                properties = self._client.get("/props").json() if self._client.get("/health").is_success else {}
+                # Another program may have taken the port.
+                if self._process.poll() is None and properties.get("model_path") == str(self.path):
+                    mine = f"of xllamacpp {metadata.version('xllamacpp')}" if not self._of_user else ""
+                    return mine or str(properties.get("build_info"))
             time.sleep(_POLL_SECONDS)
         raise UserError(
             f"llama.cpp cannot load {self.path} ({self._why_ended()}); export it again, or update llama.cpp"
@@ -116,10 +112,11 @@ class LlamaServer:
                 self._process.wait(1)
             reason = first_line(error) if self._process.poll() is None else self._why_ended()
             raise RunError(f"llama.cpp no longer answers ({reason}); run the command again to continue") from error
-        if answer.status_code == 404:
-            raise RunError(f"{PROGRAM} has no {route}; update llama.cpp, or take {PROGRAM} off the PATH")
-        if answer.status_code != 200:
-            raise RunError(f"llama.cpp refuses a request: {_message(answer)}")
+        if answer.status_code != 200:  # with 404 for a route that this llama.cpp does not have
+            raise RunError(
+                f"llama.cpp refuses {route} (HTTP {answer.status_code}: {' '.join(answer.text.split())[:500]}); update "
+                "llama.cpp, or run the command again"
+            )
         found: dict[str, Any] = answer.json()
         return found
 
@@ -131,13 +128,6 @@ class LlamaServer:
             line.strip()[-_LONGEST_LINE:] for line in lines if re.search("error|assert|abort", line, re.IGNORECASE)
         ]
         return ": ".join([f"code {self._process.wait()}", *found[:1]])
-
-
-def _message(answer: Any) -> str:
-    try:
-        return " ".join(str(answer.json()["error"]["message"]).split())[:500]
-    except (ValueError, LookupError, TypeError):
-        return f"HTTP {answer.status_code}"
 
 
 def _free_port() -> int:

@@ -17,6 +17,7 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model, engines, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
+from lora_grpo.sampling.sampler import Decoded
 
 _SETTINGS = {
     # Run the engine in this process, so that they end together. On a CPU it then uses torch's unpinned threads.
@@ -75,8 +76,8 @@ class VllmEngine:
 
     def stream(
         self, prompts: Sequence[list[int]], options: Sequence[dict[str, Any]], adapter: Any
-    ) -> Iterator[tuple[int, list[int], list[float] | None]]:
-        """Yield (index, token ids, logprobs) of each completion when it is finished.
+    ) -> Iterator[tuple[int, Decoded]]:
+        """Yield (index, (token ids, logprobs)) of each completion when it is finished.
 
         If the generator is closed early, unfinished requests are aborted. Only one generator may run at a time.
 
@@ -105,7 +106,7 @@ class VllmEngine:
                         raise RunError(
                             f"vLLM aborted a completion ({completion.finish_reason}); select the transformers backend"
                         )
-                    yield pending.pop(output.request_id), list(completion.token_ids), token_logprobs(completion)
+                    yield pending.pop(output.request_id), (list(completion.token_ids), token_logprobs(completion))
         finally:
             if pending:
                 self._engine.abort_request(list(pending))

@@ -9,7 +9,8 @@ from typing import Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, memory, read_adapter
-from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams
+from lora_grpo.sampling.completions import by_prompt
+from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams
 from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_server import VllmServer
 
@@ -83,13 +84,8 @@ class VllmSampler(Sampler):
         requests = [ids for ids in self.encode(prompts) for _ in range(group)]
         wants_logprobs = self.serves_training and params.temperature > 0  # none for greedy decoding
         options = request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
-        ended: list[dict[int, Decoded]] = [{} for _ in prompts]
-        for index, token_ids, logprobs in self.engine.stream(requests, options, self._adapter):
-            whole = ended[index // group]
-            whole[index] = token_ids, logprobs
-            if len(whole) == group:
-                in_order = [whole.pop(each) for each in sorted(whole)]
-                yield index // group, self._to_samples(in_order)
+        for index, decoded in by_prompt(self.engine.stream(requests, options, self._adapter), group):
+            yield index, self._to_samples(decoded)
 
     def close(self) -> None:
         """Shut down the engine."""

@@ -8,12 +8,13 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.sampling.completions import in_threads
+from lora_grpo.sampling.sampler import Decoded
 
 _MAX_REQUESTS = 256
 """Maximum number of concurrent requests. The server batches them to fit its memory."""
@@ -46,7 +47,7 @@ class VllmServer:
         self._client = httpx.Client(
             transport=httpx.HTTPTransport(retries=5, limits=limits), timeout=httpx.Timeout(3600, connect=10)
         )
-        parent = Path(folder).expanduser() if folder else None
+        parent = folder and Path(folder).expanduser()
         try:
             if parent:
                 parent.mkdir(parents=True, exist_ok=True)
@@ -77,10 +78,10 @@ class VllmServer:
 
     def stream(
         self, prompts: Sequence[list[int]], options: Sequence[dict[str, Any]], adapter: str | None
-    ) -> Iterator[tuple[int, list[int], list[float] | None]]:
-        """Yield completions. See `VllmEngine.stream`."""
+    ) -> Iterator[tuple[int, Decoded]]:
+        """Return an iterator over completions. See `VllmEngine.stream`."""
 
-        def complete(index: int) -> tuple[int, list[int], list[float] | None]:
+        def complete(index: int) -> Decoded:
             body = {**options[index], "prompt": prompts[index], "model": adapter or self._base}
             answer = self._post("/v1/completions", {**body, "return_token_ids": True})
             if answer.status_code != 200:
@@ -88,16 +89,9 @@ class VllmServer:
             [choice] = answer.json()["choices"]
             if choice["finish_reason"] not in ("stop", "length"):
                 raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
-            return index, choice["token_ids"], choice["logprobs"] and choice["logprobs"]["token_logprobs"]
+            return choice["token_ids"], choice["logprobs"] and choice["logprobs"]["token_logprobs"]
 
-        with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
-            pending = [pool.submit(complete, index) for index in range(len(prompts))]
-            try:
-                for done in as_completed(pending):
-                    yield done.result()
-            finally:
-                for each in pending:
-                    each.cancel()
+        return in_threads(complete, len(prompts), _MAX_REQUESTS)
 
     def sleep(self) -> None:
         """Do nothing, because the server manages its own memory."""

@@ -119,10 +119,8 @@ REFUSED = {
 }
 STORED = {
     "gptq": ({"quant_method": "gptq"}, "its weights are stored in gptq"),
-    "8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "stored in a format of bitsandbytes other than"),
-    "text": ("gptq", "quantization_config in its config.json is invalid"),
-    "list": ([4], "quantization_config in its config.json is invalid"),
-    "no method": ({"bits": 4}, "quantization_config in its config.json is invalid"),
+    "8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "not in bitsandbytes' 4 bits"),
+    "list": ([4], "an unknown format"),
 }
 REFUSED |= {name: ({**CONFIGS["llama"], "quantization_config": it}, why) for name, (it, why) in STORED.items()}
 

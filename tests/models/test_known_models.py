@@ -3,7 +3,7 @@
 import runpy
 
 import pytest
-from helpers.fresh_imports import RECIPES, ROOT
+from helpers.fresh_imports import RECIPES
 
 from lora_grpo.models import KNOWN_MODELS, Shape
 
@@ -35,8 +35,3 @@ def test_every_model_of_a_preset_is_known():
     presets = [preset for path in RECIPES for preset in runpy.run_path(str(path))["PRESETS"].values()]
     named = {preset["model"]["name"] for preset in presets if "model" in preset}
     assert len(named) == 6 and named <= KNOWN_MODELS.keys()
-
-
-@pytest.mark.parametrize("name", KNOWN_MODELS)
-def test_the_documentation_lists_every_known_model(name):
-    assert f"`{name}`" in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

@@ -49,16 +49,6 @@ TINY_LLAMA = {
     "tie_word_embeddings": False,
 }
 TINY_QWEN3 = {**TINY_LLAMA, "model_type": "qwen3", "head_dim": 32}
-GEMMA3_ONE = {
-    "model_type": "gemma3_text",
-    "hidden_size": 1152,
-    "head_dim": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "num_hidden_layers": 26,
-    "intermediate_size": 6912,
-    "vocab_size": 262144,
-}
 MOE = {
     **QWEN3_HALF,
     "model_type": "qwen3_moe",
@@ -69,37 +59,12 @@ MOE = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
-MIXTRAL = {
-    **LLAMA_ONE,
-    "model_type": "mixtral",
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "intermediate_size": 3584,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-}
 TINY = {"starter": STARTER, "tiny llama": TINY_LLAMA, "tiny qwen3": TINY_QWEN3}
 MODELS = {
     **{name: (config, None) for name, config in TINY.items()},
     "qwen2.5-0.5b": (QWEN25_HALF, 494_032_768),
-    "qwen2.5-7b": (
-        {
-            **QWEN25_HALF,
-            "hidden_size": 3584,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "num_hidden_layers": 28,
-            "intermediate_size": 18944,
-            "vocab_size": 152064,
-            "tie_word_embeddings": False,
-        },
-        7_615_616_512,
-    ),
     "qwen3-0.6b": (QWEN3_HALF, 596_049_920),
     "llama-3.2-1b": (LLAMA_ONE, 1_235_814_400),
-    "llama with biases": ({**LLAMA_ONE, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 2}, None),
     "qwen3 with biases": ({**QWEN3_HALF, "attention_bias": True, "num_hidden_layers": 2}, None),
     "mistral": ({**LLAMA_ONE, "model_type": "mistral", "num_hidden_layers": 2}, None),
 }
@@ -138,8 +103,7 @@ def test_every_parameter_is_counted(name):
         (("all-linear",), False),
         (("all-linear",), True),
         (("q_proj", "v_proj"), False),
-        (("down_proj", "lm_head"), False),
-        (("embed_tokens",), False),
+        (("down_proj", "lm_head", "embed_tokens"), False),
         (("model.layers.1.self_attn.q_proj",), False),
     ],
 )
@@ -172,13 +136,6 @@ def test_nf4_takes_what_bitsandbytes_stores(config):
             tensors += [state.offset, state.state2.absmax, state.state2.code] if nested else []
             stored += sum(tensor.untyped_storage().nbytes() for tensor in tensors)
         assert weight_bytes(shape, 4, double_quantized=nested) - 2 * shape.other_parameters == stored
-
-
-def test_nf4_takes_a_little_more_than_four_bits():
-    shape = Shape.of(QWEN25_HALF)
-    for nested, bits in ((True, 4.127), (False, 4.5)):
-        planned = weight_bytes(shape, 4, double_quantized=nested) - 2 * shape.other_parameters
-        assert 8 * planned / shape.linear_parameters == pytest.approx(bits, abs=0.005)
 
 
 @pytest.mark.parametrize("size", [4095, 4096, 100_001])
@@ -305,11 +262,8 @@ def most_held(config, step, monkeypatch):
         (STARTER, True, True),
         (STARTER, True, False),
         (TINY_QWEN3, True, True),
-        (GEMMA3_ONE, False, True),
         (MOE, False, True),
         (MOE, False, False),
-        (MIXTRAL, False, True),
-        (MIXTRAL, False, False),
     ],
 )
 def test_activations_are_at_least_those_that_torch_saves(config, on_cpu, checkpointing, monkeypatch):
@@ -326,11 +280,8 @@ def test_activations_are_at_least_those_that_torch_saves(config, on_cpu, checkpo
     [
         (QWEN25_HALF, False, True, (256, 256), 8),
         (QWEN25_HALF, False, False, (512, 64), 16),
-        (QWEN3_HALF, False, True, (512, 64), 16),
         (LLAMA_ONE, False, False, (64, 512), 4),
         (STARTER, True, True, (128, 16), 8),
-        (STARTER, True, False, (16, 128), 2),
-        (TINY_QWEN3, True, True, (128, 16), 8),
         (TINY_QWEN3, True, False, (32, 32), 3),
     ],
 )
@@ -427,17 +378,12 @@ def test_each_setting_grows_its_own_parts():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "gpt2"}, "the memory of a model of type gpt2 cannot be planned; expected one of gemma2, gem"),
-        (
-            {**QWEN25_HALF, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
-            "qwen3_moe with layers without experts",
-        ),
-        ({**QWEN25_HALF, "model_type": "qwen2_moe"}, "a model of type qwen2_moe"),
-        ({"model_type": "llama"}, "config.json lacks hidden_size"),
-        ({**QWEN25_HALF, "num_hidden_layers": "many"}, "config.json has"),
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({**QWEN25_HALF, "model_type": "qwen3_moe", "mlp_only_layers": [0]}, "qwen3_moe"),
+        ({"model_type": "llama"}, "hidden_size"),
+        ({**QWEN25_HALF, "num_hidden_layers": "many"}, "num_hidden_layers 'many'"),
     ],
 )
-def test_an_unknown_family_is_refused(config, message):
-    with pytest.raises(UserError) as error:
+def test_a_model_that_cannot_be_planned_is_refused(config, message):
+    with pytest.raises(UserError, match=message):
         Shape.of(config)
-    assert message in str(error.value)

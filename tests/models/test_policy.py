@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.tiny_models import CONFIGS, make_model
 
-from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
 from lora_grpo.errors import RunError, UserError
@@ -34,11 +33,6 @@ def test_the_base_is_4_bit_and_the_adapter_on_every_linear_layer():
     assert len(adapter(policy)) == 2 * 7 * num_layers
     assert policy.record["bits"] == 4 and policy.record["engine"] == "peft" and policy.record["device"] == "cpu"
     assert policy.record["trainable_parameters"] == sum(t.numel() for t in adapter(policy).values())
-
-
-def test_16_bits_leaves_the_base_unquantized():
-    policy = load_policy(config(bits=16))
-    assert not any(p.dtype == torch.uint8 for p in policy.model.parameters())
 
 
 def test_the_seed_fixes_the_adapter():
@@ -158,23 +152,3 @@ def test_the_tokenizer_of_a_model_on_the_hub_needs_the_hub():
     with pytest.raises(UserError, match="tokenizer of owner/absent cannot be loaded") as caught:
         load_tokenizer(config(name="owner/absent").model)
     assert "\n" not in str(caught.value)
-
-
-def test_every_end_of_sequence_token_is_known():
-    policy = load_policy(config())
-    assert policy.eos_token_ids == [policy.tokenizer.eos_token_id]
-    assert policy.tokenizer.pad_token_id not in policy.eos_token_ids
-
-
-def test_the_fingerprint_depends_on_the_weights(tmp_path):
-    import shutil
-
-    from lora_grpo.models.model_files import weights_fingerprint
-
-    copy = shutil.copytree(starter.model_path(), tmp_path / "copy")
-    before = weights_fingerprint(copy)
-    assert before == weights_fingerprint(starter.model_path())
-    weights = bytearray((copy / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(bytes(weights))
-    assert weights_fingerprint(copy) != before

@@ -16,10 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
-    GPT2Config,
     MistralConfig,
     Qwen2Config,
-    Qwen2VLConfig,
 )
 from transformers.cache_utils import DynamicLayer
 
@@ -27,9 +25,9 @@ from lora_grpo import starter
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
-from lora_grpo.sampling.continuous_batching import can_join, num_to_start, read_common_tokens
+from lora_grpo.sampling.continuous_batching import can_join, num_to_start
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
-from lora_grpo.sampling.growing_cache import GrowingLayer, growing_cache
+from lora_grpo.sampling.growing_cache import growing_cache
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 
@@ -230,17 +228,6 @@ def test_rows_that_leave_and_join_keep_their_keys_and_values(model):
             rows += 2
 
 
-def test_the_cache_is_copied_once_for_many_tokens(prompts, sampler, monkeypatch):
-    copies = []
-    monkeypatch.setattr(
-        GrowingLayer, "_copy", lambda *given, copy=GrowingLayer._copy, **more: copies.append(1) or copy(*given, **more)
-    )
-    samples = sample(sampler, prompts[:4], 2, **SAMPLED, seed=range(8))
-    layers = sampler.model.config.num_hidden_layers
-    assert max(len(each.token_ids) for group in samples for each in group) > 20
-    assert len(copies) <= 2 * layers  # for the prompts and for the completions
-
-
 def test_the_tokens_that_all_prompts_start_with_are_read_once(prompts, sampler, passes):
     ids = sampler.encode(prompts)
     common = next(number for number, column in enumerate(zip(*ids, strict=False)) if len(set(column)) > 1)
@@ -254,14 +241,6 @@ def test_the_tokens_that_all_prompts_start_with_are_read_once(prompts, sampler, 
     sample(sampler, prompts[:1], 2, **GREEDY, seed=0)
     sample(sampler, [*prompts[:5], "other words"], 1, **GREEDY, seed=0)
     assert [rows for rows, columns in passes if columns > 1] == [1, 6]
-
-
-def test_models_that_rotate_by_the_length_of_a_pass_read_whole_prompts(model):
-    prompts = [[5] * 90 + [number] for number in range(4)]
-    assert read_common_tokens(model, prompts).get_seq_length() == 90
-    for kind in ("dynamic", "longrope"):
-        other = SimpleNamespace(config=SimpleNamespace(rope_parameters={"rope_type": kind}))
-        assert read_common_tokens(other, prompts) is None
 
 
 # Continuous
@@ -296,20 +275,6 @@ def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
     assert alone == [[together["sampled"][index][n] for n in (2, 0)] for index in indices]
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
-
-
-def test_unused_columns_of_the_cache_are_trimmed(prompts, sampler, model):
-    """The cache is only as long as its longest running row, even in a long call."""
-    widths = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: widths.append(inputs["attention_mask"].shape[1]), with_kwargs=True
-    )
-    sampler.batch_size = 8
-    longest = max(map(len, sampler.encode(prompts)))
-    samples = sample(sampler, prompts, 2, **{**SAMPLED, "max_tokens": 20}, seed=range(60))
-    hook.remove()
-    assert max(len(rollout.token_ids) for group in samples for rollout in group) == 20
-    assert max(widths) <= longest + 20 and len(widths) > 90
 
 
 def test_sample_wakes_up_the_sampler_and_lets_it_sleep(prompts, tokenizer, model, together):
@@ -358,9 +323,8 @@ def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, pro
 @pytest.mark.parametrize(
     ("batch_size", "running", "waiting", "joining", "started"),
     [
-        (64, 0, 100, True, 16), (64, 48, 100, True, 16), (64, 49, 100, True, 0), (64, 60, 3, True, 3),
-        (64, 62, 3, True, 0), (64, 0, 0, True, 0), (3, 2, 9, True, 1), (1, 0, 2, True, 1), (1, 1, 2, True, 0),
-        (64, 0, 100, False, 64), (64, 1, 100, False, 0), (64, 0, 9, False, 9), (64, 1, 9, False, 0),
+        (64, 48, 100, True, 16), (64, 49, 100, True, 0), (64, 62, 3, True, 0), (1, 0, 2, True, 1),
+        (64, 0, 100, False, 64), (64, 1, 9, False, 0),
     ],
 )  # fmt: skip
 def test_a_batch_is_filled_by_quarters_or_all_at_once(batch_size, running, waiting, joining, started):
@@ -378,13 +342,6 @@ def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, samp
     assert len(small_memory.failed) == 2 and not any(held for each in small_memory.held for held in each)
 
 
-@pytest.mark.parametrize(("requested", "most", "left"), [(6, 4, 3), (4, 1, 1)])
-def test_half_is_half_of_the_decoded_batch(prompts, sampler, small_memory, requested, most, left):
-    small_memory.most, sampler.batch_size = most, 256
-    sample(sampler, prompts[:requested], 1, **{**GREEDY, "max_tokens": 4}, seed=0)
-    assert sampler.batch_size == left
-
-
 def test_a_single_completion_that_does_not_fit_is_an_error_in_one_line(prompts, sampler, small_memory):
     small_memory.most, sampler.batch_size = 0, 4
     with pytest.raises(
@@ -398,13 +355,6 @@ def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory)
     with pytest.raises(torch.OutOfMemoryError):
         sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
     assert sampler.batch_size is None
-
-
-def test_other_errors_propagate(prompts, sampler, small_memory):
-    small_memory.most, small_memory.error, sampler.batch_size = 2, RuntimeError("shapes do not fit"), 8
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
-    assert sampler.batch_size == 8
 
 
 # Batch size from memory
@@ -429,24 +379,6 @@ def test_a_completion_takes_its_cache_and_the_larger_of_prefill_and_token_select
     assert batch_memory.bytes_per_completion(qwen, 100, 500) == 632 * token + selection
     long = batch_memory.bytes_per_completion(qwen, 2000, 400) - 2432 * token
     assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > selection
-
-
-@pytest.mark.parametrize(
-    ("config", "cached"),
-    [
-        (GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=100), 4 * 2 * 4 * 16 * 4),  # no key-value heads
-        (Qwen2VLConfig(text_config={
-            "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "vocab_size": 100, "intermediate_size": 64,
-        }), 4 * 2 * 2 * 16 * 4),
-    ],
-    ids=["gpt2", "multimodal"],
-)  # fmt: skip
-def test_memory_is_read_from_gpt2_and_multimodal_configurations(config, cached):
-    embeddings = SimpleNamespace(weight=torch.zeros(1))
-    model = SimpleNamespace(config=config, get_input_embeddings=lambda: embeddings)
-    more, less = batch_memory.bytes_per_completion(model, 10, 110), batch_memory.bytes_per_completion(model, 10, 10)
-    assert more - less == 100 * cached
 
 
 def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):

@@ -6,7 +6,6 @@ import sys
 import pytest
 from helpers.gguf_files import write_header
 
-from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 from lora_grpo.sampling import SamplingParams, llama_cpp_server, load_sampler, read_gguf
@@ -115,18 +114,6 @@ def test_messages_are_rendered_by_the_server(llama, file, tmp_path):
     assert [each["role"] for each in messages[0]] == ["system", "user"] and "<reasoning>" in messages[0][0]["content"]
 
 
-def test_variables_of_the_template_reach_the_server(llama, tmp_path):
-    log = llama("well")
-    template = "{% if enable_thinking %}T{% endif %}{{ messages[0]['content'] }}"
-    evaluate(
-        write_header(tmp_path / "own.gguf", template=template), tmp_path, chat_template_kwargs=("enable_thinking=true",)
-    )
-    [kwargs] = {
-        str(body["chat_template_kwargs"]["enable_thinking"]) for route, body, _ in asked(log) if "template" in route
-    }
-    assert kwargs == "True"
-
-
 def test_a_file_without_a_template_gets_plain_prompts(llama, tmp_path, capsys):
     log = llama("well")
     evaluate(write_header(tmp_path / "own.gguf", template=None), tmp_path)
@@ -156,11 +143,6 @@ def test_without_llama_cpp_the_extra_is_named(file, tmp_path, monkeypatch):
     monkeypatch.setattr(llama_cpp_server.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"\[llama-cpp\].*llama-server"):
         evaluate(file, tmp_path)
-
-
-def test_a_prompt_that_does_not_fit_the_context_is_an_error(llama, tmp_path):
-    with pytest.raises(UserError, match="--max-completion-tokens"):
-        evaluate(write_header(tmp_path / "short.gguf", context=400), tmp_path, max_completion_tokens=350)
 
 
 def test_a_server_ends_with_its_sampler(llama, file):
@@ -198,10 +180,3 @@ def test_files_that_are_no_whole_model_are_refused(llama, file, tmp_path):
         with pytest.raises(UserError, match=reason):
             evaluate(path, tmp_path)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_ends_with_code_2(file, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(llama_cpp_server.importlib.util, "find_spec", lambda name: None)
-    assert run_command(lambda: evaluate(file, tmp_path)) == 2
-    assert capsys.readouterr().err.count("\n") == 1

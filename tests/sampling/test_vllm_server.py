@@ -113,7 +113,7 @@ def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
     engine = VllmServer(server, None, max_sequence_tokens=128)
     with pytest.raises(UserError, match="cannot read"):
         engine.load_adapter(tmp_path)
-    [(index, ids, logprobs)] = engine.stream([[5, 6, 7]], [GREEDY], None)
+    [(index, (ids, logprobs))] = engine.stream([[5, 6, 7]], [GREEDY], None)
     assert index == 0 and 1 <= len(ids) <= 8 and logprobs is None
     engine.close()
 
