@@ -94,15 +94,9 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
     [
         ("raise UserError('everyone is wrong')", (2, "error: everyone is wrong\n")),
         ("distributed.join(); raise RunError('everyone is wrong')", (1, "error: everyone is wrong\n")),
-        (
-            "distributed.join()\nif distributed.rank(): raise RunError('rank 1 is wrong')",
-            (1, "error: rank 1 is wrong\n"),
-        ),
+        ("distributed.join()\nif distributed.rank(): raise RunError('rank 1')", (1, "error: rank 1\n")),
         ("distributed.join()\nif not distributed.rank(): raise UserError('rank 0 is')", (2, "error: rank 0 is\n")),
-        (
-            "if distributed.rank(): raise UserError('rank 1 is, early')\ndistributed.join()",
-            (2, "error: rank 1 is, early\n"),
-        ),
+        ("if distributed.rank(): raise UserError('early')\ndistributed.join()", (2, "error: early\n")),
     ],
 )
 def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, expected):
@@ -183,14 +177,6 @@ def test_a_model_spread_over_processes_is_refused(monkeypatch, variables, parts)
         check(RunConfig())
     for part in parts:
         assert part in str(error.value)
-
-
-@pytest.mark.parametrize("field", ["fsdp=full_shard", "deepspeed=zero3.json", "parallelism_config=tp"])
-def test_a_model_spread_by_a_field_of_the_trainer_is_refused(field):
-    from lora_grpo.config import replace
-
-    with pytest.raises(UserError, match="shards the model"):
-        check(replace(RunConfig(), {"grpo": (field,)}))
 
 
 def test_unsloth_is_refused_for_several_processes(monkeypatch):

@@ -125,8 +125,7 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(
     broken(unsloth="FastLanguageModel = None")
     base_model.prepare_torch(0)  # transformers does not load if torch claims a GPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("CC", "")  # and the fixture `machine` leaves no compiler on the PATH
     monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": "/nowhere"})
     with pytest.raises(EngineFailed, match="a C compiler and Python's C headers") as failed:
         load_policy(config())

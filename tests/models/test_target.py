@@ -85,6 +85,8 @@ def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
     with pytest.raises(UserError, match=r"/mnt/old/base, .*--base"):
         resolve(str(moved), Overrides())
     assert resolve(str(moved), Overrides(base="starter")).base_name == "starter"
+    with pytest.raises(UserError, match="--base starter needs an adapter"):
+        resolve(str(model), Overrides(base="starter"))
 
 
 def test_the_tokenizer_that_was_saved_with_the_adapter_is_used(tmp_path):
@@ -139,13 +141,6 @@ def test_a_folder_without_a_model_is_refused(files, says, tmp_path):
             (folder / name).write_text(text)
     with pytest.raises(UserError, match=says):
         resolve(str(folder), Overrides())
-
-
-def test_base_flags_need_an_adapter(model):
-    with pytest.raises(UserError, match="--base starter needs an adapter"):
-        resolve(str(model), Overrides(base="starter"))
-    with pytest.raises(UserError, match="model has none"):
-        resolve(str(model), Overrides()).without_adapter()
 
 
 def test_a_hub_id_resolves_to_one_commit_or_is_refused_in_one_line(tmp_path, monkeypatch):

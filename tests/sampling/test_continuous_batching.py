@@ -340,13 +340,8 @@ def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, samp
     assert "64; retrying with 32" in (said := capsys.readouterr().err) and "32; retrying with 16" in said
     # The memory of a failed pass was freed before the next one started.
     assert len(small_memory.failed) == 2 and not any(held for each in small_memory.held for held in each)
-
-
-def test_a_single_completion_that_does_not_fit_is_an_error_in_one_line(prompts, sampler, small_memory):
     small_memory.most, sampler.batch_size = 0, 4
-    with pytest.raises(
-        RunError, match=r"^out of memory .* fewer tokens in a completion, or load the model in 4 bits \(.*\)$"
-    ):
+    with pytest.raises(RunError, match=r"^out of memory .*4 bits"):
         sample(sampler, prompts[:2], 2, **GREEDY, seed=0)
 
 
@@ -360,25 +355,10 @@ def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory)
 # Batch size from memory
 
 
-def on_meta(config, dtype=torch.bfloat16):
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
-
-
 QWEN = Qwen2Config(
     vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
     num_key_value_heads=2, use_sliding_window=False,
 )  # fmt: skip
-
-
-def test_a_completion_takes_its_cache_and_the_larger_of_prefill_and_token_selection():
-    qwen = on_meta(QWEN)
-    token = 30 * 2 * 2 * 128 * 2  # 28 + 2 layers; keys and values; 2 heads of 128; 2 bytes
-    selection = 151936 * 64
-    assert batch_memory.bytes_per_completion(qwen, 100, 400) == 532 * token + selection
-    assert batch_memory.bytes_per_completion(qwen, 100, 500) == 632 * token + selection
-    long = batch_memory.bytes_per_completion(qwen, 2000, 400) - 2432 * token
-    assert long == 2000 * ((8 * 1536 + 6 * 8960) * 2 + 4 * 2000) / 4 > selection
 
 
 def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):
@@ -392,10 +372,9 @@ def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, 
 
 
 def test_the_batch_size_on_a_gpu_depends_on_free_memory(monkeypatch):
-    qwen = on_meta(QWEN)
     model = SimpleNamespace(
         config=QWEN,
-        get_input_embeddings=qwen.get_input_embeddings,
+        get_input_embeddings=lambda: SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)),
         parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]),
     )
     each = batch_memory.bytes_per_completion(model, 200, 300)
